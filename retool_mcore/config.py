@@ -1,0 +1,352 @@
+"""The schema of a run: one complete TOML file, strict, read once, written back beside the run.
+
+Token counts end in ``_tokens``, times in ``_s``, sizes in ``_mb``. A value that comes from the paper or from a
+measured fact says so in the TOML file, where it is chosen, not here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from retool_mcore.errors import ConfigError
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+MAX_VERL_OVERRIDES = 10
+
+
+class Section(BaseModel):
+    """A frozen table of the TOML file; unknown keys and coerced types are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Run(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    root: str = "runs"  # the run's folder is root/name
+    seed: int = 0
+    platform: Literal["cpu", "cuda", "ascend"]
+
+    @property
+    def dir(self) -> Path:
+        return Path(self.root) / self.name
+
+
+class Cluster(Section):
+    nodes: PositiveInt = 1
+    gpus_per_node: PositiveInt  # on platform cpu: processes per node
+
+    @property
+    def num_gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+class Model(Section):
+    path: str  # a local Hugging Face directory, or a hub name
+    dtype: Literal["bfloat16", "float32"]  # float32 on platform cpu only
+    bridge: Literal["mbridge", "megatron-bridge"] = "mbridge"
+
+
+class Parallel(Section):
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    cp: PositiveInt = 1
+    sequence_parallel: bool = True  # splits norms and dropout over the tp group; nothing to split at tp = 1
+
+    @property
+    def model_parallel(self) -> int:
+        return self.tp * self.pp * self.cp
+
+
+class Optim(Section):
+    lr: PositiveFloat
+    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    schedule: Literal["constant", "cosine", "linear"]
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of train.steps
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    clip_grad: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _min_below_lr(self) -> Optim:
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
+        return self
+
+
+class Checkpoint(Section):
+    every_steps: PositiveInt
+    keep: PositiveInt = 2  # the newest; older ones are deleted after a newer one is complete
+    resume: str = "auto"  # "auto": the newest complete one; "never"; or a checkpoint's path
+
+
+class SftData(Section):
+    train_file: str  # parquet, rows {messages, tools}
+    val_file: str
+    max_length_tokens: PositiveInt
+
+
+class SftTrain(Section):
+    steps: PositiveInt
+    global_batch: PositiveInt  # sequences per optimizer step, over all data-parallel ranks
+    micro_batch_tokens: PositiveInt  # budget of one packed micro-batch on one rank
+    val_every_steps: PositiveInt
+
+
+class RlData(Section):
+    train_file: str  # parquet in verl's schema: prompt, data_source, reward_model, extra_info
+    val_file: str
+    max_prompt_tokens: PositiveInt
+
+
+class RlTrain(Section):
+    steps: PositiveInt
+    prompts_per_step: PositiveInt
+    mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates a step
+    micro_batch_tokens: PositiveInt
+    val_every_steps: PositiveInt
+
+
+class Rollout(Section):
+    """One multi-turn rollout. ``max_response_tokens`` includes interpreter output."""
+
+    protocol: Literal["hermes"] = "hermes"
+    tool: bool = True  # False: text only, the baseline of the paper's comparison
+    group_size: PositiveInt  # responses per prompt, GRPO's G
+    max_turns: PositiveInt = 8
+    max_response_tokens: PositiveInt
+    max_tool_output_chars: PositiveInt = 2048  # the rest is cut in the middle, and the model is told how much
+    max_malformed_calls: PositiveInt = 3  # in a row; then the trajectory ends
+    max_dropped_fraction: Fraction = 0.02  # of a batch, by sandbox or engine outages; above it the run stops
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    engine_tp: PositiveInt = 1
+    engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    max_running_requests: PositiveInt = 64
+    agent_workers: PositiveInt = 1
+
+
+class Sandbox(Section):
+    where: Annotated[list[str], Field(min_length=1)] = ["local"]  # "local", or URLs that speak SandboxFusion
+    min_level: Literal["gvisor", "namespaces", "landlock", "rlimits"] = "rlimits"
+    workers: PositiveInt = 2  # executions at the same time, per node
+    run_timeout_s: PositiveFloat = 10.0
+    memory_limit_mb: PositiveInt = 1024
+
+
+class Reward(Section):
+    correct: float = 1.0
+    wrong: float = -1.0
+    timeout_s: PositiveFloat = 5.0  # of one equivalence check; a check that takes longer counts as wrong
+    workers: PositiveInt = 1
+
+
+class Algorithm(Section):
+    name: Literal["grpo"] = "grpo"
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.28
+    clip_c: PositiveFloat = 10.0
+    loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
+    normalize_by_std: bool = True
+
+
+class RunConfig(Section):
+    """What SFT and RL share. ``source`` names the file in every error."""
+
+    source: str = Field(default="<memory>", exclude=True)
+    run: Run
+    cluster: Cluster
+    model: Model
+    parallel: Parallel = Parallel()
+    optim: Optim
+    checkpoint: Checkpoint
+    verl_overrides: dict[str, Any] = {}
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        raise NotImplementedError("a run is an SftConfig or an RlConfig")
+
+    @property
+    def num_steps(self) -> int:
+        raise NotImplementedError("a run is an SftConfig or an RlConfig")
+
+    @property
+    def dp(self) -> int:
+        return self.cluster.num_gpus // self.parallel.model_parallel
+
+    @model_validator(mode="after")
+    def _shared_rules(self) -> RunConfig:
+        p, c = self.parallel, self.cluster
+        if c.num_gpus % p.model_parallel:
+            raise ValueError(
+                f"parallel.tp * pp * cp = {p.tp} * {p.pp} * {p.cp} = {p.model_parallel} does not divide the "
+                f"{c.num_gpus} GPUs of [cluster] ({c.nodes} nodes x {c.gpus_per_node}). Lower one of them"
+            )
+        if self.model.dtype == "float32" and self.run.platform != "cpu":
+            raise ValueError(
+                f'model.dtype = "float32" runs on platform "cpu" only, and run.platform = "{self.run.platform}". '
+                'Use "bfloat16"'
+            )
+        if len(self.verl_overrides) > MAX_VERL_OVERRIDES:
+            raise ValueError(
+                f"[verl_overrides] has {len(self.verl_overrides)} keys, at most {MAX_VERL_OVERRIDES} are allowed. "
+                "Ask for a setting of our own instead"
+            )
+        return self
+
+    def to_toml(self) -> str:
+        """The resolved run as TOML; reading it back gives an equal configuration."""
+        return tomli_w.dumps(self.model_dump())
+
+
+class SftConfig(RunConfig):
+    data: SftData
+    train: SftTrain
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        return self.data.max_length_tokens
+
+    @property
+    def num_steps(self) -> int:
+        return self.train.steps
+
+    @model_validator(mode="after")
+    def _sft_rules(self) -> SftConfig:
+        if self.train.global_batch % self.dp:
+            raise ValueError(
+                f"train.global_batch = {self.train.global_batch} is not a multiple of the {self.dp} data-parallel "
+                f"ranks ({self.cluster.num_gpus} GPUs / {self.parallel.model_parallel} per model)"
+            )
+        budget = self.train.micro_batch_tokens * self.parallel.cp
+        if self.data.max_length_tokens > budget:
+            raise ValueError(
+                f"data.max_length_tokens = {self.data.max_length_tokens} does not fit a micro-batch of "
+                f"train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one or lower the other"
+            )
+        return self
+
+
+class RlConfig(RunConfig):
+    data: RlData
+    train: RlTrain
+    rollout: Rollout
+    sandbox: Sandbox = Sandbox()
+    reward: Reward = Reward()
+    algorithm: Algorithm = Algorithm()
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def num_steps(self) -> int:
+        return self.train.steps
+
+    @model_validator(mode="after")
+    def _rl_rules(self) -> RlConfig:
+        t, r, c = self.train, self.rollout, self.cluster
+        if self.algorithm.name == "grpo" and r.group_size < 2:
+            raise ValueError("rollout.group_size = 1 gives GRPO no group to compare within. Use at least 2")
+        if t.prompts_per_step % t.mini_batch_prompts:
+            raise ValueError(
+                f"train.mini_batch_prompts = {t.mini_batch_prompts} does not divide "
+                f"train.prompts_per_step = {t.prompts_per_step}"
+            )
+        if t.mini_batch_prompts * r.group_size % self.dp:
+            raise ValueError(
+                f"train.mini_batch_prompts * rollout.group_size = {t.mini_batch_prompts} * {r.group_size} = "
+                f"{t.mini_batch_prompts * r.group_size} responses do not divide over {self.dp} data-parallel ranks"
+            )
+        if c.num_gpus % r.engine_tp:
+            raise ValueError(f"rollout.engine_tp = {r.engine_tp} does not divide the {c.num_gpus} GPUs of [cluster]")
+        budget = t.micro_batch_tokens * self.parallel.cp
+        if self.max_sequence_tokens > budget:
+            raise ValueError(
+                f"data.max_prompt_tokens + rollout.max_response_tokens = {self.max_sequence_tokens} does not fit a "
+                f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens"
+            )
+        if self.reward.wrong >= self.reward.correct:
+            raise ValueError(f"reward.wrong = {self.reward.wrong} is not below reward.correct = {self.reward.correct}")
+        return self
+
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+
+def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ConfigT:
+    """Read a TOML run file, apply ``section.key=value`` overrides, validate.
+
+    Values of overrides are TOML (``train.steps=5``, ``sandbox.where=["local"]``); bare words are strings.
+    Raises ConfigError naming the file, the key, the value and the rule.
+    """
+    try:
+        with open(path, "rb") as file:
+            tree = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    for override in overrides:
+        _apply(tree, override)
+    tree["source"] = str(path)
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(kind, error, str(path), overrides)) from error
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    parts = key.strip().split(".")
+    if parts[0] == "verl_overrides":
+        parts = ["verl_overrides", ".".join(parts[1:])]
+    if not sign or len(parts) != 2 or not all(parts):
+        raise ConfigError(f"{override!r} is not of the form section.key=value, for example train.steps=100")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table = tree.setdefault(parts[0], {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{override!r}: {parts[0]} is not a section of the configuration")
+    table[parts[1]] = value
+
+
+def _explain(kind: type[RunConfig], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
+    lines: list[str] = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        value = json.dumps(item["input"], default=str)[:80]
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
+        elif item["type"] == "missing":
+            lines.append(f"{where} is missing")
+        elif where and item["type"] != "value_error":
+            lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
+        else:
+            lines.append(f"{item['msg'].removeprefix('Value error, ')}" + (f" (section [{where}])" if where else ""))
+    origin = source + (f" with {' '.join(overrides)}" if overrides else "")
+    return f"{origin}: " + "; ".join(lines) + "."
+
+
+def _nearest(kind: type[RunConfig], loc: tuple[int | str, ...]) -> str:
+    fields: Mapping[str, Any] = kind.model_fields
+    for part in loc[:-1]:
+        section = fields[str(part)].annotation
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return ""
+        fields = section.model_fields
+    close = difflib.get_close_matches(str(loc[-1]), list(fields), n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(fields)}"

@@ -1,0 +1,36 @@
+"""The errors a user can meet. Each says the value, the rule, where it came from and what to do."""
+
+
+class ReToolError(Exception):
+    """Base of all errors that are the user's to mend. The command line prints them without a traceback."""
+
+
+class ConfigError(ReToolError, ValueError):
+    """A setting is unknown, has the wrong type, or cannot go together with another."""
+
+
+class DataError(ReToolError, ValueError):
+    """A data file, row or conversation is missing, corrupt or not of the documented schema."""
+
+
+class CheckpointError(ReToolError, RuntimeError):
+    """A checkpoint or model directory is missing, incomplete, or belongs to another run."""
+
+
+class PlatformError(ReToolError, RuntimeError):
+    """The machine lacks what the platform needs, or a patch no longer fits its target."""
+
+
+class RewardError(ReToolError, RuntimeError):
+    """The reward could not be computed; never raised for a wrong or hostile answer."""
+
+
+class SandboxUnavailable(ReToolError, RuntimeError):
+    """The sandbox itself failed (unreachable, crashed, refused by the kernel).
+
+    Never raised for what the executed code does: that is an ``ExecResult``.
+    """
+
+
+class RolloutError(ReToolError, RuntimeError):
+    """A rollout cannot go on: too many trajectories were dropped, or the engine is gone."""

@@ -1,0 +1,84 @@
+"""What can be known of a model directory before any weight is read: its shape, its tokenizer, its shards."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.errors import CheckpointError, ConfigError
+
+
+def read_shape(path: str) -> dict[str, Any]:
+    """``config.json`` of a local model directory; {} for a hub name, which only the hub can answer for.
+
+    Raises CheckpointError when the directory is not a complete Hugging Face checkpoint.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        if path.count("/") == 1 and not path.startswith((".", "/", "runs/")):
+            return {}
+        raise CheckpointError(
+            f"model.path = {path!r} does not exist. Make it first, or name a hub model as owner/name."
+        )
+    try:
+        shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read as a model's configuration: {error}") from error
+    _check_shards(folder)
+    return shape
+
+
+def _check_shards(folder: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    for name in sorted(names):
+        try:
+            with safe_open(folder / name, framework="np"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"the weights {folder / name} are missing or corrupt: {error}") from error
+
+
+def check_cores(config: RunConfig) -> None:
+    """On platform cpu a process needs a core of its own. Raises ConfigError; there is nothing to check elsewhere."""
+    cores, processes = os.cpu_count() or 1, config.cluster.gpus_per_node
+    if config.run.platform == "cpu" and processes > cores:
+        raise ConfigError(
+            f"{config.source}: cluster.gpus_per_node = {processes} processes share {cores} cores, and each would wait "
+            f"for the others at every step. Use at most {cores}."
+        )
+
+
+def check_model(config: RunConfig) -> None:
+    """Does the parallel layout divide the model? Raises ConfigError with the arithmetic."""
+    shape = read_shape(config.model.path)
+    if not shape:
+        return
+    heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
+    kv_heads = shape.get("num_key_value_heads", heads)
+    splits = [
+        ("parallel.tp", config.parallel.tp, heads, "attention heads"),
+        ("parallel.tp", config.parallel.tp, kv_heads, "key-value heads"),
+        ("parallel.pp", config.parallel.pp, layers, "layers"),
+    ]
+    if isinstance(config, RlConfig):
+        splits.append(("rollout.engine_tp", config.rollout.engine_tp, heads, "attention heads"))
+    for name, ways, count, what in splits:
+        if count % ways:
+            raise ConfigError(
+                f"{config.source}: {name} = {ways} does not divide the {count} {what} of {config.model.path}."
+            )
+    longest = shape.get("max_position_embeddings")
+    wanted = config.max_sequence_tokens
+    if longest is not None and wanted > longest:
+        raise ConfigError(
+            f"{config.source}: sequences of {wanted} tokens exceed max_position_embeddings = {longest} of "
+            f"{config.model.path}."
+        )

@@ -1,0 +1,91 @@
+"""Process hygiene: one run per folder, and no process outlives the one that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NoReturn
+
+from retool_mcore.errors import ConfigError
+
+_PR_SET_PDEATHSIG = 1
+END_WITH_PARENT_ENV = "RETOOL_END_WITH_PARENT"
+
+
+def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
+    """Ask Linux to signal this process when its parent dies, so that `kill -9` of a launcher leaves nobody behind."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
+    if os.getppid() != parent:  # it died between the two calls
+        os.kill(os.getpid(), how)
+
+
+def end_with_parent_if_asked() -> None:
+    """SIGTERM when the parent dies, for commands that a longer-running command of ours has started."""
+    if os.environ.pop(END_WITH_PARENT_ENV, None):
+        die_with_parent(signal.SIGTERM)
+
+
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process has started."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+@contextmanager
+def output_to(log: Path) -> Iterator[IO[str]]:
+    """Append all this process prints, its libraries' C code included, to ``log``; yields the terminal it had.
+
+    The engines print whole configurations and hundreds of warnings. The terminal is for progress, and, once the block
+    is left, for errors.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    before = {number: os.dup(number) for number in (1, 2)}
+    try:
+        with log.open("ab") as file, os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+            _flush()
+            for number in before:
+                os.dup2(file.fileno(), number)
+            yield terminal
+    finally:
+        _flush()
+        for number, original in before.items():
+            os.dup2(original, number)
+            os.close(original)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def lock_run(run_dir: Path) -> IO[str]:
+    """Hold the run's folder for this process; the lock goes with the process, however it ends.
+
+    Raises ConfigError when another process is writing to the same run.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    handle = (run_dir / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        handle.seek(0)
+        owner = handle.read().strip() or "unknown"
+        raise ConfigError(
+            f"{run_dir} is in use by process {owner}. Wait for it, stop it, or set another run.name."
+        ) from error
+    handle.truncate(0)
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle

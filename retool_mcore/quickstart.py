@@ -1,0 +1,237 @@
+"""The main job in miniature, on a CPU: task, SFT, export, RL with and without the tool, evaluation, summary.
+
+Each stage is one of the project's own commands, run as a user would run it, and leaves a mark with its time when it is
+done. Run the same command again after a kill: finished stages are skipped, SFT and RL continue from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import ReToolError
+from retool_mcore.process import END_WITH_PARENT_ENV, lock_run
+from retool_mcore.train.metrics import read_metrics
+
+SFT_CONFIG = "configs/sft_tiny_cpu.toml"
+RL_CONFIG = "configs/rl_tiny_cpu.toml"
+RETOOL = ("-m", "retool_mcore")
+MODELS = ("sft", "tool_rl", "text_rl")
+SAMPLES_PER_PROBLEM = 8
+EVAL_PROBLEMS = 64
+VERSIONS_OF = ("torch", "verl", "megatron-core", "mbridge", "sglang", "ray", "transformers", "retool_mcore")
+
+Watch = Callable[[], tuple[int, int | None, str]]  # steps done, steps in all if known, a word on it
+
+
+class StageFailed(ReToolError, RuntimeError):
+    """A stage of the quickstart ended with an error; its log says which."""
+
+
+class Stages:
+    """Which stages are done, and the seconds each took, over all tries."""
+
+    def __init__(self, root: Path, console: Console) -> None:
+        self._path = root / "stages.json"
+        self._logs = root / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._console = console
+        self._state: dict[str, dict[str, Any]] = (
+            json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        )
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {name: round(stage["seconds"], 1) for name, stage in self._state.items()}
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        stage = self._state.setdefault(name, {"done": False, "seconds": 0.0})
+        start_s = time.monotonic()
+        try:
+            yield
+            stage["done"] = True
+        finally:
+            stage["seconds"] += time.monotonic() - start_s
+            _write(self._path, json.dumps(self._state, indent=2))
+
+    def run(self, name: str, what: str, *argv: str, watch: Watch | None = None) -> None:
+        """One command with its output in ``logs/<name>.log``; ``watch`` says how far it is."""
+        if self._state.get(name, {}).get("done"):
+            self._console.print(f"[dim]done before   {what}[/]")
+            return
+        log = self._logs / f"{name}.log"
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+        )
+        with (
+            self._timed(name),
+            log.open("ab") as output,
+            Progress(*columns, console=self._console, transient=True) as progress,
+        ):
+            bar = progress.add_task(what, total=None, text="")
+            environment = {**os.environ, END_WITH_PARENT_ENV: "1"}
+            child = subprocess.Popen([sys.executable, *argv], stdout=output, stderr=subprocess.STDOUT, env=environment)
+            try:
+                while child.poll() is None:
+                    time.sleep(0.5)
+                    if watch is not None:
+                        completed, total, text = watch()
+                        progress.update(bar, completed=completed, total=total, text=text)
+            finally:
+                if child.poll() is None:
+                    child.terminate()
+                    child.wait()
+            if child.returncode:
+                tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+                raise StageFailed(
+                    f"{what} ended with exit code {child.returncode}; the log is {log}, its end:\n" + "\n".join(tail)
+                )
+        self._console.print(f"[green]{self.seconds[name]:7.1f} s[/]     {what}")
+
+
+def run(root: Path, seed: int) -> None:
+    """All stages under ``root``; ends with ``summary.json``, ``summary.md`` and a table.
+
+    Raises StageFailed with the end of the stage's log.
+    """
+    console = Console()
+    if not Path(SFT_CONFIG).is_file():
+        raise StageFailed(f"{SFT_CONFIG} is not here. Start the quickstart in the folder of the cloned repository.")
+    with lock_run(root):
+        _check_same_seed(root, seed)
+        stages = Stages(root, console)
+        _train(stages, root, seed)
+        summary = _summarize(stages, seed, _evaluate(stages, root, seed))
+        _write(root / "summary.json", json.dumps(summary, indent=2) + "\n")
+        _tell(console, root, summary)
+
+
+def _check_same_seed(root: Path, seed: int) -> None:
+    marker = root / "seed"
+    if not marker.exists():
+        marker.write_text(str(seed), encoding="utf-8")
+    if (before := marker.read_text(encoding="utf-8")) != str(seed):
+        raise StageFailed(f"{root} holds a quickstart of seed {before}, not {seed}. Give another --root, or remove it.")
+
+
+def _train(stages: Stages, root: Path, seed: int) -> None:
+    task, sft = root / "task", root / "sft"
+    stages.run("task", "task and model, made on the spot", *RETOOL, "data", "task", str(task), "--seed", str(seed))
+    sft_steps = load_config(SftConfig, SFT_CONFIG).train.steps
+    stages.run(
+        "sft",
+        "supervised fine-tuning",
+        *(*RETOOL, "sft", SFT_CONFIG, *_places(root, seed, "sft"), f"model.path={task}/model"),
+        *_files(task, "sft"),
+        watch=_watch(sft, sft_steps, "loss"),
+    )
+    stages.run("export_sft", "export to Hugging Face", *RETOOL, "export", str(sft), "--to", str(sft / "export"))
+    rl_steps = load_config(RlConfig, RL_CONFIG).train.steps
+    for name, tool, what in (("tool_rl", "true", "RL with live tool calls"), ("text_rl", "false", "RL, text only")):
+        run_dir = root / name
+        stages.run(
+            name,
+            what,
+            *("launch/rl.py", RL_CONFIG, *_places(root, seed, name), f"model.path={sft}/export"),
+            *(f"rollout.tool={tool}", *_files(task, "rl")),
+            watch=_watch(run_dir, rl_steps, "accuracy"),
+        )
+        export = (*RETOOL, "export", str(run_dir), "--to", str(run_dir / "export"))
+        stages.run(f"export_{name}", "export to Hugging Face", *export)
+
+
+def _places(root: Path, seed: int, name: str) -> tuple[str, ...]:
+    return (f"run.root={root}", f"run.seed={seed}", f"run.name={name}")
+
+
+def _files(task: Path, kind: str) -> tuple[str, ...]:
+    return tuple(f"data.{split}_file={task}/{kind}_{split}.parquet" for split in ("train", "val"))
+
+
+def _watch(run_dir: Path, total: int, name: str) -> Watch:
+    """How far a run is, from the metrics file it writes: steps done, steps in all, its newest ``name``."""
+    path = run_dir / "metrics.jsonl"
+
+    def look() -> tuple[int, int | None, str]:
+        rows = read_metrics(path) if path.exists() else []
+        if not rows:
+            return 0, None, "starting"
+        return int(rows[-1]["step"]), total, f"step {rows[-1]['step']}/{total}, {name} {rows[-1][name]:.3f}"
+
+    return look
+
+
+def _evaluate(stages: Stages, root: Path, seed: int) -> dict[str, dict[str, Any]]:
+    """Every model on held-out problems, with the tool and without it; the reports by case name."""
+    out = root / "evaluation"
+    models = [option for name in MODELS for option in ("--model", f"{name}={root / name / 'export'}")]
+    stages.run(
+        "evaluate",
+        "evaluation on held-out problems",
+        *(*RETOOL, "eval", RL_CONFIG, *_places(root, seed, "evaluation"), f"model.path={root / 'sft' / 'export'}"),
+        *(*models, "--data", str(root / "task" / "eval.parquet"), "--out", str(out), "--tool", "both"),
+        *("--n", str(SAMPLES_PER_PROBLEM), "--limit", str(EVAL_PROBLEMS)),
+    )
+    cases = [case for name in MODELS for case in (name, f"{name}_text")]
+    return {case: json.loads((out / case / "report.json").read_text(encoding="utf-8")) for case in cases}
+
+
+def _summarize(stages: Stages, seed: int, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    seconds = stages.seconds
+    return {
+        "seed": seed,
+        "accuracy_sft": reports["sft"]["accuracy"],
+        "accuracy_tool_rl": reports["tool_rl"]["accuracy"],
+        "accuracy_text_rl": reports["text_rl_text"]["accuracy"],
+        "accuracy": {case: report["accuracy"] for case, report in reports.items()},
+        "eval_problems": EVAL_PROBLEMS,
+        "samples_per_problem": SAMPLES_PER_PROBLEM,
+        "seconds_total": round(sum(seconds.values()), 1),
+        "seconds": seconds,
+        "versions": {name: version(name) for name in VERSIONS_OF},
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
+    """The table on the terminal, the same as Markdown beside the run, and where to look next."""
+    accuracy = summary["accuracy"]
+    names = {"sft": "after SFT", "tool_rl": "after RL with the tool", "text_rl": "after text-only RL"}
+    rows = [(label, accuracy[name], accuracy[f"{name}_text"]) for name, label in names.items()]
+    title = f"accuracy, mean@{summary['samples_per_problem']} on {summary['eval_problems']} held-out problems"
+    table = Table("model", "with the tool", "text only", title=title)
+    lines = [f"# Quickstart, seed {summary['seed']}", "", f"{title}.", "", "| model | with the tool | text only |"]
+    lines.append("|---|---|---|")
+    for label, with_tool, text_only in rows:
+        table.add_row(label, f"{with_tool:.3f}", f"{text_only:.3f}")
+        lines.append(f"| {label} | {with_tool:.3f} | {text_only:.3f} |")
+    lines += ["", f"{summary['seconds_total']} s in all:", ""]
+    lines += [f"- {name}: {seconds} s" for name, seconds in summary["seconds"].items()]
+    lines += ["", "Versions: " + ", ".join(f"{name} {number}" for name, number in summary["versions"].items()) + "."]
+    _write(root / "summary.md", "\n".join(lines) + "\n")
+    console.print(table)
+    console.print(f"summary      {root / 'summary.json'}, {root / 'summary.md'}")
+    console.print(f"curves       tensorboard --logdir {root}")
+    console.print(f"trajectories {root / 'tool_rl' / 'trajectories'}")

@@ -1,0 +1,310 @@
+"""From our configuration to verl 0.9.1's. The only file that spells a verl key path.
+
+SFT drives verl's TrainingWorker directly and needs three of its dataclasses. RL runs verl's PPO trainer, which takes
+the whole Hydra tree: its defaults are composed by verl itself and changed here, key by key.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from retool_mcore.config import Model, Optim, Parallel, RlConfig, RunConfig, SftConfig
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms.base import Platform
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from verl.workers.config import TrainingWorkerConfig
+
+AGENT_NAME = "retool"
+TRAINER_MODE = "retool_sync"
+_RUN_CONFIG_KEY = "trainer.retool_config"  # ours, in verl's tree: where Ray workers find the run's own settings
+
+
+def _megatron_keys(model: Model, parallel: Parallel, platform: Platform, seed: int) -> dict[str, Any]:
+    """Keys of verl's McoreEngineConfig, the same under SFT's engine and under RL's actor, critic and reference."""
+    sequence_parallel = parallel.sequence_parallel and parallel.tp > 1
+    return {
+        "tensor_model_parallel_size": parallel.tp,
+        "pipeline_model_parallel_size": parallel.pp,
+        "context_parallel_size": parallel.cp,
+        "sequence_parallel": sequence_parallel,
+        "use_distributed_optimizer": True,
+        "use_mbridge": True,
+        "vanilla_mbridge": model.bridge == "mbridge",
+        "dtype": model.dtype,
+        "seed": seed,
+        "override_transformer_config": {
+            "attention_backend": platform.attention_backend,
+            "sequence_parallel": sequence_parallel,  # mbridge takes it from here, and defaults to on
+        },
+    }
+
+
+def _optim_keys(optim: Optim, steps: int) -> dict[str, Any]:
+    return {
+        "lr": optim.lr,
+        "min_lr": optim.min_lr,
+        "lr_decay_style": optim.schedule,
+        "lr_decay_steps": steps,
+        "lr_warmup_steps": round(optim.warmup_fraction * steps),
+        "weight_decay": optim.weight_decay,
+        "betas": [optim.beta1, optim.beta2],
+        "clip_grad": optim.clip_grad,
+        "total_training_steps": steps,
+        # Without it verl 0.9.1 saves the schedule, does not load it, and a resumed run starts its warm-up again.
+        "use_checkpoint_opt_param_scheduler": True,
+    }
+
+
+def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerConfig:
+    """What verl's TrainingWorker takes. ``platform.activate()`` must have run: verl reads the device at import."""
+    from hydra.utils import get_class
+    from verl.workers.config import HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
+    from verl.workers.config.checkpoint import McoreCheckpointConfig
+
+    model = HFModelConfig(path=config.model.path, external_lib=platform.external_lib or None, use_remove_padding=True)
+    engine = get_class(platform.engine_config_class)(
+        **_megatron_keys(config.model, config.parallel, platform, config.run.seed),
+        use_dynamic_bsz=True,
+        max_token_len_per_gpu=config.train.micro_batch_tokens,
+        infer_max_token_len_per_gpu=config.train.micro_batch_tokens,
+    )
+    return TrainingWorkerConfig(
+        model_type="language_model",
+        model_config=model,
+        engine_config=engine,
+        optimizer_config=McoreOptimizerConfig(**_optim_keys(config.optim, config.train.steps)),
+        checkpoint_config=McoreCheckpointConfig(),
+    )
+
+
+def sft_tree(config: SftConfig, platform: Platform) -> str:
+    """The settings that verl's TrainingWorker runs with, defaults included, as YAML."""
+    worker = sft_worker_config(config, platform)
+    parts = {"engine": worker.engine_config, "optim": worker.optimizer_config, "checkpoint": worker.checkpoint_config}
+    return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)
+
+
+def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -> DictConfig:
+    """verl's complete, resolved tree for its PPO trainer; ``resume`` is a complete checkpoint's folder.
+
+    Raises ConfigError when a key of ``[verl_overrides]`` does not exist in verl's tree.
+    """
+    import verl
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    folder = os.path.join(os.path.dirname(verl.__file__), "trainer", "config")
+    with initialize_config_dir(folder, version_base=None):
+        tree = compose("ppo_trainer", overrides=["model_engine=megatron"])
+    OmegaConf.set_struct(tree, True)
+    for key, value in (_ppo_keys(config, platform) | _resume_keys(resume)).items():
+        # force_add: verl's tree leaves some documented keys out of its YAML (Ray's and the engines' own arguments).
+        OmegaConf.update(tree, key, value, merge=False, force_add=True)
+    for key, value in config.verl_overrides.items():
+        if OmegaConf.select(tree, key, default=tree) is tree:
+            raise ConfigError(
+                f"{config.source}: [verl_overrides] {key} is not a key of verl {verl.__version__}'s tree."
+            )
+        OmegaConf.update(tree, key, value, merge=False)
+    return tree
+
+
+def _ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    return {
+        **_algorithm_keys(config),
+        **_actor_keys(config, platform),
+        **_rollout_keys(config, platform),
+        **_sampler_keys(config),
+        **_reward_keys(config),
+        **_trainer_keys(config, platform),
+    }
+
+
+def _algorithm_keys(config: RlConfig) -> dict[str, Any]:
+    a = config.algorithm
+    actor = "actor_rollout_ref.actor."
+    return {
+        "algorithm.adv_estimator": a.name,
+        "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
+        "algorithm.use_kl_in_reward": False,
+        actor + "use_kl_loss": False,  # the paper sets the KL coefficient to 0
+        actor + "clip_ratio": a.clip_low,
+        actor + "clip_ratio_low": a.clip_low,
+        actor + "clip_ratio_high": a.clip_high,
+        actor + "clip_ratio_c": a.clip_c,
+        actor + "loss_agg_mode": a.loss_agg,
+    }
+
+
+def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    actor = "actor_rollout_ref.actor."
+    keys: dict[str, Any] = {
+        "actor_rollout_ref.model.path": config.model.path,
+        "actor_rollout_ref.model.external_lib": platform.external_lib or None,
+        "actor_rollout_ref.model.use_remove_padding": True,
+        actor + "ppo_mini_batch_size": config.train.mini_batch_prompts,
+        actor + "use_dynamic_bsz": True,
+        actor + "ppo_max_token_len_per_gpu": config.train.micro_batch_tokens,
+        actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
+    }
+    megatron = _megatron_keys(config.model, config.parallel, platform, config.run.seed)
+    transformer = megatron.pop("override_transformer_config")
+    keys[f"{actor}megatron._target_"] = platform.engine_config_class
+    keys |= {f"{actor}megatron.{key}": value for key, value in megatron.items()}
+    keys |= {f"{actor}megatron.override_transformer_config.{key}": value for key, value in transformer.items()}
+    keys |= {f"{actor}optim.{key}": value for key, value in _optim_keys(config.optim, _optimizer_steps(config)).items()}
+    return keys
+
+
+def _optimizer_steps(config: RlConfig) -> int:
+    return config.train.steps * (config.train.prompts_per_step // config.train.mini_batch_prompts)
+
+
+def _rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    r = config.rollout
+    rollout = "actor_rollout_ref.rollout."
+    keys: dict[str, Any] = {
+        rollout + "name": platform.rollout_engines[0],
+        rollout + "mode": "async",
+        rollout + "n": r.group_size,
+        rollout + "temperature": r.temperature,
+        rollout + "top_p": r.top_p,
+        rollout + "dtype": config.model.dtype,
+        rollout + "seed": config.run.seed,
+        rollout + "tensor_model_parallel_size": r.engine_tp,
+        rollout + "gpu_memory_utilization": r.engine_memory_fraction,
+        rollout + "max_num_seqs": r.max_running_requests,
+        rollout + "max_model_len": config.max_sequence_tokens,
+        rollout + "load_format": "dummy",  # the first weight sync fills it before the first rollout
+        rollout + "calculate_log_probs": True,
+        rollout + "free_cache_engine": platform.free_cache_engine,
+        rollout + "enforce_eager": platform.enforce_eager,
+        rollout + "agent.num_workers": r.agent_workers,
+        rollout + "agent.default_agent_loop": AGENT_NAME,
+        rollout + "agent.agent_loop_config_path": str(agent_loop_file(config)),
+        rollout + "multi_turn.enable": True,
+        rollout + "multi_turn.max_assistant_turns": r.max_turns,
+        rollout + "multi_turn.format": r.protocol,
+        # Validation samples as the paper's recipe does; k is the group size so that mean@k means the same twice.
+        rollout + "val_kwargs.n": r.group_size,
+        rollout + "val_kwargs.do_sample": True,
+        rollout + "val_kwargs.temperature": r.temperature,
+        rollout + "val_kwargs.top_p": r.top_p,
+    }
+    keys |= {f"{rollout}engine_kwargs.sglang.{key}": value for key, value in platform.sglang_engine_kwargs().items()}
+    return keys
+
+
+def _sampler_keys(config: RlConfig) -> dict[str, Any]:
+    from retool_mcore.rollout import replay
+
+    sampler = "trainer.v1.sampler."
+    return {
+        sampler + "custom_sampler.path": replay.__file__,
+        sampler + "custom_sampler.name": "SyncReplay",
+        sampler + "sampler_kwargs": {
+            "group_size": config.rollout.group_size,
+            "val_group_size": config.rollout.group_size,
+            "max_dropped_fraction": config.rollout.max_dropped_fraction,
+            "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
+            "train_batch_size": config.train.prompts_per_step,
+        },
+    }
+
+
+def _reward_keys(config: RlConfig) -> dict[str, Any]:
+    from retool_mcore.reward import score
+
+    return {
+        "reward.num_workers": config.reward.workers,
+        "reward.custom_reward_function.path": score.__file__,
+        "reward.custom_reward_function.name": "compute_score",
+        "reward.custom_reward_function.reward_kwargs": {
+            "correct": config.reward.correct,
+            "wrong": config.reward.wrong,
+            "timeout_s": config.reward.timeout_s,
+        },
+    }
+
+
+def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    run_dir = config.run.dir.absolute()
+    keys: dict[str, Any] = {
+        "data.train_files": [str(Path(config.data.train_file).absolute())],
+        "data.val_files": [str(Path(config.data.val_file).absolute())],
+        "data.train_batch_size": config.train.prompts_per_step,
+        "data.max_prompt_length": config.data.max_prompt_tokens,
+        "data.max_response_length": config.rollout.max_response_tokens,
+        "data.return_raw_chat": True,
+        "data.seed": config.run.seed,
+        "data.truncation": "error",
+        "data.dataloader_num_workers": 0,  # prompts are a few strings; worker processes cost more than they bring
+        "trainer.device": platform.device,
+        "trainer.nnodes": config.cluster.nodes,
+        "trainer.n_gpus_per_node": config.cluster.gpus_per_node,
+        "trainer.total_training_steps": config.train.steps,
+        "trainer.total_epochs": 1_000_000,  # steps decide, not epochs
+        "trainer.project_name": "retool",
+        "trainer.experiment_name": config.run.name,
+        "trainer.logger": ["console", "tensorboard"],
+        "trainer.default_local_dir": str(run_dir / "checkpoints"),
+        "trainer.rollout_data_dir": None,
+        "trainer.save_freq": config.checkpoint.every_steps,
+        "trainer.max_actor_ckpt_to_keep": None,  # train/checkpoint.py deletes old ones, also after a restart
+        "trainer.test_freq": config.train.val_every_steps,
+        "trainer.val_before_train": False,
+        "trainer.v1.trainer_mode": TRAINER_MODE,
+        _RUN_CONFIG_KEY: str(run_dir / "config.toml"),
+    }
+    if platform.device == "cpu":
+        keys |= _small_machine_keys(config)
+    return keys
+
+
+def _small_machine_keys(config: RlConfig) -> dict[str, Any]:
+    """Ray and the transfer queue on a machine where every process counts."""
+    return {
+        "ray_kwargs.ray_init.num_cpus": 16,  # logical: actors that mostly wait, on however few cores
+        "ray_kwargs.ray_init.num_gpus": config.cluster.gpus_per_node,  # logical: one per Megatron process
+        "ray_kwargs.ray_init.include_dashboard": False,
+        "ray_kwargs.ray_init.object_store_memory": 300_000_000,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "transfer_queue.backend.SimpleStorage.total_storage_size": 4_000,
+    }
+
+
+def _resume_keys(resume: Path | None) -> dict[str, Any]:
+    """Which checkpoint is complete is ours to know (train/checkpoint.py): verl is told a path, or not to resume."""
+    if resume is None:
+        return {"trainer.resume_mode": "disable"}
+    # resume_from_path alone does nothing in verl.
+    return {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(resume.absolute())}
+
+
+def run_config_file(tree: DictConfig) -> Path:
+    """Where the resolved run was written, from verl's tree inside a Ray worker."""
+    from omegaconf import OmegaConf
+
+    return Path(OmegaConf.select(tree, _RUN_CONFIG_KEY))
+
+
+def agent_loop_file(config: RunConfig) -> Path:
+    """Where ``write_agent_loop`` puts the file through which verl finds our agent loop."""
+    return config.run.dir.absolute() / "agent_loop.yaml"
+
+
+def write_agent_loop(config: RlConfig) -> None:
+    """verl instantiates the agent loop inside Ray workers from this file; the whole run's settings travel in it."""
+    entry = {
+        "name": AGENT_NAME,
+        "_target_": "retool_mcore.rollout.agent_loop.ReToolAgentLoop",
+        "settings_json": config.model_dump_json(),
+    }
+    agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")

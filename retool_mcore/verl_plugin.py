@@ -1,0 +1,39 @@
+"""verl's entry point (group ``verl.plugins``), imported by ``import verl`` in every process. Cheap, and inert unless
+the process belongs to a run of ours: then it registers the run's platform with verl.
+"""
+
+from __future__ import annotations
+
+import os
+
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
+
+
+def _load() -> None:
+    if os.environ.get(PLATFORM_ENV) != "cpu":
+        return  # verl knows the others
+    get_platform("cpu").activate()
+    import retool_mcore.platforms.cpu.verl_platform  # noqa: F401
+
+
+def assert_loaded() -> None:
+    """Raise PlatformError unless verl uses the platform this run asks for. Call it after ``Platform.activate()``.
+
+    verl logs a plugin that failed to load at DEBUG and goes on with `nvidia`.
+    """
+    _load()  # this module may have been imported before the run's platform was known
+    from verl.plugin.platform import get_platform as verl_platform
+
+    expected = os.environ.get("VERL_PLATFORM", "")
+    if not os.environ.get(PLATFORM_ENV):
+        raise PlatformError(f"{PLATFORM_ENV} is not set: call get_platform(run.platform).activate() first.")
+    try:
+        found = verl_platform().vendor_name
+    except ValueError as error:  # the name is not registered
+        raise PlatformError(f'verl does not know VERL_PLATFORM = "{expected}": {error}') from error
+    if found != expected:
+        raise PlatformError(f'verl runs on platform "{found}" and the run asks for "{expected}".')
+
+
+_load()
