@@ -1,0 +1,110 @@
+"""What differs between CPU, CUDA and Ascend machines, as one small class per platform."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms.patches import Patch
+
+PLATFORMS = {  # name -> module:class, imported only when asked for
+    "cpu": "retool_mcore.platforms.cpu.platform:Cpu",
+    "cuda": "retool_mcore.platforms.cuda:Cuda",
+    "ascend": "ascend.adapter:Ascend",
+}
+PLATFORM_ENV = "RETOOL_PLATFORM"  # tells every process of a run, Ray's too, which platform it belongs to
+
+
+@dataclass(frozen=True)
+class EnvVar:
+    """An environment variable every process of a run must have."""
+
+    name: str
+    value: str
+    reason: str
+    forced: bool = True  # False: a value the user exported wins
+
+
+class Platform(ABC):
+    """A kind of machine. The facts below are read by verl_config, the launchers and the evaluation."""
+
+    name: ClassVar[str]
+    device: ClassVar[str]  # torch's and verl's device name
+    comm_backend: ClassVar[str]  # of torch.distributed.init_process_group
+    verl_platform: ClassVar[str]  # the value of VERL_PLATFORM
+    ray_resource: ClassVar[str]  # the Ray resource that stands for one training process's device
+    rollout_engines: ClassVar[tuple[str, ...]]
+    train_dtypes: ClassVar[tuple[str, ...]]  # what model.dtype may be
+    external_lib: ClassVar[str]  # module that registers engines with verl (model.external_lib); "" for none
+    engine_config_class: ClassVar[str]  # Hydra _target_ of verl's Megatron engine configuration
+    attention_backend: ClassVar[str]  # Megatron's; "auto" lets the layer specification decide
+    free_cache_engine: ClassVar[bool]  # the rollout engine gives its memory back while the actor trains
+    enforce_eager: ClassVar[bool]  # the rollout engine runs without captured graphs
+    peak_flops: ClassVar[float | None]  # dense bfloat16 flop/s of one device, for MFU; None: not known
+
+    @abstractmethod
+    def check_machine(self) -> None:
+        """Raise PlatformError when this machine cannot run the platform."""
+
+    @abstractmethod
+    def environment(self) -> Sequence[EnvVar]:
+        """The environment of every process of a run, each with its reason."""
+
+    @abstractmethod
+    def patches(self) -> Sequence[Patch]:
+        """Every patch the platform makes, in any kind of process; for `retool preflight` and the tests."""
+
+    @abstractmethod
+    def activate(self) -> None:
+        """Make this process one of the platform's. Call it first, before torch.distributed, megatron and verl are used.
+
+        Checks the machine, sets the environment and applies the patches that every process needs. Calling it again
+        does nothing. Raises PlatformError.
+        """
+
+    @abstractmethod
+    def sglang_engine_kwargs(self) -> dict[str, Any]:
+        """Server settings for verl's SGLang rollout, beyond what verl itself sets."""
+
+    @abstractmethod
+    def sglang_command(
+        self, model_path: str, port: int, *, dtype: str, max_running_requests: int, tp: int = 1
+    ) -> list[str]:
+        """The command that starts a standalone SGLang server on 127.0.0.1, for evaluation. Run it in process_env()."""
+
+    @abstractmethod
+    def set_device(self, local_rank: int) -> None:
+        """Bind this process to its device of the node."""
+
+    @abstractmethod
+    def peak_memory_gib(self) -> float:
+        """The most memory of the device this process has held: allocator's peak, on `cpu` the resident set's."""
+
+    def process_env(self) -> dict[str, str]:
+        """``environment()`` as name -> value, with the user's own values where those win."""
+        return {
+            var.name: var.value if var.forced else os.environ.get(var.name, var.value) for var in self.environment()
+        }
+
+
+def get_platform(name: str) -> Platform:
+    """The platform object of a name in a run's configuration. Importing it loads no torch and no engine.
+
+    Raises PlatformError for an unknown name or one whose package is missing.
+    """
+    if name not in PLATFORMS:
+        raise PlatformError(f'run.platform = "{name}" is not a platform. Known: {", ".join(PLATFORMS)}.')
+    module_name, _, class_name = PLATFORMS[name].partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise PlatformError(
+            f'run.platform = "{name}" needs the module {module_name}, and {error.name} is not installed.'
+        ) from error
+    platform: Platform = getattr(module, class_name)()
+    return platform

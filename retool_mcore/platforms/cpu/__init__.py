@@ -1,0 +1,1 @@
+"""Platform `cpu`: verl's Megatron engine over gloo and the real SGLang, on machines without an accelerator."""

@@ -1,0 +1,19 @@
+"""The Megatron engine's configuration, with float32 allowed: CPUs need no 16-bit training, tests need exactness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl.workers.config import McoreEngineConfig
+
+
+@dataclass
+class CpuEngineConfig(McoreEngineConfig):
+    """verl's McoreEngineConfig whose ``dtype`` may also be "float32". Named by ``_target_`` in verl's tree."""
+
+    def __post_init__(self) -> None:
+        dtype = self.dtype
+        if dtype == "float32":
+            object.__setattr__(self, "dtype", "bfloat16")  # what verl's own check accepts; fields are frozen
+        super().__post_init__()
+        object.__setattr__(self, "dtype", dtype)

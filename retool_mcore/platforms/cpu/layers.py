@@ -1,0 +1,159 @@
+"""Norm and attention of a dense GPT layer in plain PyTorch, where Transformer Engine does not exist.
+
+Megatron-core's own local modules will not do: WrappedTorchNorm refuses sequence parallelism, DotProductAttention
+refuses packed sequences and context parallelism.
+
+Shapes: S tokens of one sequence, T tokens of a packed batch (on this rank), B batch, H query heads and K key/value
+heads of this tensor-parallel rank (H a multiple of K), D head width, C context-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Root-mean-square norm over the last dimension, computed in float32.
+
+    Under sequence parallelism each rank normalizes its share of the tokens, so the weight is marked for Megatron to
+    sum its gradient over the tensor-parallel group.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        assert config.normalization == "RMSNorm", f"not built for {config.normalization}"
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.rms_norm(x.float(), self.normalized_shape, self.weight.float(), self.eps)
+        return y.to(x.dtype)
+
+
+class _GatherFromContextParallel(torch.autograd.Function):
+    """[...] on each rank -> [C, ...] on all; backward sums what all ranks owe this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(group.size())]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad = grads[0].contiguous().clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad[ctx.group.rank()], None
+
+
+class Attention(MegatronModule):
+    """Causal grouped-query attention with the call contract of TEDotProductAttention.
+
+    Takes a right-padded batch (query [S, B, H, D], key and value [S, B, K, D], returns [S, B, H*D]) or packed
+    sequences (query [T, H, D], key and value [T, K, D], returns [T, H*D]). Padding is at the end of a sequence, so
+    the causal rule alone keeps real tokens from seeing it.
+
+    With context parallelism a sequence is cut into 2C chunks and rank r holds chunks r and 2C-1-r (the zig-zag
+    layout of Megatron and verl, which balances causal work); keys and values are gathered from all ranks.
+    """
+
+    def __init__(  # noqa: PLR0917  Megatron's contract
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any = None,
+        attention_type: str = "self",
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        assert attention_type == "self", f"not built for {attention_type}-attention"
+        self.scale = softmax_scale
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.cp_group = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
+
+    def forward(  # noqa: PLR0917  Megatron's contract
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        assert attention_bias is None, "attention_bias is not supported"
+        key_value = torch.stack([key, value])
+        if self.cp_group is not None:
+            key_value = _GatherFromContextParallel.apply(key_value, self.cp_group)
+        if packed_seq_params is not None:
+            return self._packed(query, key_value, packed_seq_params)
+        if self.cp_group is None:  # all sequences of the batch at once
+            return self._attend(query.transpose(0, 1), *key_value.transpose(1, 2), mask=None).transpose(0, 1)
+        rows = [self._one(query[:, b], key_value[:, :, :, b]) for b in range(query.shape[1])]
+        return torch.stack(rows, dim=1)
+
+    def _packed(self, query: torch.Tensor, key_value: torch.Tensor, packed: PackedSeqParams) -> torch.Tensor:
+        bounds = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
+        ranks = 1 if self.cp_group is None else self.cp_group.size()
+        ends = [int(end) // ranks for end in bounds.tolist()]
+        parts = [
+            self._one(query[start:end], key_value[..., start:end, :, :]) for start, end in pairwise(ends) if end > start
+        ]
+        if ends[-1] < query.shape[0]:  # the tail that only rounds the batch up
+            parts.append(query.new_zeros(query.shape[0] - ends[-1], query.shape[1] * query.shape[2]))
+        return torch.cat(parts)
+
+    def _one(self, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """One sequence: query [S/C, H, D], key_value [2, S, K, D] or, gathered, [C, 2, S/C, K, D] -> [S/C, H*D]."""
+        if self.cp_group is None:
+            return self._attend(query[None], key_value[0][None], key_value[1][None], mask=None)[0]
+        ranks, rank, half = self.cp_group.size(), self.cp_group.rank(), query.shape[0] // 2
+        first = [key_value[r, :, :half] for r in range(ranks)]
+        last = [key_value[r, :, half:] for r in reversed(range(ranks))]
+        key, value = torch.cat([*first, *last], dim=1)
+        chunk = torch.arange(half)
+        query_at = torch.cat([rank * half + chunk, (2 * ranks - 1 - rank) * half + chunk])
+        mask = query_at[:, None] >= torch.arange(2 * ranks * half)[None, :]
+        return self._attend(query[None], key[None], value[None], mask=mask)[0]
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """query [B, S, H, D], key and value [B, S', K, D] -> [B, S, H*D]; causal where no mask is given."""
+        out = scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=query.shape[2] != key.shape[2],
+        )
+        return out.transpose(1, 2).flatten(2)
+
+
+def plain_torch_spec(block: TransformerBlockSubmodules, *, qk_norm: bool) -> TransformerBlockSubmodules:
+    """Megatron's local layer specification with the norm and the attention above."""
+    block.layer_norm = RMSNorm
+    for layer in block.layer_specs or []:
+        parts: Any = layer.submodules
+        parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+        attention: Any = parts.self_attention.submodules
+        attention.core_attention = Attention
+        if qk_norm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return block

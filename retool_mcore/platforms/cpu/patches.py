@@ -1,0 +1,210 @@
+"""What Megatron-core, verl and SGLang take for granted of a CUDA device, mended where there is none.
+
+Three rules keep the reach of the patches small. A ``torch.cuda`` function is replaced only when the original can do
+nothing but raise on such a machine. A ``device="cuda"`` or ``pin_memory=True`` written into a file is redirected in
+that file alone, by giving the file a view of ``torch``. And each set is applied only in the processes that need it.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.managers import SyncManager
+from typing import Any
+
+import torch
+
+from retool_mcore.platforms.patches import ModuleView, Patch
+from retool_mcore.process import die_with_parent
+
+CPU = torch.device("cpu")
+TORCH = "torch>=2.9,<2.14"
+MEGATRON = "megatron-core>=0.16.1,<0.17"
+VERL = "verl>=0.9.1,<0.10"
+SGLANG = "sglang>=0.5.12,<0.5.13"
+NO_CUDA_ASSUMED = "Megatron-core takes its device from its tensors or from one setting"
+
+
+def _is_cuda(device: object) -> bool:
+    return isinstance(device, str | torch.device) and str(device).partition(":")[0] == "cuda"
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A tensor factory that reads device="cuda" as the CPU and cannot pin memory."""
+
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = CPU
+        kwargs.pop("pin_memory", None)
+        return factory(*args, **kwargs)
+
+    return make
+
+
+def _torch_view(*factories: str) -> Callable[[Any], ModuleView]:
+    def view(module: Any) -> ModuleView:
+        return ModuleView(module, **{name: _on_cpu(getattr(module, name)) for name in factories})
+
+    return view
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda original: value
+
+
+def _manual_seed(original: Any) -> Callable[[int], None]:
+    # torch.manual_seed itself calls torch.cuda.manual_seed_all, so the generator is seeded directly.
+    def manual_seed(seed: int) -> None:
+        torch.default_generator.manual_seed(int(seed))
+
+    return manual_seed
+
+
+def _get_rng_state(device: Any = None) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+    torch.set_rng_state(state)
+
+
+def _set_megatron_rng_state(new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
+    torch.set_rng_state(new_state)
+
+
+def _cuda_type_name(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        if args or kwargs or self.device.type != "cpu":
+            return answer
+        return answer.replace("torch.", "torch.cuda.", 1)
+
+    return type_
+
+
+def _one_gloo(original: Any) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        original("cpu:gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
+
+    return init_process_group
+
+
+def _results_queue(original: Any) -> Callable[[], Any]:
+    # One manager for the life of the process, as in the original; but it must not outlive that process.
+    @functools.cache
+    def get_write_results_queue() -> Any:
+        manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
+        manager.start(initializer=die_with_parent)
+        return manager.Queue()
+
+    return get_write_results_queue
+
+
+def _cpu_rollout(registry: Any) -> dict[tuple[str, str], str]:
+    return {**registry, ("sglang", "async"): "retool_mcore.platforms.cpu.sglang_adapter.ServerAdapter"}
+
+
+def _torch_cuda(name: str, replace: Callable[[Any], Any], reason: str) -> Patch:
+    return Patch(
+        target=f"torch.cuda.{name}", replace=replace, reason=reason, applies_to=TORCH, remove_when=NO_CUDA_ASSUMED
+    )
+
+
+def _torch_seen_by(module: str, *factories: str, reason: str) -> Patch:
+    applies_to = SGLANG if module.startswith("sglang") else MEGATRON
+    return Patch(
+        target=f"{module}.torch",
+        replace=_torch_view(*factories),
+        reason=reason,
+        applies_to=applies_to,
+        remove_when="the file takes the device from its inputs and pins memory only where there is a device",
+    )
+
+
+# Every process of a run.
+PROCESS_PATCHES = (
+    Patch(
+        target="torch.distributed.init_process_group",
+        replace=_one_gloo,
+        reason='verl builds the backend "cpu:gloo,<device>:<backend>", which torch refuses when the device is the CPU',
+        applies_to=TORCH,
+        remove_when="verl.utils.distributed names the CPU's backend once",
+    ),
+)
+
+# Processes that train with Megatron.
+ENGINE_PATCHES = (
+    _torch_cuda("current_device", _always(lambda: CPU), "Megatron-core creates tensors on torch.cuda.current_device()"),
+    _torch_cuda("synchronize", _always(lambda device=None: None), "Megatron-core waits for the device at checkpoints"),
+    _torch_cuda("manual_seed", _manual_seed, "Megatron-core seeds the device's generator"),
+    _torch_cuda("get_rng_state", _always(_get_rng_state), "Megatron-core's generator tracker reads the device's state"),
+    _torch_cuda("random.get_rng_state", _always(_get_rng_state), "the tracker's fork reads the device's state here"),
+    Patch(
+        target="megatron.core.tensor_parallel.random._set_cuda_rng_state",
+        replace=_always(_set_megatron_rng_state),
+        reason="the tracker's fork writes the state of torch.cuda.default_generators, which is empty",
+        applies_to=MEGATRON,
+        remove_when=NO_CUDA_ASSUMED,
+    ),
+    Patch(
+        target="torch.Tensor.cuda",
+        replace=_always(lambda self, *args, **kwargs: self),
+        reason="mbridge moves the built model, and Megatron-core its shared embeddings and indices, with cuda()",
+        applies_to=TORCH,
+        remove_when=NO_CUDA_ASSUMED,
+    ),
+    Patch(
+        target="torch.Tensor.type",
+        replace=_cuda_type_name,
+        reason='Megatron-core\'s optimizers compare Tensor.type() with "torch.cuda.FloatTensor"',
+        applies_to=TORCH,
+        remove_when="Megatron-core's optimizers compare dtypes",
+    ),
+    _torch_seen_by(
+        "megatron.core.optimizer.optimizer", "tensor", reason='the loss scale is created with device="cuda"'
+    ),
+    _torch_seen_by(
+        "megatron.core.optimizer.clip_grads",
+        "zeros",
+        "tensor",
+        reason='the gradient norm is created with device="cuda"',
+    ),
+    _torch_seen_by(
+        "megatron.core.utils", "tensor", reason='the local norm of all gradients is made with device="cuda"'
+    ),
+    _torch_seen_by(
+        "megatron.core.pipeline_parallel.schedules", "zeros", reason='the token count is created with device="cuda"'
+    ),
+    _torch_seen_by(
+        "megatron.core.models.common.embeddings.rope_utils",
+        "tensor",
+        reason="with context parallelism the rotary indices are created in pinned memory",
+    ),
+    Patch(
+        target="megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue",
+        replace=_results_queue,
+        reason="the manager process of the checkpoint writer lives on when its rank is killed",
+        applies_to=MEGATRON,
+        remove_when="Megatron-core's checkpoint writer starts its manager bound to the rank's life",
+    ),
+    Patch(
+        target="verl.workers.rollout.base._ROLLOUT_REGISTRY",
+        replace=_cpu_rollout,
+        reason="verl sends weights to SGLang by CUDA IPC and has no public way to register another sender",
+        applies_to=VERL,
+        remove_when="verl can register a rollout class, or sends CPU tensors itself",
+    ),
+)
+
+# SGLang's scheduler and detokenizer processes.
+SGLANG_PATCHES = (
+    _torch_seen_by(
+        "sglang.srt.layers.logits_processor",
+        "tensor",
+        reason="log-probability indices are created in pinned memory whatever the device",
+    ),
+)

@@ -1,0 +1,121 @@
+"""Class Cpu: a laptop or a CI machine. One process per training rank, gloo between them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
+from retool_mcore.platforms.patches import Patch, apply_all
+
+STUBS = Path(__file__).parent / "stubs"  # import stubs of packages whose wheels are linked against CUDA
+MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
+
+
+class Cpu(Platform):
+    """Refuses machines with an accelerator: its patches are for torch builds and processes that see none."""
+
+    name = "cpu"
+    device = "cpu"
+    comm_backend = "gloo"
+    verl_platform = "cpu"
+    ray_resource = "GPU"  # as a logical count: ray.init(num_gpus=<processes>)
+    rollout_engines = ("sglang",)
+    train_dtypes = ("float32", "bfloat16")
+    external_lib = "retool_mcore.platforms.cpu.engine"
+    engine_config_class = "retool_mcore.platforms.cpu.engine_config.CpuEngineConfig"
+    attention_backend = "auto"
+    free_cache_engine = False  # SGLang's release_memory_occupation frees nothing on CPU
+    enforce_eager = True
+    peak_flops = None
+
+    def check_machine(self) -> None:
+        import torch
+
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is not None:
+            raise PlatformError(
+                f'run.platform = "cpu", and this process sees an accelerator ({accelerator.type}). '
+                'Set run.platform to "cuda" or "ascend", or hide the device from the run with CUDA_VISIBLE_DEVICES="".'
+            )
+
+    def environment(self) -> Sequence[EnvVar]:
+        path = os.pathsep.join([str(STUBS), *(p for p in _python_path() if p != str(STUBS))])
+        return (
+            EnvVar(PLATFORM_ENV, self.name, "our plugins of verl and SGLang act in this run's processes only"),
+            EnvVar("VERL_PLATFORM", self.verl_platform, "a failed plugin is an error instead of a fall-back to nvidia"),
+            EnvVar("PYTHONPATH", path, "torchvision and sgl_kernel are linked against CUDA; stubs stand before them"),
+            EnvVar("SGLANG_USE_CPU_ENGINE", "1", "SGLang chooses its plain-PyTorch layers"),
+            EnvVar("TORCHDYNAMO_DISABLE", "1", "Megatron-core compiles small functions: minutes of g++, no gain here"),
+            EnvVar("OMP_NUM_THREADS", "1", "a process per core; more threads than cores are slower", forced=False),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
+            EnvVar("HF_HUB_OFFLINE", "1", "models are local directories; no look-up may hang a run", forced=False),
+            EnvVar("RAY_USAGE_STATS_ENABLED", "0", "a run reports to nobody", forced=False),
+        )
+
+    def patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.cpu import patches
+
+        return (*patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *patches.SGLANG_PATCHES)
+
+    def activate(self) -> None:
+        os.environ.update(self.process_env())
+        if str(STUBS) not in sys.path:
+            sys.path.insert(0, str(STUBS))
+        self.check_machine()
+        _check_entry_points()
+        from retool_mcore.platforms.cpu import patches
+
+        apply_all(patches.PROCESS_PATCHES)
+
+    def set_device(self, local_rank: int) -> None:
+        """All processes share the one CPU."""
+
+    def peak_memory_gib(self) -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB
+
+    def sglang_engine_kwargs(self) -> dict[str, Any]:
+        return {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "grammar_backend": "none",  # xgrammar is a CUDA dependency; no request constrains its grammar
+            "enable_memory_saver": False,  # its allocator is CUDA code
+            "disable_overlap_schedule": True,  # nothing to overlap with on one device
+            "sleep_on_idle": True,  # without it an idle server burns a core
+            "max_total_tokens": MAX_TOTAL_TOKENS,
+        }
+
+    def sglang_command(
+        self, model_path: str, port: int, *, dtype: str, max_running_requests: int, tp: int = 1
+    ) -> list[str]:
+        command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
+        command += ["--max-running-requests", str(max_running_requests), "--disable-cuda-graph"]
+        for name, value in self.sglang_engine_kwargs().items():
+            option = "--" + name.replace("_", "-")
+            if value is True:
+                command.append(option)
+            elif value is not False:
+                command += [option, str(value)]
+        return command
+
+
+def _check_entry_points() -> None:
+    """verl and SGLang find our plugins by installed metadata and go on silently, to fail later, without them."""
+    for group in ("verl.plugins", "sglang.srt.plugins"):
+        if "retool_mcore" not in entry_points(group=group).names:
+            raise PlatformError(
+                f"the installed metadata of retool_mcore names no plugin of group {group}: it was installed from an "
+                "older source, or a stale retool_mcore.egg-info lies here. Delete that and run `make install`."
+            )
+
+
+def _python_path() -> list[str]:
+    return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]

@@ -1,0 +1,65 @@
+"""Weights from the Megatron actor to SGLang on CPU.
+
+verl's own adapter sends CUDA IPC handles; SGLang's helper for them fails on a CPU tensor. Everything else of verl's
+adapter (finding the server, flushing its cache, counting steps) stays.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter as VerlServerAdapter
+from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
+
+from retool_mcore.errors import PlatformError
+
+
+def pack_weights(named_tensors: list[tuple[str, torch.Tensor]]) -> bytes:
+    """Plain pickle of copies.
+
+    A copy, because an exported weight is a view of Megatron's parameter buffer and pickle writes a view's whole
+    storage. Plain, because the default sharing by file descriptor ends the server when the sender closes.
+    """
+    return pickle.dumps([(name, tensor.detach().to("cpu", copy=True).contiguous()) for name, tensor in named_tensors])
+
+
+class ServerAdapter(VerlServerAdapter):
+    """Posts each bucket of weights over HTTP."""
+
+    async def update_weights(
+        self,
+        weights: Iterator[tuple[str, torch.Tensor]],
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **kwargs: Any,
+    ) -> None:
+        """Send all weights, then drop the server's prefix cache, which was computed with the old ones.
+
+        Every rank drains the iterator (the export is collective); the leader of each server sends.
+        Raises PlatformError for LoRA and delta updates, and when the server refuses a weight.
+        """
+        if wire_format != "named_tensors" or kwargs.get("peft_config"):
+            raise PlatformError(f"platform cpu sends full weights only, not {wire_format} or LoRA updates.")
+        await self._init_server_adapter()
+        engine = self._engine if self._engine is not None and self._is_server_tp_leader() else None
+        bucket_bytes = int(self.config.checkpoint_engine.update_weights_bucket_megabytes) << 20
+        async for bucket in get_named_tensor_buckets(weights, bucket_bytes):
+            if engine is not None:
+                await self._send(engine, bucket)
+        if engine is not None:
+            await engine.flush_cache()
+            if global_steps is not None:
+                await self.server_actor.set_global_steps.remote(global_steps)
+
+    async def _send(self, engine: Any, bucket: list[tuple[str, torch.Tensor]]) -> None:
+        payload = pack_weights(bucket)
+        ranks = self.device_mesh["infer_tp"].size()
+        reply = await engine.update_weights_from_tensor(
+            UpdateWeightsFromTensorReqInput(serialized_named_tensors=[payload] * ranks, flush_cache=False)
+        )
+        if not reply.get("success", False):
+            raise PlatformError(f"SGLang refused the weights from {bucket[0][0]} on: {reply}")

@@ -1,0 +1,3 @@
+"""Import stub: copies between device and host caches."""
+
+from sgl_kernel import __getattr__  # noqa: F401
