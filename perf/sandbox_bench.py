@@ -1,0 +1,259 @@
+"""The sandbox's speed, ours beside any SandboxFusion-compatible server, in one go on one machine.
+
+    python perf/sandbox_bench.py                               # ours: in process, and over HTTP
+    python perf/sandbox_bench.py --beside sandboxfusion=http://127.0.0.1:8080 --beside-pid sandboxfusion=4711
+    python perf/sandbox_bench.py --fresh                       # beside a fresh interpreter per call, as a yardstick
+
+CPU per execution is that of the server's whole process tree (for the in-process sandbox: of this process and its
+children), divided by the executions. Run it on a quiet machine: the record says how busy it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from retool_mcore.sandbox.base import Level, Sandbox
+from retool_mcore.sandbox.client import RemoteSandbox
+from retool_mcore.sandbox.local import LocalSandbox
+
+CASES = {
+    "print": ("print(6 * 7)", "42\n"),
+    "numpy": ("import numpy as np\nprint(int(np.linalg.det(np.eye(3) * 2)))", "7\n"),
+    "sympy": ("import sympy as sp\nx = sp.Symbol('x')\nprint(sp.expand((x + 1)**2))", "x**2 + 2*x + 1\n"),
+    "solve": ("import sympy as sp\nx = sp.Symbol('x')\nprint(sp.solve(x**2 - 5*x + 6, x))", "[2, 3]\n"),
+}
+MEMORY_LIMIT_MB = 4096  # with less, OpenBLAS cannot start its threads in SandboxFusion
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case on one server. Times in ms, throughput in executions per second."""
+
+    server: str
+    case: str
+    cpu_ms: float | None
+    p50_ms: float
+    p95_ms: float
+    per_s_at_32: float
+    per_s_at_128: float
+    num_errors: int
+
+
+# -------------------------------------------------------------------- CPU time
+
+
+def tree_cpu_s(root: int) -> float:
+    """User and system time of a process, its live descendants, and all that these have reaped."""
+    total_ticks = 0
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue  # ended meanwhile: its parent has its time
+        total_ticks += sum(map(int, fields[11:15]))
+    return total_ticks / _TICKS_PER_S
+
+
+# ------------------------------------------------------------------ measuring
+
+
+async def measure(name: str, case: str, sandbox: Sandbox, pid: int | None, counts: tuple[int, int]) -> Row:
+    """``counts``: executions one after the other, and at each concurrency."""
+    code, expected = CASES[case]
+    num_errors = 0
+
+    async def one() -> float:
+        nonlocal num_errors
+        started = time.perf_counter()
+        result = await sandbox.execute(code, run_timeout_s=60, memory_limit_mb=MEMORY_LIMIT_MB)
+        num_errors += result.stdout != expected
+        return (time.perf_counter() - started) * 1e3
+
+    for _ in range(5):
+        await one()
+    latencies_ms = sorted([await one() for _ in range(counts[0])])
+    cpu_before_s, executed = tree_cpu_s(pid) if pid else 0.0, 0
+    per_s: list[float] = []
+    for concurrency in (32, 128):
+        slots = asyncio.Semaphore(concurrency)
+
+        async def bounded(slots: asyncio.Semaphore = slots) -> None:
+            async with slots:
+                await one()
+
+        started = time.perf_counter()
+        await asyncio.gather(*(bounded() for _ in range(counts[1])))
+        per_s.append(counts[1] / (time.perf_counter() - started))
+        executed += counts[1]
+    cpu_ms = (tree_cpu_s(pid) - cpu_before_s) * 1e3 / executed if pid else None
+    p95_ms = latencies_ms[int(len(latencies_ms) * 0.95)]
+    return Row(name, case, cpu_ms, statistics.median(latencies_ms), p95_ms, per_s[0], per_s[1], num_errors)
+
+
+@asynccontextmanager
+async def in_process(level: Level, workers: int) -> AsyncIterator[tuple[Sandbox, int | None]]:
+    async with LocalSandbox(min_level=level, max_level=level, workers=workers) as sandbox:
+        yield sandbox, os.getpid()
+
+
+@asynccontextmanager
+async def over_http(command: list[str]) -> AsyncIterator[tuple[Sandbox, int | None]]:
+    """A server of ours, or the yardstick: its first line is its URL."""
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None, "asked for a pipe"
+    try:
+        url = (await asyncio.to_thread(server.stdout.readline)).strip()
+        async with RemoteSandbox([url], workers_per_url=256) as sandbox:
+            yield sandbox, server.pid
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@asynccontextmanager
+async def beside(url: str, pid: int | None) -> AsyncIterator[tuple[Sandbox, int | None]]:
+    async with RemoteSandbox([url], workers_per_url=256) as sandbox:
+        yield sandbox, pid
+
+
+# -------------------------------------------------- the yardstick: fresh interpreters
+
+
+def serve_fresh(workers: int) -> None:
+    """A server in SandboxFusion's form that starts an interpreter per call, unconfined. Only for this benchmark."""
+    import uvicorn
+    from fastapi import FastAPI, Request
+
+    app, slots = FastAPI(), asyncio.Semaphore(workers)
+
+    @app.get("/v1/ping")
+    async def ping() -> str:
+        return "pong"
+
+    @app.post("/run_code")
+    async def run_code(request: Request) -> dict[str, object]:
+        code = (await request.json())["code"]
+        async with slots:
+            started = time.perf_counter()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            out, err = await process.communicate()
+        fields = {"status": "Finished", "execution_time": time.perf_counter() - started}
+        fields |= {"return_code": process.returncode, "stdout": out.decode(), "stderr": err.decode()}
+        return {"status": "Failed" if process.returncode else "Success", "message": "", "run_result": fields}
+
+    assert ping and run_code, "registered above"
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+
+    async def run() -> None:
+        task = asyncio.ensure_future(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        print(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", flush=True)
+        await task
+
+    asyncio.run(run())
+
+
+# -------------------------------------------------------------------- command
+
+
+def provenance(workers: int) -> dict[str, object]:
+    """Where and of what the figures are."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
+
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": git("status", "--porcelain", "--", "retool_mcore/sandbox", "perf") != "",
+        "cpu": models[0].partition(":")[2].strip() if models else platform.processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1min": os.getloadavg()[0],
+        "workers": workers,
+    }
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["server                     case    CPU ms   p50 ms   p95 ms   /s @32  /s @128  errors"]
+    for row in rows:
+        cpu = f"{row.cpu_ms:8.1f}" if row.cpu_ms is not None else "       -"
+        lines.append(
+            f"{row.server:26} {row.case:6}{cpu} {row.p50_ms:8.1f} {row.p95_ms:8.1f} "
+            f"{row.per_s_at_32:8.1f} {row.per_s_at_128:8.1f} {row.num_errors:7d}"
+        )
+    return "\n".join(lines)
+
+
+async def run(options: argparse.Namespace) -> list[Row]:
+    level, serve = Level(options.level), [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0"]
+    workers = ["--workers", str(options.workers)]
+    pids = dict(pair.split("=", 1) for pair in options.beside_pid)
+    subjects: list[tuple[str, Callable[[], object]]] = [
+        (f"ours in process, {level}", lambda: in_process(level, options.workers)),
+        ("ours over HTTP", lambda: over_http([*serve, *workers, "--min-level", level])),
+    ]
+    for name, url in (pair.split("=", 1) for pair in options.beside):
+        pid = int(pids[name]) if name in pids else None
+        subjects.append((name, lambda url=url, pid=pid: beside(url, pid)))
+    if options.fresh:
+        fresh = [sys.executable, __file__, "--serve-fresh", *workers]
+        subjects.append(("fresh interpreter per call", lambda: over_http(fresh)))
+    rows: list[Row] = []
+    for name, opened in subjects:
+        foreign = not name.startswith("ours")
+        async with opened() as (sandbox, pid):  # type: ignore[attr-defined]
+            for case in CASES:
+                counts = (20, 192 if case == "print" else 48) if foreign else (100, 600)
+                rows.append(await measure(name, case, sandbox, pid, counts))
+                print(table(rows[-1:]).splitlines()[1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", default="namespaces", choices=["namespaces", "landlock", "rlimits"])
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--beside", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--beside-pid", action="append", default=[], metavar="NAME=PID", help="for its CPU time")
+    parser.add_argument("--fresh", action="store_true", help="a fresh interpreter per call beside it")
+    parser.add_argument("--json", type=Path, help="write the record here")
+    parser.add_argument("--serve-fresh", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve_fresh:
+        serve_fresh(options.workers)
+        return
+    facts = provenance(options.workers)
+    print(json.dumps(facts))
+    rows = asyncio.run(run(options))
+    print(table(rows))
+    if options.json:
+        options.json.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""What every sandbox is to its callers: one protocol, one result, one factory.
+
+The executed code's own failure is always an ``ExecResult``. A failure of the sandbox itself is always
+``SandboxUnavailable``. A request that no sandbox would run (a path that leaves the working directory, a
+limit that is not a positive number) is a ``ConfigError``: the caller's mistake, found before anything runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+from retool_mcore.errors import ConfigError
+
+MAX_RUN_TIMEOUT_S = 600.0
+MIN_MEMORY_LIMIT_MB = 16
+MAX_MEMORY_LIMIT_MB = 65_536
+MAX_FILES = 256
+MAX_FILE_BYTES = 32 << 20
+
+Status = Literal["finished", "time_limit", "memory_limit"]
+
+
+class Level(StrEnum):
+    """How strongly an execution is kept from everything else, weakest first.
+
+    ``none`` is what a foreign server is taken for when it does not tell its level; the local sandbox
+    never runs at it.
+    """
+
+    NONE = "none"
+    RLIMITS = "rlimits"
+    LANDLOCK = "landlock"
+    NAMESPACES = "namespaces"
+    GVISOR = "gvisor"
+
+    @property
+    def rank(self) -> int:
+        """Position in the order of strength: 0 is the weakest."""
+        return list(Level).index(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecResult:
+    """What one execution of model code did.
+
+    ``return_code`` is None when the code was stopped at a limit; negative for a signal (-11: segfault).
+    ``stdout`` and ``stderr`` keep head and tail of longer output, with a line in between that tells the
+    number of bytes dropped; bytes that are not UTF-8 are escaped. ``run_s`` is wall time from the start of
+    the code, ``queue_s`` the wait before it, ``cpu_s`` user and system time (0.0 where the server does not tell).
+    ``files`` holds those of ``fetch_files`` that existed at the end.
+    """
+
+    status: Status
+    return_code: int | None
+    stdout: str
+    stderr: str
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+    run_s: float = 0.0
+    queue_s: float = 0.0
+    cpu_s: float = 0.0
+    level: str = Level.NONE
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    session_restarted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """True when the code ran to its end and returned 0."""
+        return self.status == "finished" and self.return_code == 0
+
+    @property
+    def text(self) -> str:
+        """What the model is shown: stdout, then stderr or traceback, then why it ended, if not by itself."""
+        parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n"), self._ending()]
+        return "\n".join(part for part in parts if part)
+
+    def _ending(self) -> str:
+        notes: list[str] = []
+        if self.session_restarted:
+            notes.append("[the interpreter was restarted before this code: earlier definitions are gone]")
+        if self.status == "time_limit":
+            notes.append(f"[stopped at the time limit, after {self.run_s:.1f} s]")
+        elif self.status == "memory_limit":
+            notes.append("[stopped at the memory limit]")
+        elif self.return_code is not None and self.return_code < 0:
+            notes.append(f"[killed by signal {-self.return_code}]")
+        elif self.return_code and not self.stderr:
+            notes.append(f"[exit code {self.return_code}]")
+        return "\n".join(notes)
+
+
+class Sandbox(Protocol):
+    """Runs untrusted Python. Hundreds of calls may be in flight; a bounded number executes, in order of arrival."""
+
+    async def execute(
+        self,
+        code: str,
+        *,
+        stdin: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        run_timeout_s: float = 10.0,
+        memory_limit_mb: int = 1024,
+        fetch_files: Sequence[str] = (),
+        session: str | None = None,
+    ) -> ExecResult:
+        """Run ``code`` as a notebook cell: the value of a last expression is echoed.
+
+        The time limit counts from the start of execution, not from the call. ``files`` are laid into the
+        working directory first; ``fetch_files`` are read from it at the end. ``session`` names a trajectory
+        whose definitions survive between calls, where the sandbox was opened with sessions.
+
+        Raises ConfigError for a request that cannot be run at all, SandboxUnavailable when the sandbox
+        itself failed, after retries. Never raises for what the code does.
+        """
+        ...
+
+    async def end_session(self, session: str) -> None:
+        """Forget a session's definitions now. Unknown names are ignored."""
+        ...
+
+    async def close(self) -> None:
+        """Kill what runs, remove what was made. Calls in flight raise SandboxUnavailable."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecRequest:
+    """One validated request; ``checked`` is the only way callers' input becomes one."""
+
+    code: str
+    stdin: str | None
+    files: Mapping[str, bytes]
+    run_timeout_s: float
+    memory_limit_mb: int
+    fetch_files: tuple[str, ...]
+    session: str | None
+
+    @classmethod
+    def checked(
+        cls,
+        code: object,
+        *,
+        stdin: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        run_timeout_s: float = 10.0,
+        memory_limit_mb: int = 1024,
+        fetch_files: Sequence[str] = (),
+        session: str | None = None,
+    ) -> ExecRequest:
+        """Validate and clamp. Raises ConfigError naming the value and the rule.
+
+        Limits above the maximum are clamped to it (600 s, 65536 MB); zero, negative or non-finite ones
+        are errors, since no caller can mean them.
+        """
+        if not isinstance(code, str):
+            raise ConfigError(f"code is a {type(code).__name__}, not a string. Pass Python source as str.")
+        if not (math.isfinite(run_timeout_s) and run_timeout_s > 0):
+            raise ConfigError(f"run_timeout_s = {run_timeout_s} is not a positive number of seconds.")
+        if memory_limit_mb <= 0:
+            raise ConfigError(f"memory_limit_mb = {memory_limit_mb} is not a positive number of MB.")
+        files = dict(files or {})
+        if len(files) > MAX_FILES or len(fetch_files) > MAX_FILES:
+            raise ConfigError(
+                f"{len(files)} files given and {len(fetch_files)} asked for: at most {MAX_FILES} of each per execution."
+            )
+        size_bytes = sum(len(content) for content in files.values())
+        if size_bytes > MAX_FILE_BYTES:
+            raise ConfigError(f"files hold {size_bytes} bytes; at most {MAX_FILE_BYTES} per execution.")
+        for name in (*files, *fetch_files):
+            check_relative_path(name)
+        return cls(
+            code=code,
+            stdin=stdin,
+            files=files,
+            run_timeout_s=min(run_timeout_s, MAX_RUN_TIMEOUT_S),
+            memory_limit_mb=max(MIN_MEMORY_LIMIT_MB, min(memory_limit_mb, MAX_MEMORY_LIMIT_MB)),
+            fetch_files=tuple(fetch_files),
+            session=session,
+        )
+
+
+def check_relative_path(name: str) -> None:
+    """Raise ConfigError unless ``name`` stays inside the execution's working directory."""
+    path = PurePosixPath(name)
+    if not name or "\0" in name or path.is_absolute() or ".." in path.parts or not path.parts or len(name) > 1024:
+        raise ConfigError(
+            f"file path {name!r} does not stay inside the working directory of the execution. "
+            "Use a relative path without '..'."
+        )
+
+
+def open_sandbox(
+    spec: str | Sequence[str] = "local",
+    *,
+    min_level: str = Level.NAMESPACES,
+    workers: int | None = None,
+    sessions: int = 0,
+) -> Sandbox:
+    """Open the sandbox that ``spec`` names: ``"local"``, or one or several SandboxFusion-compatible URLs.
+
+    URLs are ``http://host:port`` or ``unix:///path/to.sock``; calls go to the least busy one. ``workers``
+    bounds the executions that run at once (default: the CPUs this process may use; for URLs, 64 per URL).
+    ``sessions`` is the number of interpreters that may be kept alive between calls; 0 turns sessions off.
+
+    A server that does not tell its level (SandboxFusion itself) is accepted, with a warning, only for the
+    weakest min_level.
+
+    Nothing starts before the first call or ``async with``, which raise SandboxUnavailable when the level
+    in force is below ``min_level``. Raises ConfigError when spec or min_level is not one of the above.
+    """
+    if min_level not in list(Level):
+        raise ConfigError(f"min_level = {min_level!r} is not a level. Use one of {', '.join(Level)}.")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers = {workers}: at least one execution must be able to run.")
+    urls = [spec] if isinstance(spec, str) else list(spec)
+    if urls == ["local"]:
+        from retool_mcore.sandbox.local import LocalSandbox
+
+        return LocalSandbox(min_level=Level(min_level), workers=workers, sessions=sessions)
+    if not urls or not all(url.startswith(("http://", "https://", "unix://")) for url in urls):
+        raise ConfigError(f"sandbox = {spec!r} is neither 'local' nor a list of http://, https:// or unix:// URLs.")
+    from retool_mcore.sandbox.client import RemoteSandbox
+
+    return RemoteSandbox(urls, min_level=Level(min_level), workers_per_url=workers or 64, sessions=sessions > 0)

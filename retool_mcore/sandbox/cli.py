@@ -1,0 +1,114 @@
+"""``retool sandbox serve``: the sandbox as a service of this node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
+from retool_mcore.sandbox.base import Level, open_sandbox
+from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.server import create_app
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+
+# Longer than the clients' own: the side that closes an idle connection must not be the one that cannot retry.
+_KEEP_ALIVE_S = 75
+
+
+@app.command()
+def serve(
+    *,
+    host: Annotated[str, typer.Option(help="address to listen on; there is no authentication")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free port, told on the first line")] = 8080,
+    socket_path: Annotated[Path | None, typer.Option("--socket", help="Unix socket, instead of host and port")] = None,
+    workers: Annotated[int | None, typer.Option(help="executions at the same time [default: the CPUs]")] = None,
+    min_level: Annotated[Level, typer.Option(help="refuse to start below this isolation")] = Level.NAMESPACES,
+    sessions: Annotated[int, typer.Option(help="interpreters kept alive between calls; 0 turns sessions off")] = 0,
+) -> None:
+    """Answer SandboxFusion's POST /run_code and GET /v1/ping, and GET /metrics, until stopped."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        listener, url = _listen(host, port, socket_path)
+        sandbox = LocalSandbox(min_level=min_level, workers=workers, sessions=sessions)
+        asyncio.run(_serve(sandbox, listener, url))
+    except ReToolError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    finally:
+        if socket_path is not None:
+            socket_path.unlink(missing_ok=True)
+
+
+@app.command()
+def ping(
+    urls: Annotated[list[str], typer.Argument(help="http://, https:// or unix:// URLs")],
+    min_level: Annotated[Level, typer.Option(help="fail below this isolation")] = Level.RLIMITS,
+) -> None:
+    """Wait until every sandbox answers, run one line in each, and tell its level."""
+    try:
+        for url in urls:
+            typer.echo(f"{url} runs at level {asyncio.run(_ping(url, min_level))}", err=True)
+    except ReToolError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+async def _ping(url: str, min_level: Level) -> str:
+    async with open_sandbox(url, min_level=min_level) as sandbox:
+        result = await sandbox.execute("print(6 * 7)")
+    if result.stdout != "42\n":
+        raise SandboxUnavailable(f"the sandbox at {url} printed {result.text[:200]!r} for print(6 * 7).")
+    return result.level
+
+
+async def _serve(sandbox: LocalSandbox, listener: socket.socket, url: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)  # uvicorn raises the signal again when it has shut down
+    with listener:
+        async with sandbox:
+            config = uvicorn.Config(
+                create_app(sandbox), access_log=False, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S
+            )
+            typer.echo(url)
+            await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _stop(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _listen(host: str, port: int, path: Path | None) -> tuple[socket.socket, str]:
+    """A bound socket and the URL for clients. Raises ConfigError when the address is taken."""
+    if path is None:
+        try:
+            # With the protocol spelled out asyncio sets TCP_NODELAY; without it every answer waits 40 ms for an ACK.
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(4096)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port.") from error
+        return listener, f"http://{host}:{listener.getsockname()[1]}"
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket() and listener.connect_ex(str(path)) != 0:
+            path.unlink()  # left behind by a server that was killed
+            listener.close()
+            listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen(4096)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on the Unix socket {path}: {error.strerror or error}.") from error
+    return listener, f"unix://{path}"

@@ -1,0 +1,244 @@
+"""From an ordinary process to a confined one: the policy of each level, in the order the kernel asks for.
+
+Runs in the zygote (once) and in its children (per execution), before any code of the model's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from retool_mcore.sandbox import kernel
+from retool_mcore.sandbox.seccomp import for_process
+
+NOBODY = 65534
+MAX_PROCESSES = 64
+MAX_OPEN_FILES = 64
+MAX_FILE_BYTES = 64 << 20
+_BOX = "/box"  # the working directory with its own mount namespace
+_TMPFS = "size=128m,nr_inodes=1024,mode=1777"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+_SYSTEM_LIBRARIES = (
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo",
+)  # fmt: skip
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def python_paths() -> list[str]:
+    """The directories of ``sys.path`` that are Python's own: standard library and site-packages.
+
+    An editable install puts its source tree on the path; a sandbox must not show it.
+    """
+    library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    kept: list[str] = []
+    for entry in sys.path:
+        real = os.path.realpath(entry)
+        in_library = any(real == root or os.path.dirname(real) == root for root in library)
+        if os.path.isdir(entry) and (in_library or real.endswith(("site-packages", "dist-packages"))):
+            kept.append(entry)
+    return kept
+
+
+def visible_paths() -> list[str]:
+    """All that an execution may read, none beneath another."""
+    library_dir = sysconfig.get_config_var("LIBDIR")
+    candidates = [*_SYSTEM_LIBRARIES, *python_paths(), *([library_dir] if library_dir else [])]
+    paths = {path for path in candidates if os.path.exists(path)}
+    paths |= {os.path.realpath(path) for path in paths}
+    return [path for path in sorted(paths) if not any(path.startswith(other + "/") for other in paths)]
+
+
+# ---------------------------------------------------------------- namespaces
+
+
+def _ids_of_root() -> bool:
+    """Whether this process is root of a user namespace in which `nobody` exists, so that uid 0 can be given up."""
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/uid_map", encoding="ascii") as uid_map:
+        ranges = [tuple(map(int, line.split())) for line in uid_map]
+    return any(first <= NOBODY < first + count for first, _, count in ranges)
+
+
+def enter_namespaces() -> bool:
+    """Unshare user, mount, pid, network, IPC and UTS namespaces; the next child is pid 1 of the new ones.
+
+    Returns True when uid 0 is mapped too and has to be dropped later, by ``become_nobody``.
+    """
+    as_root = _ids_of_root()
+    uid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.geteuid()} 1"
+    gid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.getegid()} 1"
+    read_end, write_end = os.pipe()
+    parent = os.getpid()
+    helper = os.fork()  # writes the maps from outside: only there is a process privileged to map two ids
+    if helper == 0:
+        os.close(write_end)
+        if os.read(read_end, 1) != b"u":
+            os._exit(1)
+        try:
+            for name, text in (("setgroups", "" if as_root else "deny"), ("uid_map", uid_map), ("gid_map", gid_map)):
+                if text:
+                    with open(f"/proc/{parent}/{name}", "w", encoding="ascii") as file:
+                        file.write(text)
+        except OSError as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    os.close(read_end)
+    try:
+        kernel.unshare(
+            kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET
+            | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+        )  # fmt: skip
+        os.write(write_end, b"u")
+    finally:
+        os.close(write_end)
+        status = os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])
+    if status:
+        raise OSError(status, f"writing uid_map {uid_map!r}: {os.strerror(status)}")
+    return as_root
+
+
+def build_root(root: str) -> None:
+    """Make ``root`` the root directory: a read-only tmpfs with Python, system libraries, four devices and /box."""
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    hardened = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
+    for path in visible_paths():
+        if os.path.islink(path):
+            os.makedirs(os.path.dirname(root + path), exist_ok=True)
+            os.symlink(os.readlink(path), root + path)
+        else:
+            _bind(path, root, hardened | kernel.MOUNT_ATTR_NODEV)
+    for device in _DEVICES:
+        _bind(device, root, kernel.MOUNT_ATTR_NOSUID)
+    for directory in (_BOX, "/proc"):
+        os.mkdir(root + directory)
+    os.symlink(_BOX, root + "/dev/shm")
+    if not os.path.exists(root + "/tmp"):  # it exists when Python itself lies there
+        os.symlink(_BOX, root + "/tmp")
+    with contextlib.suppress(PermissionError):  # a container masks parts of /proc; then executions get none at all
+        kernel.mount("proc", root + "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    os.chdir(root)
+    kernel.pivot_root_here()
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount(None, "/", None, flags)
+
+
+def _bind(path: str, root: str, attributes: int) -> None:
+    target = root + path
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.set_mount_attributes(target, attributes)
+
+
+def become_nobody() -> None:
+    """Give up uid 0 inside the namespaces but keep the capabilities over them, which children drop."""
+    os.setgroups([])
+    kernel.keep_capabilities_over_setuid()
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    kernel.raise_all_capabilities()
+
+
+def confine_in_namespaces(seccomp_program: bytes, *, proc: bool) -> None:
+    """A child's part: own /box, own /proc, own user namespace without capabilities, limits, seccomp."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("tmpfs", _BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _TMPFS)
+    if proc:
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
+    os.chdir(_BOX)
+    # A user namespace of its own: it has no power over the mounts just made, and RLIMIT_NPROC counts only itself.
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    set_limits(MAX_PROCESSES)
+    kernel.drop_all_capabilities()
+    kernel.set_dumpable(True)
+    kernel.forbid_new_privileges()
+    kernel.install_seccomp(seccomp_program)
+
+
+# ------------------------------------------------------- landlock and rlimits
+
+
+@dataclass(frozen=True)
+class SharedPaths:
+    """Fds of what an execution may read, opened while the zygote may still open it."""
+
+    readable: tuple[int, ...]
+    devices: tuple[int, ...]
+
+    @classmethod
+    def open(cls) -> SharedPaths:
+        def open_all(paths: Iterable[str]) -> tuple[int, ...]:
+            return tuple(os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths)
+
+        return cls(readable=open_all(visible_paths()), devices=open_all(_DEVICES))
+
+
+def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int | None, processes: int) -> None:
+    """A child's part without namespaces: own uid where root, Landlock on the file system, limits, seccomp.
+
+    The working directory is already the execution's own.
+    """
+    _drop_to(uid, processes)
+    abi = kernel.landlock_abi()
+    cwd = os.open(".", os.O_PATH)
+    reading = kernel.LANDLOCK_READ_FILE | kernel.LANDLOCK_READ_DIR
+    rules = [(cwd, kernel.landlock_directory_rights(abi))]
+    for fd in paths.readable:
+        is_directory = os.path.isdir(f"/proc/self/fd/{fd}")
+        rules.append((fd, reading if is_directory else kernel.LANDLOCK_READ_FILE))
+    rules += [(fd, kernel.LANDLOCK_READ_FILE | kernel.LANDLOCK_WRITE_FILE) for fd in paths.devices]
+    kernel.landlock(abi, rules)
+    os.close(cwd)
+    kernel.install_seccomp(for_process(seccomp_program, os.getpid()))
+
+
+def confine_by_limits(*, uid: int | None, processes: int) -> None:
+    """A child's part at the weakest level: resource limits, and an own uid where root."""
+    _drop_to(uid, processes)
+
+
+def _drop_to(uid: int | None, processes: int) -> None:
+    set_limits(processes)
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    kernel.die_with_parent(signal.SIGKILL)  # after the change of uid, which clears it
+    kernel.drop_all_capabilities()
+    kernel.set_dumpable(True)
+    kernel.forbid_new_privileges()
+
+
+def set_limits(processes: int) -> None:
+    """The limits that are the same for every request."""
+    for name, wanted in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        _, hard = resource.getrlimit(name)
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(name, (limit, limit))
+
+
+def reset_signals() -> None:
+    """Default handlers, nothing blocked: what the zygote set up is not the code's business."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,0 +1,113 @@
+"""Without a pid namespace: a process that outlives the execution and kills whatever it leaves behind.
+
+It adopts the orphans of its tree (``kernel.adopt_orphans``), so that no double fork gets away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from typing import NoReturn
+
+_WAITED = {signal.SIGTERM, signal.SIGCHLD}
+
+
+def block_signals() -> None:
+    """To be called before the fork of the execution: its end must not come between fork and wait."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
+
+
+def outlive(child: int) -> NoReturn:
+    """Wait for ``child``, kill it when told to (SIGTERM), kill all it left, and end the way it ended."""
+    status: int | None = None
+    while status is None:
+        if signal.sigwait(_WAITED) == signal.SIGTERM:
+            os.kill(child, signal.SIGKILL)
+        status = _reap_until_none(child)
+    kill_descendants()
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(max(code, 0))
+
+
+def _reap_until_none(child: int) -> int | None:
+    """Collect all that ended; the wait status of ``child`` if it was among them."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                status = ended[1]
+    return status
+
+
+def kill_descendants() -> None:
+    """SIGKILL every descendant until none is left. Needs ``kernel.adopt_orphans``, so that orphans come back here.
+
+    A fork bomb forks while it is being killed: each process found is first forbidden to fork (RLIMIT_NPROC 0, which
+    its children inherit), and its whole process group is killed at once.
+    """
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        found = _descendants(os.getpid())
+        for pid in found:
+            with contextlib.suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0)
+
+
+def _descendants(root: int) -> list[int]:
+    """Pids of the tree below ``root``."""
+    # A kernel may be built without this file (CONFIG_PROC_CHILDREN).
+    children_of = _children if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else _scan
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        children = children_of(waiting.pop())
+        found += children
+        waiting += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
+    return children
+
+
+def _scan(pid: int) -> list[int]:
+    """Children of ``pid`` by looking at every process: slow, right on any kernel."""
+    children: list[int] = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as stat:
+                if int(stat.read().rpartition(b")")[2].split()[1]) == pid:
+                    children.append(int(entry))
+    return children
+
+
+def count_tasks(uid: int) -> int:
+    """Processes and threads of a user, everywhere on the machine."""
+    count = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{entry}").st_uid == uid:
+                    count += len(os.listdir(f"/proc/{entry}/task"))
+    return count

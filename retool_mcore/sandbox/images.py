@@ -1,0 +1,231 @@
+"""The supervisor's side of a zygote: start it, ask it for children, hear of their end."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox import kernel, zygote
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.seccomp import compile_filter
+
+_START_TIMEOUT_S = 120.0
+_FORK_TIMEOUT_S = 30.0
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from retool_mcore.sandbox.zygote import main; main({fd})"
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+    "PYTHONHASHSEED": "0",  # the order of a printed set does not depend on which zygote ran the code
+}
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of a child: wait status as of ``os.wait`` and CPU seconds of it and its reaped children."""
+
+    status: int
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Child:
+    """A started child. ``pidfd`` is the caller's to close; ``exit`` raises SandboxUnavailable if the zygote died."""
+
+    pidfd: int
+    exit: asyncio.Future[Exit]
+
+
+class WarmImage:
+    """One zygote process. Starts again by itself after it died."""
+
+    def __init__(self, *, level: Level, light: bool, state_dir: Path) -> None:
+        self._level = level
+        self._light = light
+        self._state_dir = state_dir
+        self._channel: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = asyncio.Lock()
+        self._next_job = 1
+        self._started: dict[int, asyncio.Future[int]] = {}
+        self._exits: dict[int, asyncio.Future[Exit]] = {}
+
+    @property
+    def light(self) -> bool:
+        """Whether numpy and sympy are absent."""
+        return self._light
+
+    @property
+    def num_running(self) -> int:
+        """Children that have not ended."""
+        return len(self._exits)
+
+    async def start(self) -> None:
+        """Start unless it runs. Raises SandboxUnavailable with what the kernel refused."""
+        async with self._starting:
+            if self._channel is None:
+                await self._start()
+
+    async def _start(self) -> None:
+        root = self._state_dir / "root"
+        root.mkdir(parents=True, exist_ok=True)
+        log_path = self._state_dir / "zygote.log"
+        environment = dict(_ENVIRONMENT, HOME=str(self._state_dir))
+        if "LD_LIBRARY_PATH" in os.environ:
+            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        try:
+            config = marshal.dumps(self._config(root))
+        except (OSError, RuntimeError) as error:
+            raise SandboxUnavailable(f"no seccomp filter or no Landlock: {error}") from error
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        boot = _BOOT.format(root=str(_PACKAGE_ROOT), fd=theirs.fileno())
+        with log_path.open("wb") as log, theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-B", "-c", boot],
+                env=environment, pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        ours.setblocking(False)
+        try:
+            ours.send(config)
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                answer = await asyncio.get_running_loop().sock_recv(ours, 1 << 16)
+        except (OSError, TimeoutError) as error:
+            answer = zygote.FAILED + f"no answer: {error!r}".encode()
+        if answer[:1] != zygote.READY:
+            ours.close()
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            reason = answer[1:].decode(errors="replace") or log_path.read_text(errors="replace")[-2000:]
+            raise SandboxUnavailable(reason.strip() or f"the zygote ended with {process.returncode}")
+        self.facts: dict[str, object] = json.loads(answer[1:])
+        self._channel, self._process = ours, process
+        asyncio.get_running_loop().add_reader(ours, self._on_message)
+
+    def _config(self, root: Path) -> dict[str, object]:
+        return {
+            "level": str(self._level),
+            "light": self._light,
+            "root": str(root),
+            "seccomp": self._filter(),
+        }
+
+    def _filter(self) -> bytes:
+        """The seccomp program. Signals are kept in by a pid namespace, by Landlock from ABI 6, else by seccomp."""
+        if self._level == Level.RLIMITS:
+            return b""
+        scoped = self._level == Level.NAMESPACES or kernel.landlock_abi() >= kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE
+        return compile_filter(only_own_signals=not scoped)
+
+    async def spawn(self, fds: list[int], *, uid: int | None, has_cgroup: bool) -> Child:
+        """Fork a child that holds ``fds`` (see ``zygote.SPAWN``). Raises SandboxUnavailable."""
+        await self.start()
+        assert self._channel is not None, "start() returned without a channel"
+        loop = asyncio.get_running_loop()
+        job, self._next_job = self._next_job, self._next_job + 1
+        self._started[job] = loop.create_future()
+        self._exits[job] = exit_ = loop.create_future()
+        exit_.add_done_callback(_retrieve)
+        message = zygote.SPAWN.pack(job, -1 if uid is None else uid, has_cgroup)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        try:
+            self._channel.sendmsg([message], rights)
+        except OSError as error:
+            self._exits.pop(job, None)
+            raise SandboxUnavailable(f"the zygote takes no more jobs: {error}") from error
+        try:
+            async with asyncio.timeout(_FORK_TIMEOUT_S):
+                return Child(pidfd=await asyncio.shield(self._started[job]), exit=exit_)
+        except TimeoutError:
+            self._lost(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s")
+            raise SandboxUnavailable(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s") from None
+        except asyncio.CancelledError:
+            self._started[job].add_done_callback(self._kill_unwanted)
+            raise
+
+    def _on_message(self) -> None:
+        assert self._channel is not None, "a reader outlived its channel"
+        try:
+            message, ancillary, _, _ = self._channel.recvmsg(4096, socket.CMSG_SPACE(4))
+        except BlockingIOError:
+            return
+        except OSError:
+            message, ancillary = b"", []
+        kind, body = message[:1], message[1:]
+        if kind == zygote.STARTED:
+            pidfds = array.array("i")
+            pidfds.frombytes(ancillary[0][2])
+            self._started.pop(zygote.STARTED_BODY.unpack(body)[0]).set_result(pidfds[0])
+        elif kind == zygote.EXITED:
+            job, status, cpu_s = zygote.EXITED_BODY.unpack(body)
+            self._exits.pop(job).set_result(Exit(status, cpu_s))
+        elif kind == zygote.FAILED:
+            (job,) = zygote.STARTED_BODY.unpack_from(body)
+            self._exits.pop(job).cancel()
+            reason = body[zygote.STARTED_BODY.size :].decode(errors="replace")
+            self._started.pop(job).set_exception(SandboxUnavailable(f"the zygote could not fork: {reason}"))
+        else:
+            self._lost("the zygote died")
+
+    def _lost(self, reason: str) -> None:
+        """The zygote is gone, and with it every child: fail who waits; the next spawn starts a new one."""
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel)
+            self._channel.close()
+            self._channel = None
+        waiting = [*self._started.values(), *self._exits.values()]
+        self._started.clear()
+        self._exits.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(SandboxUnavailable(reason))
+                future.add_done_callback(_retrieve)
+        if self._process is not None:
+            self._process.kill()  # the outer of the two processes; the inner one dies with it
+            self._process.wait()
+            self._process = None
+
+    def kill(self, pidfd: int) -> None:
+        """End a child and all it started: pid 1 of a namespace takes it along, a guardian cleans up first."""
+        with contextlib.suppress(ProcessLookupError):
+            is_init = self._level == Level.NAMESPACES
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL if is_init else signal.SIGTERM)
+
+    def _kill_unwanted(self, started: asyncio.Future[int]) -> None:
+        if not started.cancelled() and started.exception() is None:
+            self.kill(started.result())
+            os.close(started.result())
+
+    async def close(self) -> None:
+        """End the zygote and all its children, and wait for that."""
+        async with self._starting:
+            process, self._process = self._process, None
+            self._lost("the sandbox was closed")
+            if process is None:
+                return
+            try:
+                await asyncio.to_thread(process.wait, 10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+
+
+def _retrieve(future: asyncio.Future[Exit] | asyncio.Future[int]) -> None:
+    """Mark an exception as seen: whoever waited may have been cancelled meanwhile."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,218 @@
+"""The system calls Python does not offer, by ctypes. No policy here: who calls what, and when, is elsewhere.
+
+Everything raises OSError with the kernel's errno and the call's name, so that a refusal can be told to the user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Sequence
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x4_0000
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
+_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 22, 24, 36, 38
+_SECCOMP_MODE_FILTER = 2
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+# Numbers above 423 are the same on every architecture; pivot_root and capset are libc functions.
+_SYS_MOUNT_SETATTR = 442
+_SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"{what}: {os.strerror(errno)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces in ``flags`` (CLONE_NEW*) for new ones."""
+    _check(_libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def enter_namespace(fd: int, kind: int) -> None:
+    """setns: join the namespace behind ``fd``, of type ``kind`` (CLONE_NEW*)."""
+    _check(_libc.setns(fd, kind), f"setns({kind:#x})")
+
+
+def mount(source: str | None, target: str, filesystem: str | None, flags: int, options: str | None = None) -> None:
+    """mount(2)."""
+    encoded = [None if text is None else text.encode() for text in (source, target, filesystem, options)]
+    result = _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
+    _check(result, f"mount({filesystem or source} on {target})")
+
+
+def set_mount_attributes(target: str, attributes: int) -> None:
+    """Add ``attributes`` (MOUNT_ATTR_*) to ``target`` and all mounts below it. Linux 5.12 or newer."""
+    request = struct.pack("QQQQ", attributes, 0, 0, 0)
+    result = _libc.syscall(
+        _SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, request, ctypes.c_size_t(len(request))
+    )
+    _check(result, f"mount_setattr({target})")
+
+
+def pivot_root_here() -> None:
+    """Make the working directory the root and detach the old one."""
+    number = _SYS_PIVOT_ROOT[os.uname().machine]
+    _check(_libc.syscall(number, b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", MNT_DETACH), "umount of the old root")
+    os.chdir("/")
+
+
+def _prctl(option: int, value: int, what: str) -> None:
+    _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), what)
+
+
+def die_with_parent(signal: int) -> None:
+    """Be sent ``signal`` when the parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal, "prctl(PR_SET_PDEATHSIG)")
+
+
+def set_dumpable(value: bool) -> None:
+    """Whether processes of the same user may look into this one (/proc, ptrace)."""
+    _prctl(_PR_SET_DUMPABLE, int(value), "prctl(PR_SET_DUMPABLE)")
+
+
+def keep_capabilities_over_setuid() -> None:
+    """Keep the permitted capabilities through the next change of uid."""
+    _prctl(_PR_SET_KEEPCAPS, 1, "prctl(PR_SET_KEEPCAPS)")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def forbid_new_privileges() -> None:
+    """No exec from here on grants anything (setuid, file capabilities)."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def _capset(effective: int, permitted: int) -> None:
+    header = struct.pack("Ii", 0x2008_0522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    low, high = 0xFFFF_FFFF, 32
+    data = struct.pack("6I", effective & low, permitted & low, 0, effective >> high, permitted >> high, 0)
+    _check(_libc.capset(header, data), "capset")
+
+
+def _last_capability() -> int:
+    capability = 0
+    while _libc.prctl(23, ctypes.c_ulong(capability), 0, 0, 0) >= 0:  # PR_CAPBSET_READ
+        capability += 1
+    return capability - 1
+
+
+LAST_CAPABILITY = _last_capability()
+
+
+def raise_all_capabilities() -> None:
+    """Make every capability effective; they must be permitted (the owner of a user namespace has them)."""
+    everything = (1 << (LAST_CAPABILITY + 1)) - 1
+    _capset(everything, everything)
+
+
+def drop_all_capabilities() -> None:
+    """Give up every capability, for this process and whatever it executes.
+
+    The bounding set can be lowered only by a process that has CAP_SETPCAP; without it there is nothing to lower.
+    """
+    for capability in range(LAST_CAPABILITY + 1):
+        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break
+    _capset(0, 0)
+
+
+def install_seccomp(program: bytes) -> None:
+    """Install a classic BPF program (8 bytes an instruction) as this thread's system-call filter."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    fprog = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, fprog, 0, 0), "prctl(PR_SET_SECCOMP)")
+
+
+_HUGE_PAGE_BYTES = 2 << 20
+_MADV_COLLAPSE = 25
+
+
+def collapse_into_huge_pages(maps: str) -> int:
+    """Move this process's anonymous memory into 2 MiB pages; returns how many. ``maps``: text of /proc/self/maps.
+
+    A fork copies page tables, one entry for each page: with huge pages it costs half. Linux 6.1 or newer; elsewhere,
+    and where memory is too fragmented, nothing changes but the speed.
+    """
+    num_collapsed = 0
+    for line in maps.splitlines():
+        fields = line.split()
+        start, end = (int(address, 16) for address in fields[0].split("-"))
+        if fields[1] != "rw-p" or fields[4] != "0" or fields[5:] not in ([], ["[heap]"]):
+            continue
+        address = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+        while address + _HUGE_PAGE_BYTES <= end:
+            size = ctypes.c_size_t(_HUGE_PAGE_BYTES)
+            num_collapsed += _libc.madvise(ctypes.c_void_p(address), size, _MADV_COLLAPSE) == 0
+            address += _HUGE_PAGE_BYTES
+    return num_collapsed
+
+
+# Landlock access rights (linux/landlock.h), by the ABI that brought them.
+LANDLOCK_WRITE_FILE, LANDLOCK_READ_FILE, LANDLOCK_READ_DIR = 1 << 1, 1 << 2, 1 << 3
+_LANDLOCK_ABI1 = (1 << 13) - 1
+_LANDLOCK_EXECUTE, _LANDLOCK_MAKE_CHAR, _LANDLOCK_MAKE_BLOCK = 1 << 0, 1 << 6, 1 << 11
+_LANDLOCK_REFER, _LANDLOCK_TRUNCATE, _LANDLOCK_IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+LANDLOCK_ABI_WITH_SIGNAL_SCOPE = 6
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version. Raises OSError where it has none (ENOSYS) or it is off (EOPNOTSUPP)."""
+    version = _libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    return _check(version, "landlock_create_ruleset")
+
+
+def landlock_rights(abi: int) -> int:
+    """Every file-system right that this ABI can withhold."""
+    rights = _LANDLOCK_ABI1
+    for since, right in ((2, _LANDLOCK_REFER), (3, _LANDLOCK_TRUNCATE), (5, _LANDLOCK_IOCTL_DEV)):
+        if abi >= since:
+            rights |= right
+    return rights
+
+
+def landlock_directory_rights(abi: int) -> int:
+    """The rights inside a directory of one's own: everything but executing and making devices."""
+    return landlock_rights(abi) & ~(_LANDLOCK_EXECUTE | _LANDLOCK_MAKE_CHAR | _LANDLOCK_MAKE_BLOCK)
+
+
+def landlock(abi: int, rules: Sequence[tuple[int, int]]) -> None:
+    """Restrict this thread to ``rules``: (fd of a file or directory, rights beneath it).
+
+    From ABI 4 TCP is refused too, from ABI 6 signals and abstract Unix sockets out of the domain.
+    """
+    attributes = struct.pack("Q", landlock_rights(abi))
+    if abi >= 4:
+        attributes += struct.pack("Q", 0b11)  # bind and connect TCP
+    if abi >= LANDLOCK_ABI_WITH_SIGNAL_SCOPE:
+        attributes += struct.pack("Q", 0b11)  # abstract Unix sockets, signals
+    ruleset = _check(
+        _libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0),
+        "landlock_create_ruleset",
+    )
+    for fd, rights in rules:
+        beneath = struct.pack("=Qi", rights & landlock_rights(abi), fd)
+        _check(_libc.syscall(_SYS_LANDLOCK_ADD_RULE, ruleset, 1, beneath, 0), "landlock_add_rule")
+    _check(_libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+    os.close(ruleset)

@@ -1,0 +1,96 @@
+"""Which isolation this machine gives, found by trying: start a zygote at a level, then attack it once.
+
+Never a silent step down: every refusal is kept, and a caller who asked for more gets all of them.
+"""
+
+from __future__ import annotations
+
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox.base import ExecRequest, Level
+from retool_mcore.sandbox.images import WarmImage
+from retool_mcore.sandbox.process import ChildProcess
+from retool_mcore.sandbox.seats import Seat
+
+LOCAL_LEVELS = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
+
+_HINTS = {
+    Level.GVISOR: "the local sandbox has no gVisor backend. Run `retool sandbox serve` inside a runsc container "
+    "and ask for the level it has there",
+    Level.NAMESPACES: "allow unprivileged user namespaces: sysctl user.max_user_namespaces=15000, "
+    "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04), kernel.unprivileged_userns_clone=1 (Debian); "
+    "in Docker, --security-opt seccomp=unconfined --security-opt apparmor=unconfined (or --cap-add SYS_ADMIN), "
+    "and Linux 5.12 or newer; libseccomp2 must be installed",
+    Level.LANDLOCK: "Linux 5.13 or newer with landlock in the kernel's lsm= list, a container runtime whose seccomp "
+    "profile lets the landlock system calls through, and libseccomp2",
+    Level.RLIMITS: "needs Linux with a readable Python",
+}
+
+# What must be refused at a level. Each line is tried inside; the first that is not refused ends the probe.
+_ATTACKS = {
+    Level.NAMESPACES: """
+        refused("open", lambda: open("/etc/passwd"))
+        refused("write", lambda: open("/usr/lib/probe", "w"))
+        refused("socket", lambda: socket.socket())
+        refused("unshare", lambda: libc_call("unshare", 0x10000000))
+        assert os.getpid() == 1, "pid namespace"
+    """,
+    Level.LANDLOCK: """
+        refused("open", lambda: open("/etc/passwd"))
+        refused("write", lambda: open("/tmp/probe-of-the-sandbox", "w"))
+        refused("socket", lambda: socket.socket())
+        refused("unshare", lambda: libc_call("unshare", 0x10000000))
+        refused("kill", lambda: os.kill(os.getppid(), 0))
+    """,
+    Level.RLIMITS: """
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0), "core limit"
+        assert resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY, "memory limit"
+    """,
+}
+_PROBE = """
+import ctypes, os, resource, socket, textwrap
+def libc_call(name, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+def refused(what, attempt):
+    try:
+        attempt()
+    except OSError:
+        return
+    raise AssertionError(f"{what} was not refused")
+open("probe", "w").write("the working directory is writable")
+"""
+
+
+async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
+    """Start a light image and attack it once. Raises SandboxUnavailable when either fails; the image is closed then."""
+    try:
+        await image.start()
+        seat.prepare(memory_limit_mb=256)
+        await _probe(image, level, seat)
+    except SandboxUnavailable:
+        await image.close()
+        raise
+    finally:
+        seat.clean()
+
+
+async def _probe(image: WarmImage, level: Level, seat: Seat) -> None:
+    code = _PROBE + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
+    process = await ChildProcess.spawn(image, seat)
+    try:
+        turn = await process.run(ExecRequest.checked(code), session=False)
+    finally:
+        await process.close()
+    if turn.return_code != 0:
+        raise SandboxUnavailable(f"the probe inside failed: {turn.stderr[0].strip() or turn.return_code}")
+
+
+def refusal(min_level: Level, reasons: dict[Level, str]) -> SandboxUnavailable:
+    """The error for a caller who asked for more than the machine gives."""
+    lines = [f"this machine does not give the sandbox level {str(min_level)!r} that was asked for (min_level)."]
+    for level, reason in reasons.items():
+        lines.append(f"  {level}: {reason}")
+        lines.append(f"    to allow it: {_HINTS[level]}")
+    lines.append("Or accept less: set min_level to a weaker level, knowing what it does not protect.")
+    return SandboxUnavailable("\n".join(lines))

@@ -1,0 +1,294 @@
+"""The sandbox in this process: warm images, a bounded number of executions, one confined fork each.
+
+Opened in a rollout worker or behind ``retool sandbox serve``. All state belongs to one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import tenacity
+
+from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.sandbox import levels
+from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level
+from retool_mcore.sandbox.images import WarmImage
+from retool_mcore.sandbox.process import ChildProcess, Turn
+from retool_mcore.sandbox.runner import HEAVY_PACKAGES
+from retool_mcore.sandbox.seats import Seat
+from retool_mcore.sandbox.sessions import Sessions
+from retool_mcore.sandbox.state import StateDirectory
+
+logger = logging.getLogger(__name__)
+
+# One zygote forks serially, a few milliseconds each; more workers than this get another one.
+_WORKERS_PER_ZYGOTE = 16
+# A guess from the text, only to start in the right image: hostile code is never parsed in this process. The child
+# reads the AST and sends back what the guess got wrong.
+_HEAVY_IMPORT = re.compile(
+    r"(?:^|[;:])[ \t]*(?:import|from)[ \t][^\n;]{0,200}?\b(?:" + "|".join(sorted(HEAVY_PACKAGES)) + r")\b", re.MULTILINE
+)
+
+
+class LocalSandbox:
+    """Runs model code on this machine. See ``base.Sandbox`` and ``base.open_sandbox``."""
+
+    def __init__(
+        self,
+        *,
+        min_level: Level = Level.NAMESPACES,
+        max_level: Level = Level.GVISOR,
+        workers: int | None = None,
+        sessions: int = 0,
+        attempts: int = 3,
+    ) -> None:
+        """``max_level`` stays below what the machine gives (tests); ``attempts`` counts tries per execution."""
+        self._min_level, self._max_level = min_level, max_level
+        self._workers = workers or len(os.sched_getaffinity(0))
+        if 0 < sessions < self._workers:
+            raise ConfigError(f"sessions = {sessions} is below workers = {self._workers}: each worker may need one.")
+        self._num_sessions = sessions
+        self._attempts = attempts
+        self._slots = asyncio.Semaphore(self._workers)
+        self._opening = asyncio.Lock()
+        self._level: Level | None = None
+        self._light: list[WarmImage] = []
+        self._full: list[WarmImage] = []
+        self._seats: deque[Seat] = deque()
+        self._state: StateDirectory | None = None
+        self._sessions: Sessions | None = None
+        self._closed = False
+
+    @property
+    def level(self) -> Level:
+        """The level in force. Raises SandboxUnavailable before the sandbox is open."""
+        if self._level is None:
+            raise SandboxUnavailable("the sandbox is not open yet: enter it with `async with`, or execute something.")
+        return self._level
+
+    @property
+    def workers(self) -> int:
+        """Executions that may run at once."""
+        return self._workers
+
+    @property
+    def num_sessions(self) -> int:
+        """Interpreters that may be kept alive between calls; 0 when sessions are off."""
+        return self._num_sessions
+
+    @property
+    def memory_is_bounded_per_execution(self) -> bool:
+        """Whether a cgroup bounds all processes of an execution together, rather than each by itself."""
+        return self._state is not None and self._state.cgroups is not None
+
+    # -------------------------------------------------------------- opening
+
+    async def open(self) -> None:
+        """Start the images at the strongest level. Raises SandboxUnavailable below ``min_level``."""
+        async with self._opening:
+            if self._closed:
+                raise SandboxUnavailable("the sandbox was closed.")
+            if self._level is None:
+                try:
+                    await self._open()
+                except BaseException:
+                    await self._release()
+                    raise
+
+    async def _open(self) -> None:
+        self._state = StateDirectory.create()
+        first_light, level = await self._strongest_image()
+        num_zygotes = -(-self._workers // _WORKERS_PER_ZYGOTE)
+        more_light = [self._image(level, light=True, number=number) for number in range(1, num_zygotes)]
+        self._light = [first_light, *more_light]
+        self._full = [self._image(level, light=False, number=number) for number in range(num_zygotes)]
+        await asyncio.gather(*(image.start() for image in (*more_light, *self._full)))
+        for number in range(self._workers + self._num_sessions):
+            self._seats.append(self._make_seat(level, number))
+        if self._num_sessions:
+            self._sessions = Sessions(self._num_sessions)
+        self._level = level
+        self._log_opening(level)
+
+    async def _strongest_image(self) -> tuple[WarmImage, Level]:
+        reasons: dict[Level, str] = {}
+        if self._min_level == Level.GVISOR:
+            reasons[Level.GVISOR] = "not available"
+        for level in levels.LOCAL_LEVELS:
+            if level.rank > self._max_level.rank or level.rank < self._min_level.rank:
+                continue
+            seat = self._make_seat(level, -1)
+            try:
+                image = self._image(level, light=True, number=0)
+                await levels.start_and_probe(image, level, seat)
+            except (SandboxUnavailable, OSError) as error:
+                reasons[level] = str(error)
+                logger.warning("sandbox level %s is refused here: %s", level, error)
+            else:
+                return image, level
+            finally:
+                seat.remove()
+        raise levels.refusal(self._min_level, reasons)
+
+    def _image(self, level: Level, *, light: bool, number: int) -> WarmImage:
+        assert self._state is not None, "images live in the state directory"
+        directory = self._state.path / f"{'light' if light else 'full'}-{number}"
+        return WarmImage(level=level, light=light, state_dir=directory)
+
+    def _log_opening(self, level: Level) -> None:
+        memory = "execution" if self.memory_is_bounded_per_execution else "process (no writable memory cgroup)"
+        logger.info("sandbox open: level %s, %d workers, memory limited per %s", level, self._workers, memory)
+        if level == Level.RLIMITS:
+            logger.warning(
+                "sandbox level is rlimits: model code can read files, use the network%s. Development only.",
+                "" if os.geteuid() == 0 else " and signal every process of this user",
+            )
+
+    def _make_seat(self, level: Level, number: int) -> Seat:
+        assert self._state is not None, "seats live in the state directory"
+        return Seat.make(level, number, self._state)
+
+    # ------------------------------------------------------------ executing
+
+    async def execute(
+        self,
+        code: str,
+        *,
+        stdin: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        run_timeout_s: float = 10.0,
+        memory_limit_mb: int = 1024,
+        fetch_files: Sequence[str] = (),
+        session: str | None = None,
+    ) -> ExecResult:
+        """See ``base.Sandbox.execute``."""
+        request = ExecRequest.checked(
+            code,
+            stdin=stdin,
+            files=files,
+            run_timeout_s=run_timeout_s,
+            memory_limit_mb=memory_limit_mb,
+            fetch_files=fetch_files,
+            session=session,
+        )
+        if session is not None and not self._num_sessions:
+            raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
+        asked = time.monotonic()
+        await self.open()
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
+            stop=tenacity.stop_after_attempt(1 if session else self._attempts),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
+            reraise=True,
+        ):
+            with attempt:
+                return await self._execute_once(request, asked)
+        raise AssertionError("tenacity neither returned nor raised")
+
+    async def _execute_once(self, request: ExecRequest, asked: float) -> ExecResult:
+        async with self._slots:
+            if self._closed:
+                raise SandboxUnavailable("the sandbox was closed.")
+            queue_s = time.monotonic() - asked
+            if request.session is not None:
+                return replace(await self._run_in_session(request, request.session), queue_s=queue_s)
+            seat = self._seats.popleft()
+            try:
+                heavy = _HEAVY_IMPORT.search(request.code) is not None
+                result = await self._run_stateless(request, self._full if heavy else self._light, seat)
+                if result is None:
+                    result = await self._run_stateless(request, self._full, seat)
+            finally:
+                self._seats.append(seat)
+            assert result is not None, "the full image does not ask for the full image"
+            return replace(result, queue_s=queue_s)
+
+    async def _run_stateless(self, request: ExecRequest, images: list[WarmImage], seat: Seat) -> ExecResult | None:
+        """One fresh child. None when the light image was asked for what only the full one has."""
+        image = min(images, key=lambda image: image.num_running)
+        kills_before = seat.oom_kills()
+        seat.prepare(request.memory_limit_mb)
+        try:
+            process = await ChildProcess.spawn(image, seat)
+            try:
+                turn = await process.run(request, session=False)
+            finally:
+                await process.close()
+        finally:
+            seat.clean()
+        if turn.needs_full and image.light:
+            return None
+        return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
+
+    async def _run_in_session(self, request: ExecRequest, name: str) -> ExecResult:
+        assert self._sessions is not None, "execute() checked that sessions are on"
+        async with self._sessions.turn(name) as entry:
+            restarted = entry.lost
+            if entry.process is None:
+                await self._sessions.make_room()
+                seat = self._seats.popleft()
+                entry.own(seat, give_back=self._seats.append)
+                seat.prepare(request.memory_limit_mb)
+                image = min(self._full, key=lambda image: image.num_running)
+                entry.process = await ChildProcess.spawn(image, seat)
+            turn = await entry.process.run(request, session=True)
+            return replace(self._result(turn, out_of_memory=False), session_restarted=restarted)
+
+    def _result(self, turn: Turn, *, out_of_memory: bool) -> ExecResult:
+        killed = out_of_memory and turn.return_code is not None and turn.return_code < 0
+        return ExecResult(
+            status="time_limit" if turn.timed_out else "memory_limit" if killed else "finished",
+            return_code=None if killed else turn.return_code,
+            stdout=turn.stdout[0],
+            stderr=turn.stderr[0],
+            stdout_dropped_bytes=turn.stdout[1],
+            stderr_dropped_bytes=turn.stderr[1],
+            run_s=turn.run_s,
+            cpu_s=turn.cpu_s,
+            level=self.level,
+            files=turn.files,
+        )
+
+    # -------------------------------------------------------------- closing
+
+    async def end_session(self, session: str) -> None:
+        """See ``base.Sandbox.end_session``."""
+        if self._sessions is not None:
+            await self._sessions.end(session)
+
+    async def close(self) -> None:
+        """See ``base.Sandbox.close``."""
+        async with self._opening:
+            self._closed = True
+            await self._release()
+
+    async def _release(self) -> None:
+        if self._sessions is not None:
+            await self._sessions.close()
+        images = [*self._light, *self._full]
+        await asyncio.gather(*(image.close() for image in images))
+        for seat in self._seats:
+            seat.remove()
+        self._seats.clear()
+        if self._state is not None:
+            self._state.remove()
+            self._state = None
+        self._level = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

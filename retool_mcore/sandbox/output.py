@@ -1,0 +1,59 @@
+"""A stream of any length in bounded memory: its head, its tail, and how much lay between."""
+
+from __future__ import annotations
+
+MAX_STREAM_BYTES = 64 << 10
+
+
+class BoundedOutput:
+    """Keeps at most ``limit_bytes``: the first half as it comes, the last half as a window."""
+
+    def __init__(self, limit_bytes: int = MAX_STREAM_BYTES) -> None:
+        self._half = limit_bytes // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Append; drops from the middle once both halves are full."""
+        self._total_bytes += len(data)
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room > 0 else data
+        if len(self._tail) > 2 * self._half:
+            del self._tail[: -self._half]
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether something has been dropped."""
+        return self._total_bytes > 2 * self._half
+
+    def text(self) -> tuple[str, int]:
+        """The stream as text and the number of bytes dropped; bytes that are not UTF-8 are escaped (``\\xff``)."""
+        tail = bytes(self._tail[-self._half :]) if self._half else b""
+        if not self.overflowed:
+            return _decode(bytes(self._head) + tail), 0
+        head, tail = _without_cut_end(bytes(self._head)), _without_cut_start(tail)
+        dropped_bytes = self._total_bytes - len(head) - len(tail)
+        return f"{_decode(head)}\n[... {dropped_bytes} bytes dropped ...]\n{_decode(tail)}", dropped_bytes
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", errors="backslashreplace")
+
+
+def _without_cut_end(data: bytes) -> bytes:
+    """Drop the bytes of a character that the cut went through, at most 3."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return data[:-back] if back < length else data
+    return data
+
+
+def _without_cut_start(data: bytes) -> bytes:
+    start = 0
+    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:]

@@ -1,0 +1,323 @@
+"""One confined child as the supervisor sees it: its request, its two streams, its control frames, its end.
+
+Everything that comes from the child after its code started is untrusted: sizes are bounded, unknown frames ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import signal
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox import runner
+from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
+from retool_mcore.sandbox.images import Child, Exit, WarmImage
+from retool_mcore.sandbox.output import BoundedOutput
+from retool_mcore.sandbox.seats import Seat
+
+_SETUP_TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 10.0
+_READ_BYTES = 64 << 10
+# What a child has to say on its control socket beside files; more is an attack and is cut off.
+_CONTROL_BYTES = 4 << 10
+# Once a stream is over its cap it is read at leisure: the writer then waits on its full pipe, not we on it.
+_OVERFLOW_PAUSE_S = 0.002
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How one cell ended: the child's exit, or a return code where the child lives on (sessions)."""
+
+    timed_out: bool
+    needs_full: bool
+    return_code: int | None
+    run_s: float
+    cpu_s: float
+    stdout: tuple[str, int]
+    stderr: tuple[str, int]
+    files: dict[str, bytes]
+
+
+@dataclass
+class _Frames:
+    """Control frames of one turn, put together from a byte stream."""
+
+    buffer: bytearray = field(default_factory=bytearray)
+    files: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    received_bytes: int = 0
+    limit_bytes: int = _CONTROL_BYTES
+
+
+class ChildProcess:
+    """A live child. ``run`` a request in it, then ``close`` it, always."""
+
+    def __init__(self, image: WarmImage, child: Child, control: socket.socket, stdout: int, stderr: int) -> None:
+        self._image = image
+        self._child = child
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._outputs = {stdout: BoundedOutput(), stderr: BoundedOutput()}
+        self._streams = (stdout, stderr)
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._turn: asyncio.Future[bytes] = self._loop.create_future()
+        self._return_code: int | None = None
+        self._frames = _Frames()
+        self._paused: dict[int, asyncio.TimerHandle] = {}
+        self._open = {stdout, stderr, control.fileno()}
+        for fd in self._streams:
+            os.set_blocking(fd, False)
+            self._loop.add_reader(fd, self._read_stream, fd)
+        self._loop.add_reader(control, self._read_control)
+        child.exit.add_done_callback(self._on_exit)
+
+    @classmethod
+    async def spawn(cls, image: WarmImage, seat: Seat) -> ChildProcess:
+        """Fork a child of ``image``. Raises SandboxUnavailable."""
+        ours, theirs = socket.socketpair()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        fds = [theirs.fileno(), out_write, err_write]
+        directory_fd = None
+        try:
+            if seat.cgroup_fd is not None:
+                fds.append(seat.cgroup_fd)
+            if seat.directory is not None:
+                directory_fd = os.open(seat.directory, os.O_PATH | os.O_DIRECTORY)
+                fds.append(directory_fd)
+            child = await image.spawn(fds, uid=seat.uid, has_cgroup=seat.cgroup_fd is not None)
+        except BaseException:
+            ours.close()
+            os.close(out_read)
+            os.close(err_read)
+            raise
+        finally:
+            theirs.close()
+            for fd in (out_write, err_write, *([directory_fd] if directory_fd is not None else [])):
+                os.close(fd)
+        ours.setblocking(False)
+        return cls(image, child, ours, out_read, err_read)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child still runs."""
+        return not self._child.exit.done()
+
+    # ------------------------------------------------------------- one turn
+
+    async def run(self, request: ExecRequest, *, session: bool) -> Turn:
+        """Run one request. On the time limit, and without ``session`` in any case, the child is dead on return.
+
+        Raises SandboxUnavailable when the confinement was refused or the zygote died. When cancelled, the child
+        is killed before the cancellation goes on.
+        """
+        self._begin_turn(request)
+        sending = asyncio.ensure_future(self._send(request, session=session))
+        try:
+            try:
+                async with asyncio.timeout(_SETUP_TIMEOUT_S):
+                    await self._ready
+            except TimeoutError:
+                raise SandboxUnavailable(f"a child was not ready after {_SETUP_TIMEOUT_S:.0f} s") from None
+            started = time.monotonic()
+            timed_out = not (await asyncio.wait((self._turn,), timeout=request.run_timeout_s))[0]
+            run_s = time.monotonic() - started
+            ended_as = b"" if timed_out else self._turn.result()
+            if session and ended_as == runner.DONE:
+                self._drain()
+                return self._result(request, run_s, cpu_s=0.0, return_code=self._return_code)
+            exit_ = await self._end(kill=timed_out or ended_as == runner.NEEDS_FULL)
+        except BaseException:
+            await asyncio.shield(self._kill_and_wait())
+            raise
+        finally:
+            sending.cancel()
+            await asyncio.wait((sending,))
+        self._drain()
+        return self._result(
+            request,
+            run_s,
+            cpu_s=exit_.cpu_s,
+            return_code=None if timed_out else os.waitstatus_to_exitcode(exit_.status),
+            timed_out=timed_out,
+            needs_full=ended_as == runner.NEEDS_FULL,
+        )
+
+    def _begin_turn(self, request: ExecRequest) -> None:
+        self._turn = self._loop.create_future()
+        self._return_code = None
+        self._frames = _Frames(limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0))
+        for fd in self._streams:
+            self._outputs[fd] = BoundedOutput()
+        if self._child.exit.done():
+            self._on_exit(self._child.exit)
+
+    async def _send(self, request: ExecRequest, *, session: bool) -> None:
+        packed = marshal.dumps(
+            {
+                "code": request.code,
+                "stdin": None if request.stdin is None else request.stdin.encode("utf-8", "surrogatepass"),
+                "files": dict(request.files),
+                "fetch_files": list(request.fetch_files),
+                "memory_limit_mb": request.memory_limit_mb,
+                "run_timeout_s": request.run_timeout_s,
+                "session": session,
+            }
+        )
+        with contextlib.suppress(OSError):  # the child ended already; its exit tells how
+            await self._loop.sock_sendall(self._control, struct.pack("=I", len(packed)) + packed)
+
+    def _result(
+        self,
+        request: ExecRequest,
+        run_s: float,
+        *,
+        cpu_s: float,
+        return_code: int | None,
+        timed_out: bool = False,
+        needs_full: bool = False,
+    ) -> Turn:
+        names = request.fetch_files
+        return Turn(
+            timed_out=timed_out,
+            needs_full=needs_full,
+            return_code=return_code,
+            run_s=run_s,
+            cpu_s=cpu_s,
+            stdout=self._outputs[self._streams[0]].text(),
+            stderr=self._outputs[self._streams[1]].text(),
+            files={names[index]: content for index, content in self._frames.files if index < len(names)},
+        )
+
+    # --------------------------------------------------------------- events
+
+    def _on_exit(self, exit_: asyncio.Future[Exit]) -> None:
+        failure = None if exit_.cancelled() else exit_.exception()
+        if self._control.fileno() in self._open:
+            self._read_control()  # a frame may have come just before the end
+        if not self._ready.done():
+            self._ready.set_exception(failure or SandboxUnavailable("a child ended before it was confined"))
+            self._ready.add_done_callback(lambda ready: ready.exception())
+        if not self._turn.done():
+            self._turn.set_result(b"")
+
+    def _read_stream(self, fd: int) -> None:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._forget(fd)
+            return
+        output = self._outputs[fd]
+        output.write(data)
+        if output.overflowed:
+            self._loop.remove_reader(fd)
+            self._paused[fd] = self._loop.call_later(_OVERFLOW_PAUSE_S, self._resume, fd)
+
+    def _resume(self, fd: int) -> None:
+        del self._paused[fd]
+        self._loop.add_reader(fd, self._read_stream, fd)
+
+    def _drain(self) -> None:
+        """Take what lies in the pipes and the control socket. Bounded: each holds at most what a pipe holds."""
+        for fd in self._streams:
+            for _ in range(64):
+                if fd not in self._open:
+                    break
+                try:
+                    data = os.read(fd, _READ_BYTES)
+                except BlockingIOError:
+                    break
+                if not data:
+                    self._forget(fd)
+                self._outputs[fd].write(data)
+        if self._control.fileno() in self._open:
+            self._read_control()
+
+    def _read_control(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            frames = self._frames
+            frames.received_bytes += len(data)
+            frames.buffer += data
+            self._take_frames()
+            if not data or frames.received_bytes > frames.limit_bytes:
+                self._forget(self._control.fileno())
+                if data:
+                    self._control.shutdown(socket.SHUT_RDWR)
+                return
+
+    def _take_frames(self) -> None:
+        buffer = self._frames.buffer
+        while len(buffer) >= runner.FRAME.size:
+            kind, length = runner.FRAME.unpack_from(buffer)
+            end = runner.FRAME.size + length
+            if len(buffer) < end:
+                return
+            payload = bytes(buffer[runner.FRAME.size : end])
+            del buffer[:end]
+            self._on_frame(kind, payload)
+
+    def _on_frame(self, kind: bytes, payload: bytes) -> None:
+        if not self._ready.done():
+            if kind == runner.READY:
+                self._ready.set_result(None)
+            elif kind == runner.SETUP_ERROR:
+                reason = payload.decode(errors="replace")
+                self._ready.set_exception(SandboxUnavailable(f"the kernel refused the confinement: {reason}"))
+        elif kind == runner.FILE and len(payload) >= 4:
+            self._frames.files.append((struct.unpack_from("=I", payload)[0], payload[4:]))
+        elif kind == runner.NEEDS_FULL and not self._image.light:
+            return  # this is the full image: not ours
+        elif kind in (runner.DONE, runner.NEEDS_FULL) and not self._turn.done():
+            if kind == runner.DONE and len(payload) == 4:
+                (self._return_code,) = struct.unpack("=i", payload)
+            self._turn.set_result(kind)
+
+    def _forget(self, fd: int) -> None:
+        if fd in self._open:
+            self._open.discard(fd)
+            self._loop.remove_reader(fd)
+
+    # ------------------------------------------------------------------ end
+
+    async def _end(self, *, kill: bool) -> Exit:
+        """Wait for the end of the child and of everything it started, after killing it if asked."""
+        if kill and self.alive:
+            self._image.kill(self._child.pidfd)
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_S if kill else None):
+                return await asyncio.shield(self._child.exit)
+        except TimeoutError:
+            signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+            raise SandboxUnavailable(f"a killed child did not end within {_END_TIMEOUT_S:.0f} s") from None
+
+    async def _kill_and_wait(self) -> None:
+        with contextlib.suppress(SandboxUnavailable):
+            await self._end(kill=True)
+
+    async def close(self) -> None:
+        """Kill the child if it lives, wait for it, release every fd."""
+        try:
+            if self.alive:
+                await asyncio.shield(self._kill_and_wait())
+        finally:
+            for handle in self._paused.values():
+                handle.cancel()
+            for fd in list(self._open):
+                self._forget(fd)
+            self._control.close()
+            for fd in (*self._streams, self._child.pidfd):
+                os.close(fd)

@@ -1,0 +1,285 @@
+"""Inside a confined process: run the model's code as a notebook cell and report to the supervisor.
+
+Runs in the child of a zygote, after confinement. It trusts nothing that happens after the code starts; what it
+then writes on the control socket is read by the supervisor as untrusted data.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import contextlib
+import gc
+import importlib.abc
+import importlib.machinery
+import io
+import linecache
+import marshal
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+# Importing one of these calls for the full image, in which those the mathematics needs are already resident.
+_HEAVY = "numpy scipy sympy mpmath pandas networkx matplotlib sklearn statsmodels numba cvxpy pulp torch"
+HEAVY_PACKAGES = frozenset(_HEAVY.split())
+# Kept free above the code's own limit so that a MemoryError can still be reported.
+_REPORT_BYTES = 64 << 20
+_HIDDEN = ("<frozen ", "/proc/self/fd/")
+
+READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE = b"R", b"E", b"H", b"N", b"D"
+FRAME = struct.Struct("=cI")  # kind, length of the payload that follows
+
+
+def send_frame(control: socket.socket, kind: bytes, payload: bytes = b"") -> None:
+    """Write one frame to the supervisor."""
+    control.sendall(FRAME.pack(kind, len(payload)) + payload)
+
+
+def _read_exactly(control: socket.socket, count: int) -> bytes:
+    chunks: list[bytes] = []
+    while count:
+        chunk = control.recv(min(count, 1 << 20))
+        if not chunk:
+            os._exit(0)  # the supervisor is gone or the call was cancelled
+        chunks.append(chunk)
+        count -= len(chunk)
+    return b"".join(chunks)
+
+
+def read_request(control: socket.socket) -> dict[str, Any]:
+    """The next request: what ``local.py`` packs. Comes from the supervisor, so marshal is safe here."""
+    (length,) = struct.unpack("=I", _read_exactly(control, 4))
+    return marshal.loads(_read_exactly(control, length))
+
+
+def imports_heavy_package(tree: ast.AST) -> bool:
+    """Whether an import statement anywhere in the code names a package of the full image."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        if any(name.partition(".")[0] in HEAVY_PACKAGES for name in names):
+            return True
+    return False
+
+
+class _HeavyImports(importlib.abc.MetaPathFinder):
+    """In the light image: an import that the AST did not show (``__import__``, ``exec``) asks for the full one."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname in HEAVY_PACKAGES:
+            ask_for_full_image(self._control)
+        return None
+
+
+def ask_for_full_image(control: socket.socket) -> NoReturn:
+    """End this execution; the supervisor runs the code again, from the start, in the full image."""
+    send_frame(control, NEEDS_FULL)
+    os._exit(0)
+
+
+class Interpreter:
+    """One ``__main__`` namespace; a session runs several cells in it."""
+
+    def __init__(
+        self, control: socket.socket, *, light: bool, hidden_prefixes: Sequence[str], mapped_bytes: int
+    ) -> None:
+        """``mapped_bytes``: the address space of the warm image, on top of which the memory limit counts."""
+        self._control = control
+        self._mapped_bytes = mapped_bytes
+        self._light = light
+        self._hidden = (*_HIDDEN, *hidden_prefixes)
+        self._cells = 0
+        self._module = types.ModuleType("__main__")
+        self._module.__dict__["__builtins__"] = builtins
+
+    def serve(self) -> NoReturn:
+        """Run the request that waits on the control socket; in a session, all that follow."""
+        self._become_main()
+        while True:
+            request = read_request(self._control)
+            session: bool = request["session"]
+            self._limit(request["memory_limit_mb"], request["run_timeout_s"])
+            self._open_stdin(request["stdin"])
+            filename = f"cell_{self._cells + 1}.py" if session else "main.py"
+            return_code = self._lay_files(request["files"]) or self.run_cell(request["code"], filename)
+            if not session:
+                return_code = self._shut_down(return_code)
+            self._send_files(request["fetch_files"])
+            if not session:
+                os._exit(return_code)
+            send_frame(self._control, DONE, struct.pack("=i", return_code))
+
+    def _become_main(self) -> None:
+        sys.modules["__main__"] = self._module
+        sys.argv = ["main.py"]
+        sys.path.insert(0, os.getcwd())
+        sys.stdout = sys.__stdout__ = _text_writer(1)
+        sys.stderr = sys.__stderr__ = _text_writer(2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._light:
+            sys.meta_path.insert(0, _HeavyImports(self._control))
+        gc.enable()
+        reseed()
+
+    def _limit(self, memory_limit_mb: int, run_timeout_s: float) -> None:
+        """Address space: what the image already maps plus the limit. CPU seconds: a backstop to the wall clock."""
+        if self._cells == 0:
+            soft = self._mapped_bytes + (memory_limit_mb << 20)
+            _set_limit(resource.RLIMIT_AS, soft, soft + _REPORT_BYTES)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = int(usage.ru_utime + usage.ru_stime + 4 * run_timeout_s) + 2
+        _set_limit(resource.RLIMIT_CPU, cpu_s, resource.RLIM_INFINITY)
+
+    def _open_stdin(self, stdin: bytes | None) -> None:
+        fd = os.open("/dev/null", os.O_RDONLY)
+        if stdin:
+            os.close(fd)
+            fd = os.open(".stdin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.unlink(".stdin")
+            view = memoryview(stdin)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.lseek(fd, 0, os.SEEK_SET)
+        os.dup2(fd, 0)
+        if fd != 0:
+            os.close(fd)
+        raw = io.FileIO(0, "r", closefd=False)
+        sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
+
+    @staticmethod
+    def _lay_files(files: dict[str, bytes]) -> int:
+        """Write the request's files; 1 and a line on stderr when one cannot be (``a`` and ``a/b``, no space)."""
+        for name, content in files.items():
+            try:
+                os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+                with open(name, "wb") as file:
+                    file.write(content)
+            except OSError as error:
+                sys.stderr.write(f"the file {name!r} could not be laid out: {error.strerror}\n")
+                return 1
+        return 0
+
+    def _send_files(self, names: Sequence[str]) -> None:
+        """Those that exist and are regular files. The supervisor bounds the total."""
+        for index, name in enumerate(names):
+            with contextlib.suppress(OSError, ValueError):
+                fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+                with os.fdopen(fd, "rb") as file:
+                    send_frame(self._control, FILE, struct.pack("=I", index) + file.read())
+
+    def run_cell(self, source: str, filename: str) -> int:
+        """Execute one cell, echo the value of a last expression, print a traceback. Returns the exit code."""
+        self._cells += 1
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        try:
+            tree = ast.parse(source, filename)
+            if self._light and imports_heavy_package(tree):
+                ask_for_full_image(self._control)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, filename, "exec", dont_inherit=True), self._module.__dict__)
+            if last is not None:
+                echo = ast.Interactive(body=[last])
+                exec(compile(echo, filename, "single", dont_inherit=True), self._module.__dict__)
+        except SystemExit as stop:
+            return _exit_code(stop.code)
+        except BaseException as error:  # noqa: BLE001  whatever the model's code raised is its result
+            self._print_traceback(error)
+            return 1
+        finally:
+            _flush()
+        return 0
+
+    def _print_traceback(self, error: BaseException) -> None:
+        """As Python would, without frames of this file and of libraries: the model's own lines, then the error."""
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        error.__traceback__ = self._without_hidden(error.__traceback__)
+        report = traceback.TracebackException.from_exception(error, compact=True)
+        self._hide_frames(report, depth=0)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write("".join(report.format()))
+
+    def _without_hidden(self, trace: types.TracebackType | None) -> types.TracebackType | None:
+        while trace is not None and self._is_hidden(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next
+        return trace
+
+    def _is_hidden(self, filename: str) -> bool:
+        return filename.startswith(self._hidden)
+
+    def _hide_frames(self, report: traceback.TracebackException, depth: int) -> None:
+        kept = [frame for frame in report.stack if not self._is_hidden(frame.filename)]
+        report.stack = traceback.StackSummary.from_list(kept)
+        for other in (report.__cause__, report.__context__):
+            if other is not None and depth < 50:
+                self._hide_frames(other, depth + 1)
+
+    @staticmethod
+    def _shut_down(return_code: int) -> int:
+        """What a normal interpreter does at its end: wait for threads, run exit handlers, flush."""
+        try:
+            threading._shutdown()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+            atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+            _flush()
+        except BaseException:  # noqa: BLE001  a failing exit handler of the model's is its failure
+            return return_code or 1
+        return return_code
+
+
+def _set_limit(name: int, soft: int, hard: int) -> None:
+    """Set a limit, below whatever hard limit the machine has already laid on us."""
+    _, ceiling = resource.getrlimit(name)
+    if ceiling != resource.RLIM_INFINITY:
+        hard = ceiling if hard == resource.RLIM_INFINITY else min(hard, ceiling)
+        soft = min(soft, hard)
+    resource.setrlimit(name, (soft, hard))
+
+
+def _text_writer(fd: int) -> io.TextIOWrapper:
+    """Line-buffered, so that what was printed before a time limit is kept."""
+    raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{code}\n")
+    _flush()
+    return 1
+
+
+def reseed() -> None:
+    """New random state in every execution: the generators were forked together with everything else."""
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if sympy_random := sys.modules.get("sympy.core.random"):
+        sympy_random.rng.seed()

@@ -1,0 +1,67 @@
+"""What an execution gets besides its process: a memory cgroup, and at the weaker levels a uid and a directory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.cgroup import MemoryCgroup
+from retool_mcore.sandbox.state import StateDirectory, remove_directory
+
+# Above what distributions hand out and below `nobody`; the pid spreads the sandboxes of one machine over the range.
+_FIRST_UID, _NUM_UIDS = 61_000, 4_000
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One place to execute at, used by one execution (or session) at a time.
+
+    ``uid`` is set only where this process is root, ``directory`` only at levels without a mount namespace.
+    """
+
+    uid: int | None = None
+    directory: Path | None = None
+    cgroup: MemoryCgroup | None = None
+    cgroup_fd: int | None = None
+
+    @classmethod
+    def make(cls, level: Level, number: int, state: StateDirectory) -> Seat:
+        """Seat ``number``. Raises OSError when a cgroup cannot be made."""
+        cgroup = state.cgroups.seat(number) if state.cgroups else None
+        cgroup_fd = cgroup.open() if cgroup else None
+        if level == Level.NAMESPACES:
+            return cls(cgroup=cgroup, cgroup_fd=cgroup_fd)
+        uid = _FIRST_UID + (os.getpid() * 64 + number) % _NUM_UIDS if os.geteuid() == 0 else None
+        return cls(uid=uid, directory=state.path / f"seat{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
+
+    def prepare(self, memory_limit_mb: int) -> None:
+        """Set the limit and make the directory for the execution to come. Raises SandboxUnavailable."""
+        try:
+            if self.cgroup is not None:
+                self.cgroup.limit(memory_limit_mb)
+            if self.directory is not None:
+                self.directory.mkdir(mode=0o700)
+                if self.uid is not None:
+                    os.chown(self.directory, self.uid, self.uid)
+        except OSError as error:
+            raise SandboxUnavailable(f"a seat could not be prepared: {error}") from error
+
+    def clean(self) -> None:
+        """Delete what the execution left in its directory."""
+        if self.directory is not None:
+            remove_directory(self.directory)
+
+    def oom_kills(self) -> int:
+        """Processes killed at this seat for memory so far; 0 without a cgroup."""
+        return self.cgroup.oom_kills() if self.cgroup else 0
+
+    def remove(self) -> None:
+        """Give everything back to the kernel."""
+        self.clean()
+        if self.cgroup_fd is not None:
+            os.close(self.cgroup_fd)
+        if self.cgroup is not None:
+            self.cgroup.remove()

@@ -1,0 +1,116 @@
+"""The system calls an execution may make: a list of what is allowed, compiled once by libseccomp.
+
+What is not named here is answered ENOSYS, as an old kernel would, so that libraries fall back; what an attacker
+or a curious model would try is answered EPERM, which reads better in a traceback. libseccomp gives the numbers of
+the machine's own architecture and refuses all others.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import termios
+from functools import cache
+
+# Replaced in the compiled program by the pid of the process that installs it (see `for_process`).
+_OWN_PID = 0x7A3D_51E9
+
+_ALLOWED = """
+read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range dup dup2 dup3
+open openat openat2 creat stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat
+getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link
+linkat symlink symlinkat truncate ftruncate fallocate fsync fdatasync sync_file_range umask chmod fchmod
+fchmodat fchmodat2 utime utimes utimensat futimesat statfs fstatfs fadvise64 copy_file_range sendfile flock
+pipe pipe2 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
+epoll_pwait2 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4 mmap munmap
+mremap mprotect madvise brk msync mincore mlock munlock get_mempolicy membarrier futex futex_waitv
+set_robust_list get_robust_list set_tid_address rseq arch_prctl rt_sigaction rt_sigprocmask rt_sigreturn
+rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack restart_syscall fork vfork exit exit_group wait4 waitid
+pidfd_open getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid getgroups getpgrp getpgid
+getsid setpgid setsid getpriority sched_yield sched_getaffinity sched_getparam sched_getscheduler
+sched_get_priority_max sched_get_priority_min getcpu nanosleep clock_nanosleep clock_gettime clock_getres
+gettimeofday time times alarm pause getitimer setitimer timer_create timer_settime timer_gettime
+timer_getoverrun timer_delete getrlimit setrlimit getrusage uname sysinfo getrandom sendto recvfrom
+sendmsg recvmsg shutdown getsockopt setsockopt getsockname getpeername
+"""
+
+_REFUSED = """
+socket connect bind listen accept accept4 sendmmsg recvmmsg execve execveat unshare setns mount umount2
+pivot_root chroot mount_setattr move_mount open_tree fsopen fsconfig fsmount fspick ptrace process_vm_readv
+process_vm_writev process_madvise kcmp pidfd_getfd pidfd_send_signal setuid setgid setreuid setregid setresuid
+setresgid setfsuid setfsgid setgroups capset chown fchown lchown fchownat bpf perf_event_open userfaultfd
+io_uring_setup io_uring_enter io_uring_register keyctl add_key request_key init_module finit_module
+delete_module kexec_load kexec_file_load reboot swapon swapoff syslog acct quotactl sethostname setdomainname
+settimeofday clock_settime clock_adjtime adjtimex iopl ioperm mknod mknodat name_to_handle_at open_by_handle_at
+fanotify_init inotify_init inotify_init1 memfd_create memfd_secret shmget shmat shmctl shmdt semget semop semctl
+semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink setpriority sched_setaffinity sched_setscheduler
+sched_setattr sched_setparam ioprio_set nice vhangup personality seccomp landlock_create_ruleset
+landlock_add_rule landlock_restrict_self splice tee vmsplice rt_sigqueueinfo rt_tgsigqueueinfo setxattr
+lsetxattr fsetxattr
+"""
+
+_CLONE_NEW_ANYTHING = 0x7E02_0080  # every CLONE_NEW* flag, time namespaces too
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
+_PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_READ, _PR_GET_DUMPABLE = 15, 16, 23, 3
+# Duplicate, flags, locks, pipe size.
+_FCNTL_COMMANDS = (*range(8), 36, 37, 38, fcntl.F_DUPFD_CLOEXEC, fcntl.F_SETPIPE_SZ, fcntl.F_GETPIPE_SZ)
+_FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX = 0x541B, 0x5421, 0x5451, 0x5450
+
+
+@cache
+def compile_filter(*, only_own_signals: bool) -> bytes:
+    """The filter as a BPF program, to be passed through ``for_process`` before it is installed.
+
+    ``only_own_signals`` refuses kill and tgkill for every other process: needed where neither a pid namespace
+    nor Landlock (ABI 6) keeps signals in. Raises OSError or RuntimeError where libseccomp is not installed.
+    """
+    import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
+
+    filter_ = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.ENOSYS))
+
+    def add(action: int, name: str, *conditions: pyseccomp.Arg) -> None:
+        try:
+            number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+        except (OSError, ValueError):
+            return  # newer than this libseccomp: answered ENOSYS like all that is not named
+        if number >= 0:
+            filter_.add_rule(action, number, *conditions)
+
+    refuse = pyseccomp.ERRNO(errno.EPERM)
+    for name in _ALLOWED.split():
+        add(pyseccomp.ALLOW, name)
+    for name in _REFUSED.split():
+        add(refuse, name)
+    is_value = pyseccomp.EQ
+    add(pyseccomp.ALLOW, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_NEW_ANYTHING, 0))
+    # socketpair is how asyncio wakes itself; a stream pair can reach nothing but its other end.
+    stream = pyseccomp.Arg(1, pyseccomp.MASKED_EQ, _SOCK_TYPE_MASK, _SOCK_STREAM)
+    add(pyseccomp.ALLOW, "socketpair", pyseccomp.Arg(0, is_value, _AF_UNIX), stream)
+    for option in (_PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_READ, _PR_GET_DUMPABLE):
+        add(pyseccomp.ALLOW, "prctl", pyseccomp.Arg(0, is_value, option))
+    for command in (termios.TCGETS, _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX):
+        add(pyseccomp.ALLOW, "ioctl", pyseccomp.Arg(1, is_value, command))
+    # Only the own limits, and no F_SETOWN or F_SETSIG: at landlock, as an ordinary user, the trainer has our uid.
+    add(pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, is_value, 0))
+    add(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
+    for command in _FCNTL_COMMANDS:
+        add(pyseccomp.ALLOW, "fcntl", pyseccomp.Arg(1, is_value, command))
+    for name in ("kill", "tgkill"):
+        if only_own_signals:
+            add(pyseccomp.ALLOW, name, pyseccomp.Arg(0, is_value, _OWN_PID))
+            add(refuse, name, pyseccomp.Arg(0, pyseccomp.NE, _OWN_PID))
+        else:
+            add(pyseccomp.ALLOW, name)
+    add(refuse if only_own_signals else pyseccomp.ALLOW, "tkill")
+    fd = os.memfd_create("seccomp")
+    with os.fdopen(fd, "w+b") as program:
+        filter_.export_bpf(program)
+        program.seek(0)
+        return program.read()
+
+
+def for_process(program: bytes, pid: int) -> bytes:
+    """``program`` with the placeholder of ``only_own_signals`` replaced by ``pid``."""
+    return program.replace(struct.pack("=I", _OWN_PID), struct.pack("=I", pid))

@@ -1,0 +1,189 @@
+"""The sandbox over HTTP, as SandboxFusion speaks it: POST /run_code, GET /v1/ping, and GET /metrics for Prometheus.
+
+Whatever a client sends, it gets an answer in the protocol's own form: 422 for a request that cannot be run, 413 for
+one too large, 408 for one that comes too slowly, 503 when too many wait. Code that fails is a 200.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import ValidationError
+
+from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.sandbox.base import ExecRequest, ExecResult
+from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.wire import (
+    LEVEL_HEADER,
+    SESSIONS_HEADER,
+    WORKERS_HEADER,
+    RunCodeRequest,
+    RunCodeResponse,
+)
+
+MAX_BODY_BYTES = 48 << 20
+BODY_TIMEOUT_S = 30.0
+MAX_PENDING = 8192
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class _Refused(Exception):
+    """A request that is not run, with the HTTP status that says so."""
+
+    def __init__(self, status_code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status_code = status_code
+
+
+class Metrics:
+    """What GET /metrics tells. One registry per server, so that tests can open several."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.info = Gauge(
+            "retool_sandbox_info", "Always 1; the labels tell.", ["level", "memory"], registry=self.registry
+        )
+        self.executions = Counter(
+            "retool_sandbox_executions", "Executions by outcome.", ["status"], registry=self.registry
+        )
+        self.refused = Counter(
+            "retool_sandbox_refused", "Requests not run, by HTTP status.", ["code"], registry=self.registry
+        )
+        self.pending = Gauge("retool_sandbox_pending", "Requests waiting or executing.", registry=self.registry)
+        self.run_s = Histogram(
+            "retool_sandbox_run_seconds", "Wall time of executions.", buckets=_SECONDS, registry=self.registry
+        )
+        self.queue_s = Histogram(
+            "retool_sandbox_queue_seconds", "Wait before execution.", buckets=_SECONDS, registry=self.registry
+        )
+        self.cpu_s = Counter("retool_sandbox_cpu_seconds", "CPU time of executions.", registry=self.registry)
+        self.dropped_bytes = Counter(
+            "retool_sandbox_output_dropped_bytes", "Output beyond the cap.", registry=self.registry
+        )
+
+    def observe(self, result: ExecResult) -> None:
+        """Count one execution."""
+        self.executions.labels(status=result.status).inc()
+        self.run_s.observe(result.run_s)
+        self.queue_s.observe(result.queue_s)
+        self.cpu_s.inc(result.cpu_s)
+        self.dropped_bytes.inc(result.stdout_dropped_bytes + result.stderr_dropped_bytes)
+
+
+def create_app(sandbox: LocalSandbox) -> FastAPI:
+    """The ASGI application around ``sandbox``, which must be open; the caller closes it."""
+    metrics = Metrics()
+    memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
+    metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
+    app = FastAPI(title="retool sandbox")
+    num_pending = 0
+
+    @app.exception_handler(_Refused)
+    async def refuse(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, _Refused), "registered for this type only"
+        metrics.refused.labels(code=str(error.status_code)).inc()
+        answer = RunCodeResponse(status="SandboxError", message=str(error))
+        return JSONResponse(answer.model_dump() | {"detail": str(error)}, status_code=error.status_code)
+
+    @app.post("/run_code")
+    async def run_code(request: Request) -> JSONResponse:
+        nonlocal num_pending
+        asked = _parse(await _read_body(request))
+        if num_pending >= MAX_PENDING:
+            raise _Refused(503, f"{num_pending} requests are waiting, the most this server takes. Try again later.")
+        num_pending += 1
+        metrics.pending.set(num_pending)
+        try:
+            result = await _execute_while_connected(sandbox, asked, request)
+        except ConfigError as error:
+            raise _Refused(422, str(error)) from error
+        except SandboxUnavailable as error:
+            metrics.executions.labels(status="sandbox_error").inc()
+            return JSONResponse(RunCodeResponse(status="SandboxError", message=str(error)).model_dump())
+        finally:
+            num_pending -= 1
+            metrics.pending.set(num_pending)
+        metrics.observe(result)
+        return JSONResponse(RunCodeResponse.of(result).model_dump())
+
+    @app.get("/v1/ping")
+    async def ping() -> JSONResponse:
+        headers = {
+            LEVEL_HEADER: str(sandbox.level),
+            WORKERS_HEADER: str(sandbox.workers),
+            SESSIONS_HEADER: str(sandbox.num_sessions),
+        }
+        return JSONResponse("pong", headers=headers)
+
+    @app.delete("/v1/sessions/{name:path}")
+    async def end_session(name: str) -> JSONResponse:
+        await sandbox.end_session(name)
+        return JSONResponse("ended")
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    handlers = (refuse, run_code, ping, end_session, prometheus)
+    assert all(handlers), "registered above"
+    return app
+
+
+async def _read_body(request: Request) -> bytes:
+    """The whole body, bounded in size and in time. Raises _Refused."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise _Refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes.")
+    except TimeoutError:
+        raise _Refused(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s.") from None
+    return bytes(body)
+
+
+def _parse(body: bytes) -> ExecRequest:
+    """Raises _Refused with every field that is wrong, and why."""
+    try:
+        # json.loads, not pydantic's parser: a lone surrogate in the code is the model's mistake, not a bad request.
+        return RunCodeRequest.model_validate(json.loads(body)).checked()
+    except ValidationError as error:
+        fields = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors(include_url=False))
+        raise _Refused(422, "; ".join(fields)) from error
+    except (ValueError, RecursionError) as error:  # ConfigError is a ValueError
+        raise _Refused(422, f"{error}" if isinstance(error, ConfigError) else f"not JSON: {error}") from error
+
+
+async def _execute_while_connected(sandbox: LocalSandbox, asked: ExecRequest, request: Request) -> ExecResult:
+    """Execute, and stop executing when the client hangs up."""
+    execution = asyncio.ensure_future(
+        sandbox.execute(
+            asked.code,
+            stdin=asked.stdin,
+            files=asked.files,
+            run_timeout_s=asked.run_timeout_s,
+            memory_limit_mb=asked.memory_limit_mb,
+            fetch_files=asked.fetch_files,
+            session=asked.session,
+        )
+    )
+    hang_up = asyncio.ensure_future(_until_disconnected(request))
+    try:
+        await asyncio.wait((execution, hang_up), return_when=asyncio.FIRST_COMPLETED)
+        if not execution.done():
+            raise _Refused(499, "the client closed the connection.")
+        return execution.result()
+    finally:
+        for task in (execution, hang_up):
+            task.cancel()
+        await asyncio.wait((execution, hang_up))
+
+
+async def _until_disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

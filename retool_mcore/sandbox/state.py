@@ -1,0 +1,90 @@
+"""The directory a sandbox keeps while it is open, and the sweep of those whose owner was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+from retool_mcore.sandbox.cgroup import CgroupTree, remove_tree
+
+_PREFIX = "retool-sandbox-"
+_CGROUP = "cgroup"  # the file that tells where the tree is: a later owner may live in another cgroup
+_YOUNG_S = 60.0  # a directory just made is not locked yet
+
+
+class StateDirectory:
+    """Mount points and logs of the zygotes, working directories at the weaker levels; and the cgroups' tree.
+
+    A lock is held for as long as the owner lives. A rollout worker is often killed without a word: the next
+    sandbox of this machine removes what it finds unlocked.
+    """
+
+    def __init__(self, path: Path, lock_fd: int, cgroups: CgroupTree | None) -> None:
+        self.path = path
+        self.cgroups = cgroups
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def create(cls) -> Self:
+        """Make one, after removing what killed owners left. Raises OSError when the temporary directory is full."""
+        remove_stale(Path(tempfile.gettempdir()))
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        path.chmod(0o711)  # executions under their own uid pass through it
+        lock_fd = _lock(path)
+        assert lock_fd is not None, "nobody else knows a directory just made"
+        cgroups = CgroupTree.open(path.name)
+        if cgroups is not None:
+            (path / _CGROUP).write_text(str(cgroups.directory))
+        return cls(path, lock_fd, cgroups)
+
+    def remove(self) -> None:
+        """Delete directory and cgroups."""
+        if self.cgroups is not None:
+            self.cgroups.remove()
+        remove_directory(self.path)
+        os.close(self._lock_fd)
+
+
+def remove_stale(parent: Path) -> None:
+    """Remove state directories whose owner is gone, with their cgroups. Others' directories are left alone."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            young = time.time() - status.st_mtime < _YOUNG_S
+            if young or status.st_uid != os.geteuid() or (lock_fd := _lock(path)) is None:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                cgroup = Path((path / _CGROUP).read_text())
+                if cgroup.name == path.name:
+                    remove_tree(cgroup)
+            remove_directory(path)
+            os.close(lock_fd)
+
+
+def _lock(path: Path) -> int | None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def remove_directory(path: Path) -> None:
+    """Delete a tree whatever permissions its files have. Follows no symlink; a missing tree is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        for _, _, _, fd in os.fwalk(path, onerror=_make_enterable):
+            os.fchmod(fd, 0o700)
+        shutil.rmtree(path)
+
+
+def _make_enterable(error: OSError) -> None:
+    if isinstance(error, PermissionError) and error.filename:
+        os.chmod(error.filename, 0o700)

@@ -1,0 +1,137 @@
+"""SandboxFusion's HTTP messages, for our server and our client. Field names are theirs; `retool` is our addition,
+which their clients ignore and which tells what theirs cannot."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Status
+
+LEVEL_HEADER = "x-sandbox-level"
+WORKERS_HEADER = "x-sandbox-workers"
+SESSIONS_HEADER = "x-sandbox-sessions"
+DEFAULT_MEMORY_LIMIT_MB = 1024
+
+
+class RunCodeRequest(BaseModel):
+    """POST /run_code. ``memory_limit_MB`` -1 is their "no limit": here the default limit."""
+
+    code: str
+    language: Literal["python"]
+    run_timeout: float = 10.0
+    compile_timeout: float = 10.0
+    memory_limit_MB: int = -1
+    stdin: str | None = None
+    files: dict[str, str | None] = Field(default_factory=dict[str, str | None])
+    fetch_files: list[str] = Field(default_factory=list[str])
+    session: str | None = Field(default=None, max_length=256)
+
+    def checked(self) -> ExecRequest:
+        """As a request of the protocol. Raises ConfigError."""
+        files: dict[str, bytes] = {}
+        for name, content in self.files.items():
+            if content is None:
+                continue  # their clients send null for a file that is not given
+            try:
+                files[name] = base64.b64decode(content, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise ConfigError(f"files[{name!r}] is not base64: {error}") from error
+        return ExecRequest.checked(
+            self.code,
+            stdin=self.stdin,
+            files=files,
+            run_timeout_s=self.run_timeout,
+            memory_limit_mb=DEFAULT_MEMORY_LIMIT_MB if self.memory_limit_MB == -1 else self.memory_limit_MB,
+            fetch_files=self.fetch_files,
+            session=self.session,
+        )
+
+
+class CommandRunResult(BaseModel):
+    """Their result of one process."""
+
+    status: Literal["Finished", "Error", "TimeLimitExceeded"]
+    execution_time: float | None = None
+    return_code: int | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+class Extras(BaseModel):
+    """What only our server tells."""
+
+    status: Status
+    level: Level
+    queue_s: float
+    cpu_s: float
+    stdout_dropped_bytes: int
+    stderr_dropped_bytes: int
+    session_restarted: bool
+
+
+class RunCodeResponse(BaseModel):
+    """Answer to POST /run_code."""
+
+    status: Literal["Success", "Failed", "SandboxError"]
+    message: str = ""
+    compile_result: CommandRunResult | None = None
+    run_result: CommandRunResult | None = None
+    executor_pod_name: str | None = None
+    files: dict[str, str] = Field(default_factory=dict[str, str])
+    retool: Extras | None = None
+
+    @classmethod
+    def of(cls, result: ExecResult) -> RunCodeResponse:
+        """Their form of a result. A memory limit is theirs only as a process killed by signal 9."""
+        killed = result.status == "memory_limit"
+        return cls(
+            status="Success" if result.ok else "Failed",
+            message="stopped at the memory limit" if killed else "",
+            run_result=CommandRunResult(
+                status="TimeLimitExceeded" if result.status == "time_limit" else "Finished",
+                execution_time=result.run_s,
+                return_code=-9 if killed else result.return_code,
+                stdout=result.stdout,
+                stderr=result.stderr,
+            ),
+            files={name: base64.b64encode(content).decode() for name, content in result.files.items()},
+            retool=Extras(
+                status=result.status,
+                level=Level(result.level),
+                queue_s=result.queue_s,
+                cpu_s=result.cpu_s,
+                stdout_dropped_bytes=result.stdout_dropped_bytes,
+                stderr_dropped_bytes=result.stderr_dropped_bytes,
+                session_restarted=result.session_restarted,
+            ),
+        )
+
+    def result(self, *, round_trip_s: float) -> ExecResult:
+        """The protocol's result. Raises ValueError when the server answered something that is none."""
+        run = self.run_result or self.compile_result
+        if run is None:
+            raise ValueError(f"status {self.status!r} without a run_result")
+        run_s = run.execution_time if run.execution_time is not None else round_trip_s
+        extras = self.retool
+        status: Status = "time_limit" if run.status == "TimeLimitExceeded" else "finished"
+        if extras is not None:
+            status = extras.status
+        return ExecResult(
+            status=status,
+            return_code=run.return_code if status == "finished" else None,
+            stdout=run.stdout or "",
+            stderr=run.stderr or "",
+            stdout_dropped_bytes=extras.stdout_dropped_bytes if extras else 0,
+            stderr_dropped_bytes=extras.stderr_dropped_bytes if extras else 0,
+            run_s=run_s,
+            queue_s=extras.queue_s if extras else max(0.0, round_trip_s - run_s),
+            cpu_s=extras.cpu_s if extras else 0.0,
+            level=extras.level if extras else Level.NONE,
+            files={name: base64.b64decode(content) for name, content in self.files.items()},
+            session_restarted=extras.session_restarted if extras else False,
+        )

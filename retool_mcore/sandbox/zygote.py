@@ -1,0 +1,377 @@
+"""The warm process: imports once, then forks one confined child per execution.
+
+Single-threaded, started with a clean environment, and never sees request data: what it holds in memory is what
+every child can read. Code reaches the child on a control socket that the zygote only passes on.
+
+Supervisor to zygote: `SPAWN` with the fds [control, stdout, stderr, cgroup.procs (where there is a cgroup),
+working directory (weaker levels)].
+Zygote to supervisor: READY (JSON facts) or FAILED (text) once; then per job STARTED (with a pidfd), EXITED, or
+FAILED. One message is one SEQPACKET datagram.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import marshal
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, cast
+
+from retool_mcore.sandbox import confine, guardian, kernel, runner
+
+SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
+READY, STARTED, EXITED, FAILED = b"O", b"P", b"X", b"F"
+STARTED_BODY = struct.Struct("=Q")
+EXITED_BODY = struct.Struct("=Qid")  # job, wait status, CPU seconds
+
+_CONTROL_FD = 3
+_LIBRARY_FD_BASE = 200  # above every fd of the zygote; the fds of an unreadable Python stay open in children
+_TASKS_CACHE_S = 10.0
+_LIGHT = """
+abc ast bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions
+functools heapq io itertools json math numbers operator pprint random re statistics string textwrap threading
+time traceback types typing unicodedata
+"""
+_FULL = """
+numpy numpy.linalg numpy.random mpmath sympy sympy.core.random sympy.ntheory sympy.solvers sympy.geometry scipy
+scipy.special scipy.optimize scipy.integrate scipy.interpolate scipy.linalg
+"""
+
+
+class Zygote:
+    """One warm image at one isolation level."""
+
+    def __init__(self, channel: socket.socket, config: dict[str, Any]) -> None:
+        self._channel = channel
+        self._level: str = config["level"]
+        self._light: bool = config["light"]
+        self._seccomp: bytes = config["seccomp"]
+        self._root: str = config["root"]
+        self._jobs: dict[int, int] = {}  # pid -> job
+        self._pid_namespace = -1
+        self._has_proc = True
+        self._num_library_fds = 0
+        self._shared: confine.SharedPaths | None = None
+        self._tasks = (0.0, 0)
+        self._task_fd = self._statm_fd = self._maps_fd = -1
+        self._mapped_bytes = 0
+        self._hidden = (os.path.dirname(os.path.realpath(__file__)), *_library_prefixes())
+
+    def set_up(self) -> None:
+        """Confine the zygote itself, import the image, and tell the supervisor. Raises OSError when refused."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        sys.path[:] = confine.python_paths()
+        # An editable install may find its sources by a finder of its own: only Python's three stay.
+        sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("_frozen_importlib")]
+        if self._level == "namespaces":
+            self._become_init()
+        else:
+            kernel.adopt_orphans()
+            self._open_own_proc()
+            if self._level == "landlock":
+                self._shared = confine.SharedPaths.open()
+            if os.geteuid() == 0:
+                self._reach_python_by_fd()
+        missing = preload((_LIGHT if self._light else _LIGHT + _FULL).split())
+        for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
+            del sys.modules[name]  # ours stay referenced from here; the model's code has no use for them
+        threads = len(os.listdir(self._task_fd))
+        if threads != 1:
+            raise OSError(0, f"the warm image runs {threads} threads; a fork would lose all but one")
+        self._mapped_bytes = int(os.pread(self._statm_fd, 100, 0).split()[0]) * resource.getpagesize()
+        gc.collect()
+        gc.disable()
+        gc.freeze()
+        with os.fdopen(self._maps_fd, encoding="ascii") as maps:
+            self._num_huge = kernel.collapse_into_huge_pages(maps.read())
+        facts = {
+            "missing": missing,
+            "num_huge_pages": self._num_huge,
+            "has_proc": self._has_proc,
+            "python": sys.version.split()[0],
+        }
+        self._channel.send(READY + json.dumps(facts).encode())
+
+    def _become_init(self) -> None:
+        as_root = confine.enter_namespaces()
+        inner = os.fork()
+        if inner:
+            self._channel.close()
+            os.waitpid(inner, 0)
+            os._exit(0)
+        kernel.die_with_parent(signal.SIGKILL)
+        self._open_own_proc()
+        confine.build_root(self._root)
+        if as_root:
+            confine.become_nobody()
+            kernel.die_with_parent(signal.SIGKILL)  # a change of uid clears it
+        self._has_proc = os.path.exists("/proc/self/stat")
+        if self._has_proc:
+            self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            self._pid_namespace = os.pidfd_open(os.getpid())
+
+    def _open_own_proc(self) -> None:
+        """What is read about this process later, when /proc may not be there any more."""
+        self._task_fd = os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY)
+        self._statm_fd = os.open("/proc/self/statm", os.O_RDONLY)
+        self._maps_fd = os.open("/proc/self/maps", os.O_RDONLY)
+
+    def _reach_python_by_fd(self) -> None:
+        """Where root's Python lies under a directory that others may not enter (/root), go through open fds.
+
+        An execution runs under an ordinary uid and still has to import what is not preloaded.
+        """
+        for index, path in enumerate(sys.path):
+            if all(os.stat(parent).st_mode & 0o001 for parent in _parents(path)):
+                continue
+            fd = os.open(path, os.O_PATH)
+            number = _LIBRARY_FD_BASE + index
+            os.dup2(fd, number, inheritable=True)
+            os.close(fd)
+            sys.path[index] = f"/proc/self/fd/{number}"
+            for module in list(sys.modules.values()):
+                search = getattr(module, "__path__", None)
+                if isinstance(search, list):
+                    entries = cast(list[str], search)
+                    entries[:] = [entry.replace(path, sys.path[index], 1) for entry in entries]
+        self._num_library_fds = len(sys.path)
+        sys.path_importer_cache.clear()
+
+    def serve(self) -> NoReturn:
+        """Fork on demand and report exits, until the supervisor goes away."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, _wake)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a mask is inherited; a blocked SIGCHLD would never be heard
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._reap()
+                elif not self._take_job():
+                    self._end_all()
+
+    def _take_job(self) -> bool:
+        message, ancillary, _, _ = self._channel.recvmsg(SPAWN.size, socket.CMSG_SPACE(5 * 4))
+        if not message:
+            return False
+        job, uid, has_cgroup = SPAWN.unpack(message)
+        fds = array.array("i")
+        for _, _, data in ancillary:
+            fds.frombytes(data)
+        try:
+            pid = self._fork(list(fds), uid if uid >= 0 else None, has_cgroup)
+            self._jobs[pid] = job
+            pidfd = os.pidfd_open(pid)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))]
+            self._channel.sendmsg([STARTED + STARTED_BODY.pack(job)], rights)
+            os.close(pidfd)
+        except OSError as error:
+            self._channel.send(FAILED + STARTED_BODY.pack(job) + str(error).encode())
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _fork(self, fds: list[int], uid: int | None, has_cgroup: bool) -> int:
+        cgroup = fds[3] if has_cgroup else None
+        if self._level == "namespaces":
+            # unshare(CLONE_NEWPID) works once per process, unless it goes back to its own namespace in between.
+            kernel.enter_namespace(self._pid_namespace, kernel.CLONE_NEWPID)
+            kernel.unshare(kernel.CLONE_NEWPID)
+            return _fork_into(lambda: self._run_in_namespaces(fds, cgroup))
+        processes = confine.MAX_PROCESSES + (self._other_tasks() if uid is None else 0)
+        return _fork_into(lambda: self._guard(fds, cgroup, uid, processes))
+
+    def _run_in_namespaces(self, fds: list[int], cgroup: int | None) -> None:
+        _join(cgroup)
+        confine.reset_signals()
+        os.setsid()
+        control = _take_fds(fds)
+        os.closerange(_CONTROL_FD + 1, 4096)
+        self._confine_and_run(control, lambda: confine.confine_in_namespaces(self._seccomp, proc=self._has_proc))
+
+    def _guard(self, fds: list[int], cgroup: int | None, uid: int | None, processes: int) -> None:
+        """Weaker levels: fork the execution once more and outlive it, to kill whatever it leaves behind."""
+        _join(cgroup)
+        self._channel.close()
+        confine.reset_signals()
+        kernel.adopt_orphans()
+        kernel.die_with_parent(signal.SIGTERM)
+        guardian.block_signals()
+        child = _fork_into(lambda: self._run_guarded(fds, uid, processes))
+        for fd in fds:
+            os.close(fd)
+        guardian.outlive(child)
+
+    def _run_guarded(self, fds: list[int], uid: int | None, processes: int) -> None:
+        confine.reset_signals()
+        os.setsid()
+        os.fchdir(fds[-1])
+        control = _take_fds(fds)
+
+        def confine_self() -> None:
+            if self._shared is not None:
+                confine.confine_by_landlock(self._seccomp, self._shared, uid=uid, processes=processes)
+            else:
+                confine.confine_by_limits(uid=uid, processes=processes)
+            os.closerange(_CONTROL_FD + 1, _LIBRARY_FD_BASE)
+            os.closerange(_LIBRARY_FD_BASE + self._num_library_fds, 4096)
+
+        self._confine_and_run(control, confine_self)
+
+    def _confine_and_run(self, control: socket.socket, confine_self: Callable[[], None]) -> None:
+        try:
+            confine_self()
+            cwd = os.getcwd()
+            os.environ.clear()
+            os.environ.update(confine.ENVIRONMENT, HOME=cwd, TMPDIR=cwd)
+        except OSError as error:
+            runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
+            return
+        runner.send_frame(control, runner.READY)
+        interpreter = runner.Interpreter(
+            control, light=self._light, hidden_prefixes=self._hidden, mapped_bytes=self._mapped_bytes
+        )
+        interpreter.serve()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            job = self._jobs.pop(pid, None)
+            if job is not None:
+                self._channel.send(EXITED + EXITED_BODY.pack(job, status, usage.ru_utime + usage.ru_stime))
+
+    def _end_all(self) -> NoReturn:
+        """The supervisor is gone. Pid 1 takes its namespace along; elsewhere the guardians end their trees."""
+        if self._level != "namespaces":
+            for pid in self._jobs:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            with contextlib.suppress(ChildProcessError):
+                while self._jobs:
+                    self._jobs.pop(os.wait()[0], None)
+            guardian.kill_descendants()
+        os._exit(0)
+
+    def _other_tasks(self) -> int:
+        """Tasks this user has anyway: without a uid of its own, RLIMIT_NPROC counts them too."""
+        now = time.monotonic()
+        if now - self._tasks[0] > _TASKS_CACHE_S:
+            self._tasks = (now, guardian.count_tasks(os.getuid()))
+        return self._tasks[1]
+
+
+def _wake(*_: object) -> None:
+    """A handler, so that a child's end reaches the wake-up fd."""
+
+
+def _fork_into(body: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        body()
+    except BaseException as error:  # noqa: BLE001  nothing may unwind into the zygote's loop
+        os.write(2, f"sandbox: {error!r}\n".encode())
+    finally:
+        os._exit(121)
+
+
+def _join(cgroup: int | None) -> None:
+    if cgroup is not None:
+        os.write(cgroup, b"0")  # the writer itself; the supervisor's right to do so came with the fd
+
+
+def _take_fds(fds: Sequence[int]) -> socket.socket:
+    control, stdout, stderr = fds[:3]
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.dup2(control, _CONTROL_FD, inheritable=False)
+    return socket.socket(fileno=_CONTROL_FD)
+
+
+def _parents(path: str) -> list[str]:
+    parents: list[str] = []
+    path = os.path.realpath(path)
+    while path != "/":
+        parents.append(path)
+        path = os.path.dirname(path)
+    return parents
+
+
+def _library_prefixes() -> list[str]:
+    paths = [*confine.python_paths(), sysconfig.get_path("stdlib")]
+    return sorted({os.path.join(form, "") for path in paths for form in (path, os.path.realpath(path))})
+
+
+def preload(names: Sequence[str]) -> list[str]:
+    """Import and warm up; returns the packages that are not installed."""
+    missing: list[str] = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing.append(error.name or name)
+    if (numpy := sys.modules.get("numpy")) and (sympy := sys.modules.get("sympy")):
+        _warm_up(numpy, sympy)
+    return sorted(set(missing))
+
+
+def _warm_up(numpy: Any, sympy: Any) -> None:
+    """Do once what traces do, so that lazy imports and caches are filled before the fork and not after each."""
+    str(numpy.linalg.solve(numpy.eye(3) + 1, numpy.arange(3.0)))
+    x, y, n = sympy.symbols("x y n")
+    for value in (
+        sympy.solve(2 * x**2 - 7 * x + 5, x),
+        sympy.solve([x + 2 * y - 3, x - y], [x, y]),
+        sympy.expand((x + 3) ** 3 * (y - 1)),
+        sympy.factor(x**3 - 8),
+        sympy.simplify(sympy.sin(y) ** 2 + sympy.cos(y) ** 2),
+        sympy.diff(sympy.exp(y) * y**2, y),
+        sympy.integrate(y**2 + 1 / y, y),
+        sympy.summation(n**2, (n, 1, 10)),
+        sympy.Matrix([[2, 1], [1, 3]]).det() + sympy.sqrt(12) + sympy.Rational(3, 7) + sympy.pi,
+        sympy.factorint(12345),
+        sympy.N(sympy.sqrt(3), 10),
+    ):
+        str(value)
+
+
+def main(fd: int) -> NoReturn:
+    """Entry point of the process that ``images.py`` starts."""
+    channel = socket.socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 2 * _CONTROL_FD))
+    os.close(fd)
+    os.dup2(0, _CONTROL_FD)  # taken, so that nothing of ours lies where children put their control socket
+    zygote = Zygote(channel, marshal.loads(channel.recv(1 << 16)))
+    try:
+        zygote.set_up()
+    except (OSError, ImportError) as error:
+        channel.send(FAILED + str(error).encode())
+        os._exit(1)
+    zygote.serve()
