@@ -1,0 +1,294 @@
+"""The one renderer: SFT rows and rollouts become the same tokens.
+
+A conversation is rendered once by the model's own chat template and cut where a rollout is cut: prompt, model turn,
+tool turn, model turn, ... Each piece is encoded alone, as in a rollout, where the model's tokens are never re-encoded.
+So training sees the token boundaries that sampling sees, also for tokenizers that would merge across a cut.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retool_mcore.errors import CheckpointError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
+TOOL_NAME = "code_interpreter"
+CODE_INTERPRETER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": TOOL_NAME,
+        "description": "Runs Python code and returns what it prints.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The code to run."}},
+            "required": ["code"],
+        },
+    },
+}
+
+ROLES = ("system", "user", "assistant", "tool")
+# Markup that structures a hermes conversation whether or not the tokenizer has tokens for it.
+HERMES_MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+# The paper's inline form: written by the rollout between the model's tokens, cut where it cuts.
+INTERPRETER_OUTPUT = re.compile(r"(?<=</code>)\s*<interpreter>.*?</interpreter>\n?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on what the model is trained on."""
+
+    token_ids: list[int]
+    loss_mask: list[int]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """What the template puts between turns, found by rendering probes; see ``chat_format``."""
+
+    end_of_turn: str  # "<|im_end|>", one token
+    end_of_turn_id: int
+    specials: tuple[str, ...]  # tokens that no message may contain
+    markup: re.Pattern[str]  # what a tool's output must not be able to forge
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a local model directory or hub name. Raises CheckpointError naming the path."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        state = "is no tokenizer" if Path(path).is_dir() else "is neither a directory here nor a hub name"
+        raise CheckpointError(f"model.path = {path} {state} that can be read: {_first_line(error)}") from error
+    if not getattr(tokenizer, "chat_template", None):
+        raise CheckpointError(f"the tokenizer in {path} has no chat template. Use an instruct model's tokenizer")
+    return tokenizer
+
+
+def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+    """Tokenize a conversation and mark the tokens the model is trained on.
+
+    loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>, 0 on headers, system, user and tool turns,
+    on <interpreter> spans inside an assistant turn, and on the line break after <|im_end|>. Same ids as rendering turn
+    by turn (``render_prompt``, the model's tokens, ``tool_turn_ids``, ...); tests/numerics/test_chat.py holds that for
+    every template style we support.
+    Raises DataError for a message that is neither text nor a tool call, that holds a control token, or that the
+    template renders differently once later messages follow (Qwen3 drops the thinking of earlier user turns).
+    """
+    fmt = chat_format(tokenizer)
+    messages = clean_messages(messages, fmt)
+    text = _template(tokenizer, messages, tools, add_generation_prompt=False)
+    token_ids: list[int] = []
+    loss_mask: list[int] = []
+    done = 0
+
+    def append(upto: int, loss: int) -> None:
+        nonlocal done
+        ids = _encode(tokenizer, text[done:upto])
+        token_ids.extend(ids)
+        loss_mask.extend([loss] * len(ids))
+        done = upto
+
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = _template(tokenizer, messages[:index], tools, add_generation_prompt=True)
+        if not text.startswith(prompt):
+            raise DataError(
+                f"message {index} (assistant): the chat template renders what precedes it differently once later "
+                "messages follow, so training would not see what sampling saw. Split the conversation at its user turns"
+            )
+        end = text.find(fmt.end_of_turn, len(prompt))
+        if end < 0:
+            raise DataError(f"message {index} (assistant): the template does not close the turn by {fmt.end_of_turn}")
+        _require_whole(message, text[len(prompt) : end], index)
+        append(len(prompt), loss=0)
+        for output in INTERPRETER_OUTPUT.finditer(text, len(prompt), end):
+            append(output.start(), loss=1)
+            append(output.end(), loss=0)
+        append(end + len(fmt.end_of_turn), loss=1)
+    append(len(text), loss=0)
+    return Rendered(token_ids, loss_mask)
+
+
+def _require_whole(message: Message, turn: str, index: int) -> None:
+    parts = [message.get("reasoning_content", ""), *message["content"].replace("<think>", "").split("</think>")]
+    lost = next((part.strip() for part in parts if part.strip() not in turn), None)
+    if lost is not None:
+        raise DataError(
+            f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, which the model sampled (Qwen3 "
+            "drops the thinking of earlier user turns). Split the conversation at its user turns"
+        )
+
+
+def render_prompt(
+    messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Token ids [T] of a conversation up to and including the header of the assistant turn to be sampled."""
+    messages = clean_messages(messages, chat_format(tokenizer))
+    if any(message["role"] == "assistant" for message in messages):
+        raise DataError("a prompt holds no assistant turn; sampled turns are continued by their own token ids")
+    return _encode(tokenizer, _template(tokenizer, messages, tools, add_generation_prompt=True))
+
+
+def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[str]) -> list[int]:
+    """The tokens from the model's closing </tool_call> to the header of its next turn: <|im_end|>, results, header.
+
+    ``content`` is one interpreter output, or several for one turn. Derived from the template, so a rollout has the
+    tokens of the one-shot rendering. Markup inside the output is broken up (``neutralise``): code cannot forge turns.
+    """
+    fmt = chat_format(tokenizer)
+    results = [content] if isinstance(content, str) else list(content)
+    mark = "retool-probe"
+    calls = [{"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": mark}}} for _ in results]
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    messages += [{"role": "tool", "content": neutralise(text, fmt)} for text in results]
+    text = _template(tokenizer, messages, None, add_generation_prompt=True)
+    return _encode(tokenizer, text[text.index(fmt.end_of_turn, text.index(mark)) :])
+
+
+def neutralise(content: str, fmt: ChatFormat) -> str:
+    """Break up turn and tool markup in a tool's output ("<|im_end|>" -> "< |im_end|>"); all else is kept."""
+    text = content.encode("utf-8", "replace").decode("utf-8")  # lone surrogates, which tokenizers refuse
+    return fmt.markup.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
+
+@lru_cache(maxsize=8)
+def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+    """Find the template's turn ending and prove that turn-by-turn rendering equals one-shot rendering for it.
+
+    Cached per tokenizer. Raises CheckpointError when the template cannot be used for tool conversations.
+    """
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if len(str(token).strip()) > 1]
+    specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    probe = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "retool-probe"}]
+    text = _template(tokenizer, probe, None, add_generation_prompt=False)
+    after = text[text.index("retool-probe") + len("retool-probe") :]
+    first_id = _encode(tokenizer, after)[:1]
+    end_of_turn = tokenizer.decode(first_id)
+    if end_of_turn not in added or not after.startswith(end_of_turn):
+        raise CheckpointError(
+            f"the chat template closes an assistant turn by {after!r}, which does not start with a control token of "
+            "the tokenizer. A template of the ChatML style (Qwen) is needed"
+        )
+    markup = re.compile("|".join(re.escape(token) for token in sorted({*added, *HERMES_MARKUP}, key=len, reverse=True)))
+    fmt = ChatFormat(
+        end_of_turn, first_id[0], tuple(dict.fromkeys((*tokenizer.all_special_tokens, *specials, end_of_turn))), markup
+    )
+    _require_tool_turns(tokenizer, fmt)
+    return fmt
+
+
+def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> None:
+    call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": "print(1)\n"}}}
+    messages: list[Message] = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "tool_calls": [call]},
+        {"role": "tool", "content": "1\n"},
+    ]
+    text = _template(tokenizer, messages, [CODE_INTERPRETER], add_generation_prompt=True)
+    prompt = _template(tokenizer, messages[:2], [CODE_INTERPRETER], add_generation_prompt=True)
+    turn = text[len(prompt) : text.find(fmt.end_of_turn, len(prompt))]
+    if not text.startswith(prompt) or not turn.endswith("</tool_call>") or '"code": "print(1)\\n"' not in turn:
+        raise CheckpointError(
+            f"the chat template renders a tool call as {turn!r}, not in the hermes form "
+            '<tool_call>\\n{...}\\n</tool_call> that rollout.protocol = "hermes" needs. Use a Qwen2.5-style template'
+        )
+
+
+def clean_messages(messages: Sequence[Message], fmt: ChatFormat) -> list[dict[str, Any]]:
+    """Check messages and give them one form: nulls of columnar files dropped, call arguments as a mapping."""
+    return [_clean_message(message, index, fmt) for index, message in enumerate(messages)]
+
+
+def _clean_message(message: Message, index: int, fmt: ChatFormat) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise DataError(f"message {index}: role = {role!r} is none of {', '.join(ROLES)}")
+    calls = message.get("tool_calls")
+    if calls is not None and len(calls) == 0:
+        calls = None
+    if content is None and role == "assistant" and calls is not None:
+        content = ""
+    if not isinstance(content, str):
+        raise DataError(f"message {index} ({role}): content is {type(content).__name__}, neither text nor a tool call")
+    if role == "tool":
+        return {"role": role, "content": neutralise(content, fmt)}
+    _refuse_specials(content, f"message {index} ({role})", fmt)
+    clean: dict[str, Any] = {"role": role, "content": content}
+    if reasoning := message.get("reasoning_content"):
+        _refuse_specials(reasoning, f"message {index} ({role})", fmt)
+        clean["reasoning_content"] = reasoning
+    if calls is not None:
+        if role != "assistant":
+            raise DataError(f"message {index} ({role}): only an assistant makes tool calls")
+        clean["tool_calls"] = [_clean_call(call, f"message {index}, call {n}", fmt) for n, call in enumerate(calls)]
+    return clean
+
+
+def _clean_call(call: Any, where: str, fmt: ChatFormat) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise DataError(f"{where}: a tool call is {{function: {{name, arguments}}}}, this one is {call!r:.200}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}: arguments are not JSON: {error}") from error
+    if not isinstance(arguments, Mapping):
+        raise DataError(f"{where}: arguments are {type(arguments).__name__}, not a mapping")
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    _refuse_specials(json.dumps(arguments, ensure_ascii=False), where, fmt)
+    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _refuse_specials(text: str, where: str, fmt: ChatFormat) -> None:
+    found = next((token for token in fmt.specials if token in text), None)
+    if found is not None:
+        raise DataError(f"{where}: the text contains the control token {found}, which would end or forge a turn")
+
+
+def _template(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    *,
+    add_generation_prompt: bool,
+) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] if tools else None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except TemplateError as error:
+        raise DataError(f"the chat template refuses the conversation: {error}") from error
+    assert isinstance(text, str), "apply_chat_template(tokenize=False) of one conversation gives one string"
+    return text
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,164 @@
+"""`retool data`: make, convert and check data sets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from retool_mcore.cli import guarded
+
+if TYPE_CHECKING:
+    from retool_mcore.data.verify import Report
+    from retool_mcore.sandbox.base import Sandbox
+
+app = typer.Typer(no_args_is_help=True)
+build = typer.Typer(no_args_is_help=True)
+app.add_typer(build, name="build", help="Make code-integrated traces from plain solutions.")
+
+Out = Annotated[Path, typer.Option(help="Parquet file to write.")]
+Rejects = Annotated[Path, typer.Option(help="JSON lines of what did not survive, with stage and reason.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first rows.")]
+Split = Annotated[str | None, typer.Option(help="Of a folder or hub data set: only files whose name holds this.")]
+
+
+@app.callback()
+def data() -> None:
+    """Make, convert and check data sets."""
+
+
+@app.command()
+@guarded
+def task(
+    directory: Annotated[Path, typer.Argument(help="Where to write it; made if missing.")],
+    seed: Annotated[int, typer.Option(help="Another seed gives other numbers and other initial weights.")] = 0,
+) -> None:
+    """Write the quickstart's task: a tiny model and its SFT, RL and evaluation data."""
+    from retool_mcore.data.tasks import make_task
+
+    made = make_task(directory, seed)
+    typer.echo(f"{directory}: {'written' if made else 'already there and whole'}, seed {seed}")
+
+
+@build.command()
+@guarded
+def gsm8k(
+    source: Annotated[Path, typer.Argument(help="GSM8K as JSON lines {question, answer}.")],
+    out: Out,
+    rejects: Rejects,
+    limit: Limit = None,
+) -> None:
+    """Turn GSM8K's marked calculations into snippets, run each in the sandbox, verify format and answer."""
+    from retool_mcore.data.build import build_gsm8k
+    from retool_mcore.data.sources import read_source
+    from retool_mcore.sandbox.base import open_sandbox
+
+    rows = list(read_source(str(source), limit=limit))
+
+    async def run(on_row: Callable[[], None]) -> Report:
+        # Any level will do: the snippets are checked to be arithmetic of numbers before they are run.
+        async with open_sandbox("local", min_level="rlimits") as sandbox:
+            return await build_gsm8k(rows, sandbox, on_row)
+
+    _write(_with_bar(run, len(rows)), out, rejects)
+
+
+@app.command()
+@guarded
+def sft(
+    source: Annotated[str, typer.Argument(help="ReTool-SFT, raw or converted: a file, a folder or a hub name.")],
+    out: Out,
+    rejects: Rejects,
+    *,
+    protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="The form training reads.")] = "hermes",
+    truth: Annotated[str, typer.Option(help="Column of the ground truth; without it answers are not verified.")] = "",
+    execute: Annotated[bool, typer.Option("--execute", help="Run every snippet again and compare its output.")] = False,
+    split: Split = None,
+    limit: Limit = None,
+) -> None:
+    """Read ReTool's SFT data, verify format and answer, write it in either protocol."""
+    from retool_mcore.data.convert import Conversion, convert_sft
+    from retool_mcore.data.sources import read_source
+    from retool_mcore.sandbox.base import open_sandbox
+
+    rows = list(read_source(source, ("messages",), split, limit))
+
+    async def run(on_row: Callable[[], None]) -> Report:
+        async with contextlib.AsyncExitStack() as stack:
+            sandbox: Sandbox | None = await stack.enter_async_context(open_sandbox("local")) if execute else None
+            return await convert_sft(rows, Conversion(protocol, truth, sandbox), on_row)
+
+    _write(_with_bar(run, len(rows)), out, rejects)
+    if not truth:
+        typer.echo("answers were not verified: no --truth column was named")
+
+
+@app.command()
+@guarded
+def rl(
+    source: Annotated[str, typer.Argument(help="DAPO-Math, GSM8K, AIME or JSON lines: file, folder or hub name.")],
+    out: Out,
+    rejects: Rejects,
+    *,
+    name: Annotated[str, typer.Option(help="Written as data_source; the source's own name by default.")] = "",
+    split: Split = None,
+    limit: Limit = None,
+) -> None:
+    """Read RL problems of any known schema, each once, and write verl's schema."""
+    from retool_mcore.data.files import write_jsonl, write_parquet
+    from retool_mcore.data.rl import convert_rl
+    from retool_mcore.data.sources import read_source
+
+    report = convert_rl(read_source(source, split=split, limit=limit), name or Path(source).stem, split or "train")
+    write_jsonl(rejects, report.rejects)
+    write_parquet(out, report.rows)
+    typer.echo("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))
+
+
+@app.command()
+@guarded
+def lint(
+    files: Annotated[list[str], typer.Argument(help="SFT or RL files; later ones are compared with earlier ones.")],
+    model: Annotated[str, typer.Option(help="Its tokenizer measures lengths and loss masks.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tells how many rows are longer.")] = None,
+) -> None:
+    """Repeats, overlap between files, answers that cannot be compared, lengths, loss masks. Exits with 1 on errors."""
+    from retool_mcore.data.chat import load_tokenizer
+    from retool_mcore.data.lint import MAX_OVERLAP, lint_file, overlaps
+
+    tokenizer = load_tokenizer(model) if model else None
+    lints = [lint_file(file, tokenizer, max_tokens) for file in files]
+    bad = False
+    for found in lints:
+        typer.echo(f"{found.source}: {len(found.problems)} rows")
+        for note in found.notes:
+            typer.echo(f"  {note}")
+        for error in found.errors:
+            typer.echo(f"  error: {error}")
+        bad |= bool(found.errors)
+    for pair in overlaps(lints):
+        leaks = pair.same > MAX_OVERLAP * pair.total
+        typer.echo(f"{'error: ' if leaks else ''}{pair.describe()}")
+        bad |= leaks
+    if bad:
+        raise typer.Exit(1)
+
+
+def _with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, Report]], total: int) -> Report:
+    from rich.progress import Progress
+
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("rows", total=total)
+        return asyncio.run(run(lambda: progress.advance(bar)))
+
+
+def _write(report: Report, out: Path, rejects: Path) -> None:
+    from retool_mcore.data.files import write_jsonl, write_parquet
+
+    write_jsonl(rejects, report.rejects)
+    write_parquet(out, report.rows)
+    typer.echo("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))

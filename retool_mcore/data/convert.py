@@ -1,0 +1,232 @@
+r"""ReTool's SFT data, raw or converted, into the parquet that training reads, in either protocol.
+
+Raw rows hold the whole trace in one assistant text: ``<code>\n```python ...\n```\n</code>``, its output in
+``<interpreter>``, the end in ``<answer>``. Converted rows hold messages with tool calls. Both are read into the same
+trace, verified (format, then answer where the truth is known, then execution if asked for), and written in the
+protocol's form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from retool_mcore.data.chat import CODE_INTERPRETER, TOOL_NAME
+from retool_mcore.data.prompts import hermes_prompt, plain_problem, retool_prompt
+from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, final_answer_problem, format_problem
+from retool_mcore.errors import DataError
+from retool_mcore.sandbox.base import Sandbox
+
+Protocol = Literal["hermes", "retool"]
+STAGES: tuple[Stage, ...] = ("source", "format", "answer", "execution")
+RUN_TIMEOUT_S = 30.0
+ROWS_AT_ONCE = 16
+
+_TAG = re.compile(r"<(/?)(code|interpreter|answer)>")
+_FENCE = re.compile(r"\A\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is said before a call, its code, and the output shown for it."""
+
+    text: str
+    code: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A conversation in neither protocol's form. ``prompt`` is the user's turn as it was found."""
+
+    prompt: str
+    steps: tuple[Step, ...]
+    final: str  # the closing words; may hold <answer> tags
+
+    def messages(self, protocol: Protocol) -> list[dict[str, Any]]:
+        return self._hermes() if protocol == "hermes" else self._retool()
+
+    def _hermes(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": hermes_prompt(plain_problem(self.prompt))}]
+        for step in self.steps:
+            call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": step.code}}}
+            messages.append({"role": "assistant", "content": step.text, "tool_calls": [call]})
+            messages.append({"role": "tool", "content": step.output})
+        final = re.sub(r"\s*</?answer>\s*", "\n", self.final).strip()
+        return [*messages, {"role": "assistant", "content": final}]
+
+    def _retool(self) -> list[dict[str, Any]]:
+        parts = [
+            f"{step.text}\n<code>\n```python\n{step.code}\n```\n</code>\n<interpreter>\n{step.output}\n</interpreter>"
+            for step in self.steps
+        ]
+        final = self.final
+        if "<answer>" not in final and "\\boxed" in final:
+            before, _, box = final.rpartition("\\boxed")
+            final = f"{before.rstrip()}\n<answer>\n\\boxed{box.strip().rstrip('.')}\n</answer>"
+        text = "\n".join([*parts, final]).strip()
+        return [{"role": "user", "content": retool_prompt(self.prompt)}, {"role": "assistant", "content": text}]
+
+
+def read_trace(messages: Any) -> Trace:
+    """Read the messages of a raw or converted row. Raises Rejected when they have another form."""
+    if isinstance(messages, str):
+        messages = _json(messages)
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise Rejected("source", f"messages is {type(messages).__name__}, not a list of messages")
+    turns = [message for message in messages if message.get("role") != "system"]
+    texts = [message.get("content") if message.get("content") is not None else "" for message in turns]
+    if not all(isinstance(text, str) for text in texts):
+        raise Rejected("source", "the content of a message is no text")
+    roles = [message.get("role") for message in turns]
+    if roles == ["user", "assistant"] and not turns[1].get("tool_calls"):
+        steps, final = read_inline(texts[1])
+        return Trace(texts[0], steps, final)
+    return _read_converted(turns, texts)
+
+
+def read_inline(text: str) -> tuple[tuple[Step, ...], str]:
+    """Steps and closing words of a raw trace. Raises Rejected("format") when its tags do not pair up in order."""
+    steps: list[Step] = []
+    pending: tuple[str, str] | None = None  # text and code that wait for their output
+    start, opened, answers = 0, None, 0
+    said = ""
+    for tag in _TAG.finditer(text):
+        closing, name = bool(tag[1]), tag[2]
+        inside = text[start : tag.start()]
+        if closing != (opened is not None) or (closing and name != opened):
+            raise Rejected("format", f"{tag[0]} is out of place")
+        if not closing:
+            if pending is not None and (name != "interpreter" or inside.strip()):
+                raise Rejected("format", "a <code> block is not followed by its <interpreter> block")
+            if pending is None and name == "interpreter":
+                raise Rejected("format", "an <interpreter> block without <code> before it")
+            if answers:
+                raise Rejected("format", f"{tag[0]} after the <answer>")
+            said = said if name == "interpreter" else inside.strip()
+            opened, start = name, tag.end()
+            continue
+        if name == "code":
+            pending = (said, _unfenced(inside))
+        elif name == "interpreter":
+            assert pending is not None, "opening it required a pending call"
+            steps.append(Step(*pending, inside.strip("\n")))
+            pending = None
+        else:
+            answers += 1
+            answer_start = start - len("<answer>")
+            said = f"{said}\n{text[answer_start : tag.end()]}".strip()
+        opened, start = None, tag.end()
+    if opened is not None or pending is not None:
+        raise Rejected("format", f"<{opened}> is not closed" if opened else "the last <code> block has no output")
+    rest = text[start:].strip()
+    return tuple(steps), f"{said}\n{rest}".strip() if answers else rest
+
+
+def _unfenced(code: str) -> str:
+    fence = _FENCE.match(code)
+    return fence[1] if fence else code.strip("\n")
+
+
+def _read_converted(turns: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> Trace:
+    if problem := format_problem([{**turn, "content": text} for turn, text in zip(turns, texts, strict=True)]):
+        raise Rejected("format", problem)
+    steps: list[Step] = []
+    for position, turn in enumerate(turns):
+        for number, call in enumerate(turn.get("tool_calls") or []):
+            steps.append(Step("" if number else texts[position], _code_of(call), texts[position + 1 + number]))
+    return Trace(texts[0], tuple(steps), texts[-1])
+
+
+def _code_of(call: Any) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(arguments, str):
+        arguments = _json(arguments)
+    code = arguments.get("code") if isinstance(arguments, dict) else None
+    if not isinstance(code, str):
+        raise Rejected("source", f"a tool call without code: {call!r:.200}")
+    return code
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise Rejected("source", f"not JSON: {error}") from error
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How rows are converted. ``truth`` names the column of the ground truth, "" where the data has none."""
+
+    protocol: Protocol = "hermes"
+    truth: str = ""
+    sandbox: Sandbox | None = None  # re-executes every snippet and compares its output
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        skipped = {"answer": not self.truth, "execution": self.sandbox is None}
+        return tuple(stage for stage in STAGES if not skipped.get(stage))
+
+    async def row(self, where: str, source: Mapping[str, Any]) -> dict[str, Any]:
+        """The converted row. Raises Rejected; DataError when a column is missing."""
+        trace = read_trace(source["messages"])
+        if problem := final_answer_problem(trace.final):
+            raise Rejected("format", problem)
+        hermes = trace.messages("hermes")
+        if problem := format_problem(hermes):
+            raise Rejected("format", problem)
+        row: dict[str, Any] = {}
+        if self.truth:
+            if self.truth not in source:
+                raise DataError(f"{where}: no column {self.truth}; it has {', '.join(source)}")
+            truth = str(source[self.truth])
+            if problem := await asyncio.to_thread(answer_problem, hermes, truth):
+                raise Rejected("answer", problem)
+            row["ground_truth"] = truth
+        await self._execute(trace)
+        is_hermes = self.protocol == "hermes"
+        messages = hermes if is_hermes else trace.messages(self.protocol)
+        return {"messages": messages, "tools": [CODE_INTERPRETER] if is_hermes else None, **row}
+
+    async def _execute(self, trace: Trace) -> None:
+        for number, step in enumerate(trace.steps if self.sandbox else (), start=1):
+            assert self.sandbox is not None, "no steps without a sandbox"
+            result = await self.sandbox.execute(step.code, run_timeout_s=RUN_TIMEOUT_S)
+            if result.text.split() != step.output.split():
+                raise Rejected(
+                    "execution", f"call {number} prints {result.text!r:.120}, and the trace shows {step.output!r:.120}"
+                )
+
+
+async def convert_sft(
+    rows: Sequence[tuple[str, Mapping[str, Any]]], conversion: Conversion, on_row: Callable[[], None] = lambda: None
+) -> Report:
+    """Convert rows (where, {messages, ...}), in order."""
+    slots = asyncio.Semaphore(ROWS_AT_ONCE)
+    report = Report(conversion.stages)
+
+    async def convert(where: str, source: Mapping[str, Any]) -> dict[str, Any] | Rejected:
+        async with slots:
+            try:
+                return await conversion.row(where, source)
+            except Rejected as rejected:
+                return rejected
+            finally:
+                on_row()
+
+    results = await asyncio.gather(*(convert(where, source) for where, source in rows))
+    for (where, source), result in zip(rows, results, strict=True):
+        if isinstance(result, Rejected):
+            report.reject(where, result, {"messages": source["messages"]})
+        else:
+            report.rows.append(result)
+    if not report.rows:
+        first = report.rejects[0]
+        raise DataError(f"none of {len(rows)} rows survived; the first: {first['where']}: {first['reason']}")
+    return report

@@ -1,0 +1,115 @@
+"""Reading and writing data files: every error names file, row and column; nothing half-written stays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from retool_mcore.errors import DataError
+
+BATCH_ROWS = 512
+
+
+def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (row number from 0, {column: value}) of a parquet file, a batch at a time.
+
+    Raises DataError when the file is missing, empty, half-written, no parquet, or lacks one of ``columns``.
+    """
+    index = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            missing = [column for column in columns if column not in file.schema_arrow.names]
+            if missing:
+                raise DataError(
+                    f"{path}: no column {', '.join(missing)}; it has {', '.join(file.schema_arrow.names) or 'none'}"
+                )
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)):
+                for row in batch.to_pylist():
+                    yield index, row
+                    index += 1
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: not a whole parquet file: {_reason(error)}") from error
+    except OSError as error:  # also pyarrow's for corrupt pages
+        raise DataError(
+            f"{path}: cannot be read{f' after row {index - 1}' if index else ''}: {_reason(error)}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, row {index} or later: text is not UTF-8: {error.reason}") from error
+    if index == 0:
+        raise DataError(f"{path}: the file has no rows")
+
+
+def column_names(path: str | os.PathLike[str]) -> list[str]:
+    """Names of a parquet file's columns. Raises DataError as ``read_rows``."""
+    try:
+        return list(pq.read_schema(path).names)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: not a whole parquet file: {_reason(error)}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number from 1, object) of a JSON-lines file; blank lines are passed over.
+
+    Raises DataError for a missing file, invalid UTF-8, a line that is no JSON object.
+    """
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    raise DataError(f"{path}, line {number}: not JSON: {error}") from error
+                if not isinstance(row, dict):
+                    raise DataError(f"{path}, line {number}: {type(row).__name__}, not an object")
+                yield number, row
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+
+
+def write_parquet(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows whole or not at all."""
+    table = pa.Table.from_pylist([dict(row) for row in rows])
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows whole or not at all."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A temporary file beside ``path`` that takes its name when the block ends well, and goes when it does not."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        os.close(descriptor)
+        try:
+            yield temporary
+            os.chmod(temporary, 0o644)  # mkstemp gives 0600; data files are shared
+            os.replace(temporary, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).strip().split("\n", 1)[0]

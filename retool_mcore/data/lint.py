@@ -1,0 +1,172 @@
+"""What is wrong with data files before anyone trains on them: repeats, leaks, answers, lengths, loss masks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retool_mcore.data.chat import CODE_INTERPRETER, render, render_prompt
+from retool_mcore.data.prompts import plain_problem
+from retool_mcore.data.rl import normalised
+from retool_mcore.data.sft import parse_tools
+from retool_mcore.data.sources import read_source
+from retool_mcore.errors import DataError
+from retool_mcore.reward.answer import truth_parses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NGRAM_WORDS = 13  # the usual length for telling copied text from common phrases
+HISTOGRAM_QUANTILES = (0, 0.1, 0.5, 0.9, 0.99, 1)
+MAX_OVERLAP = 0.1  # of the validation problems; above it training is refused
+_WORDS = re.compile(r"[^\W_]+", re.UNICODE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One SFT row (messages, tools) or RL row (prompt, truth). ``problem`` is the user's words without instructions."""
+
+    where: str
+    problem: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    truth: str | None
+    is_sft: bool
+
+
+@dataclass
+class FileLint:
+    """Findings on one file; ``errors`` are what must not be trained on."""
+
+    source: str
+    problems: list[str] = field(default_factory=list)
+    lengths_tokens: list[int] = field(default_factory=list)
+    loss_tokens: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_problem_rows(source: str) -> Iterator[Row]:
+    """Rows of an SFT or RL file, told by its columns. Raises DataError naming file, row and column."""
+    for where, row in read_source(source):
+        is_sft = "messages" in row
+        turns = row.get("messages") if is_sft else row.get("prompt")
+        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+            raise DataError(f"{where}: neither a column messages (SFT) nor prompt (RL) that holds a list of messages")
+        user = next((turn["content"] for turn in turns if turn.get("role") == "user"), None)
+        if not isinstance(user, str):
+            raise DataError(f"{where}: no user turn with text")
+        reward = row.get("reward_model")
+        truth = reward.get("ground_truth") if isinstance(reward, dict) else row.get("ground_truth")
+        tools = parse_tools(row.get("tools"), where) if is_sft else [CODE_INTERPRETER]
+        yield Row(where, plain_problem(user), turns, tools, truth, is_sft)
+
+
+def lint_file(source: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None) -> FileLint:
+    """All checks of one file; lengths need a tokenizer."""
+    lint = FileLint(source)
+    for row in read_problem_rows(source):
+        lint.problems.append(row.problem)
+        if not row.is_sft or row.truth is not None:
+            _lint_truth(row, lint)
+        if tokenizer is not None:
+            _lint_tokens(row, tokenizer, lint)
+    keys = Counter(map(normalised, lint.problems))
+    repeats = len(lint.problems) - len(keys)
+    if repeats:
+        worst = max(keys.values())
+        lint.notes.append(f"{repeats} of {len(lint.problems)} rows repeat a problem (one of them {worst} times)")
+    if lint.lengths_tokens:
+        _lint_lengths(lint, max_tokens)
+    return lint
+
+
+def _lint_truth(row: Row, lint: FileLint) -> None:
+    if not isinstance(row.truth, str):
+        lint.errors.append(f"{row.where}: the ground truth is {row.truth!r:.80}, not a text")
+    elif not truth_parses(row.truth):
+        lint.errors.append(f"{row.where}: nothing can be compared with the ground truth {row.truth!r:.80}")
+
+
+def _lint_tokens(row: Row, tokenizer: PreTrainedTokenizerBase, lint: FileLint) -> None:
+    try:
+        if row.is_sft:
+            rendered = render(row.messages, row.tools, tokenizer)
+            lint.lengths_tokens.append(len(rendered))
+            lint.loss_tokens.append(sum(rendered.loss_mask))
+            if lint.loss_tokens[-1] == 0:
+                lint.errors.append(f"{row.where}: no token carries loss")
+        else:
+            lint.lengths_tokens.append(len(render_prompt(row.messages, row.tools, tokenizer)))
+    except DataError as error:
+        lint.errors.append(f"{row.where}: {error}")
+
+
+def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:
+    lengths = np.array(lint.lengths_tokens)
+    values = np.quantile(lengths, HISTOGRAM_QUANTILES, method="nearest")
+    names = ("min", "10 %", "median", "90 %", "99 %", "max")
+    table = ", ".join(f"{name} {int(value)}" for name, value in zip(names, values, strict=True))
+    lint.notes.append(f"tokens a row: {table}; {int(lengths.sum())} in all")
+    if max_tokens is not None:
+        over = int((lengths > max_tokens).sum())
+        lint.notes.append(f"{over} rows ({over / len(lengths):.1%}) are over {max_tokens} tokens")
+    if lint.loss_tokens:
+        share = sum(lint.loss_tokens) / lengths.sum()
+        lint.notes.append(f"{share:.1%} of the tokens carry loss ({min(lint.loss_tokens)} in the row with the fewest)")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How many of ``total`` problems of ``second`` are in ``first``: the same text, or a shared 13-gram of words."""
+
+    first: str
+    second: str
+    same: int
+    ngram: int
+    total: int
+
+    def describe(self) -> str:
+        return (
+            f"{self.second}: of {self.total} problems {self.same} are also in {self.first} by their text, {self.ngram} "
+            f"share {NGRAM_WORDS} words in a row with one there"
+        )
+
+
+def overlap(first: Sequence[str], second: Sequence[str], names: tuple[str, str]) -> Overlap:
+    """Compare the problems of two files."""
+    texts = set(map(normalised, first))
+    grams = {gram for problem in first for gram in ngrams(problem)}
+    same = sum(normalised(problem) in texts for problem in second)
+    shared = sum(any(gram in grams for gram in ngrams(problem)) for problem in second)
+    return Overlap(*names, same=same, ngram=shared, total=len(second))
+
+
+def ngrams(problem: str) -> set[int]:
+    """Hashes of all runs of 13 words; of the whole text where it has fewer."""
+    words = [word.casefold() for word in _WORDS.findall(problem)]
+    last = max(len(words) - NGRAM_WORDS, 0)
+    return {hash(tuple(words[start : start + NGRAM_WORDS])) for start in range(last + 1)}
+
+
+def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:
+    """Every pair of files, the later one against the earlier."""
+    return [overlap(a.problems, b.problems, (a.source, b.source)) for a, b in combinations(lints, 2)]
+
+
+def require_disjoint(train_file: str, val_file: str) -> Overlap:
+    """Raise DataError when the validation set is the training set, or more than a tenth of it is in there."""
+    train, val = ([row.problem for row in read_problem_rows(path)] for path in (train_file, val_file))
+    found = overlap(train, val, (train_file, val_file))
+    if found.same > MAX_OVERLAP * found.total:
+        raise DataError(
+            f"{found.describe()}. A loss or accuracy measured on it says nothing; at most {MAX_OVERLAP:.0%} may be "
+            "shared. Hold rows out, or say that the overlap is meant"
+        )
+    return found

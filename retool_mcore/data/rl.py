@@ -1,0 +1,119 @@
+r"""RL problems from the data sets in use, into verl's schema, each problem once.
+
+DAPO-Math-17k is 1.79 million rows that are about 17 thousand problems, each about a hundred times: rows are read one
+by one and only new problems are kept.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.errors import DataError
+from retool_mcore.reward.answer import truth_parses
+
+# Question and answer columns of plain rows: AIME_2024, aime_2025, GSM8K, and files of our own.
+COLUMNS = (("problem", "answer"), ("Problem", "Answer"), ("question", "answer"), ("input", "output"))
+# DAPO's instruction asks for another answer format than ours, so the problem is taken out of it.
+_DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
+_DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.\s*\Z")
+_GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
+
+Outcome = Literal["kept", "duplicate", "conflict", "unreadable truth"]
+
+
+@dataclass
+class RlReport:
+    """The rows, the counts of all outcomes, and what was left out other than plain repeats."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
+    rejects: list[dict[str, Any]] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        total = sum(self.counts.values())
+        return [
+            f"{total} rows",
+            f"{len(self.rows)} problems kept",
+            f"{self.counts['duplicate']} repeats of a kept problem",
+            f"{self.counts['conflict']} repeats with another answer (the first one's answer is kept)",
+            f"{self.counts['unreadable truth']} answers that nothing can be compared with",
+        ]
+
+
+def convert_rl(rows: Iterable[tuple[str, Mapping[str, Any]]], data_source: str, split: str = "train") -> RlReport:
+    """Rows (where, row) of any known schema into verl's, deduplicated by normalised text.
+
+    Raises DataError when a row is of no known schema, or nothing is left.
+    """
+    report = RlReport()
+    seen: dict[str, str] = {}
+    for where, row in rows:
+        problem, truth = read_problem(row, where)
+        key = normalised(problem)
+        outcome: Outcome = "kept"
+        if key in seen:
+            outcome = "duplicate" if seen[key] == truth else "conflict"
+        elif not truth_parses(truth):
+            outcome = "unreadable truth"
+        report.counts[outcome] += 1
+        if outcome == "kept":
+            seen[key] = truth
+            report.rows.append(rl_row(problem, truth, data_source, split, len(report.rows)))
+        elif outcome != "duplicate":
+            report.rejects.append({"where": where, "reason": outcome, "problem": problem, "truth": truth})
+    if not report.rows:
+        raise DataError(f"none of {sum(report.counts.values())} rows can be used; the first: {report.rejects[:1]}")
+    return report
+
+
+def rl_row(problem: str, truth: str, data_source: str, split: str, index: int) -> dict[str, Any]:
+    """A row of verl's RL schema; the prompt asks for a box."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": hermes_prompt(problem)}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"split": split, "index": index},
+    }
+
+
+def read_problem(row: Mapping[str, Any], where: str) -> tuple[str, str]:
+    """Problem and ground truth of a row. Raises DataError naming where it stands and the column."""
+    if "prompt" in row and "reward_model" in row:
+        problem, truth = _of_verl(row, where)
+    else:
+        names = next((names for names in COLUMNS if names[0] in row and names[1] in row), None)
+        if names is None:
+            known = ", ".join("/".join(names) for names in COLUMNS)
+            raise DataError(f"{where}: columns {', '.join(row) or 'none'}; known are prompt/reward_model, {known}")
+        problem, truth = row[names[0]], row[names[1]]
+        if isinstance(truth, str) and (match := _GSM8K_ANSWER.search(truth)):
+            truth = match[1].replace(",", "")
+    if isinstance(truth, int | float) and not isinstance(truth, bool):
+        truth = f"{truth:g}" if isinstance(truth, float) else str(truth)
+    if not isinstance(truth, str):
+        raise DataError(f"{where}: the answer is {truth!r:.80}, not a text or number")
+    if not isinstance(problem, str) or not problem.strip():
+        raise DataError(f"{where}: the problem is {problem!r:.80}, not a text")
+    return problem.strip(), truth.strip()
+
+
+def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, Any]:
+    prompt, reward = row["prompt"], row["reward_model"]
+    users = [turn for turn in prompt or [] if isinstance(turn, dict) and turn.get("role") == "user"]
+    if not users or not isinstance(users[-1].get("content"), str):
+        raise DataError(f"{where}, column prompt: no user turn with text in {prompt!r:.120}")
+    if not isinstance(reward, dict) or "ground_truth" not in reward:
+        raise DataError(f"{where}, column reward_model: no ground_truth in {reward!r:.120}")
+    return _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", users[-1]["content"])), reward["ground_truth"]
+
+
+def normalised(problem: str) -> str:
+    """A problem's text for comparing: compatibility forms, case, spacing and dollar signs do not count."""
+    return re.sub(r"[\s$]+", "", unicodedata.normalize("NFKC", problem)).casefold()

@@ -1,0 +1,168 @@
+"""SFT rows from parquet, tokenized once, dealt into batches that are a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retool_mcore.data.chat import Rendered, render
+from retool_mcore.data.files import read_rows
+from retool_mcore.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class SftDataset:
+    """Tokenized conversations of one file. ``too_long`` rows were over the budget and left out, never cut."""
+
+    source: str
+    examples: tuple[Rendered, ...]
+    too_long: tuple[int, ...]  # row numbers, from 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(example) for example in self.examples)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return sum(sum(example.loss_mask) for example in self.examples)
+
+    def describe(self) -> str:
+        kept = len(self.examples)
+        left_out = f", {len(self.too_long)} left out as too long" if self.too_long else ""
+        return f"{self.source}: {kept} rows, {self.num_tokens} tokens, {self.num_loss_tokens} with loss{left_out}"
+
+
+def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: int) -> SftDataset:
+    """Read and tokenize a parquet file of rows {messages, tools}; ``tools`` may be null (a text-only row).
+
+    Raises DataError with file, row and column for anything that is not of that schema, and when no row fits.
+    """
+    examples: list[Rendered] = []
+    too_long: list[int] = []
+    for index, row in read_rows(path, ("messages", "tools")):
+        where = f"{path}, row {index}"
+        messages = row["messages"]
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise DataError(f"{where}, column messages: {type(messages).__name__}, not a list of messages")
+        tools = parse_tools(row["tools"], where)
+        try:
+            rendered = render(messages, tools, tokenizer)
+        except DataError as error:
+            raise DataError(f"{where}, column messages: {error}") from error
+        if not any(rendered.loss_mask):
+            raise DataError(f"{where}, column messages: no assistant turn, so nothing to train on")
+        if len(rendered) > max_length_tokens:
+            too_long.append(index)
+        else:
+            examples.append(rendered)
+    if not examples:
+        raise DataError(
+            f"{path}: none of its {len(too_long)} rows is at most data.max_length_tokens = {max_length_tokens} long"
+        )
+    return SftDataset(path, tuple(examples), tuple(too_long))
+
+
+def parse_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
+    """The ``tools`` column: a list of schemas, the same as a JSON string, or null. Nulls of unified structs go."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}, column tools: not JSON: {error}") from error
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) and "function" in tool for tool in value):
+        raise DataError(f"{where}, column tools: {value!r:.120} is not a list of function schemas")
+    return [_without_nulls(tool) for tool in value]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class PackedBatches:
+    """The batches of one data-parallel rank; the only state is the step number.
+
+    The stream is epoch after epoch, each in an order of its own drawn from (seed, epoch). Step s takes the next
+    ``global_batch`` rows of the stream, whatever dp_size is, and deals them to the ranks: equally many each, at costs
+    as equal as a greedy deal makes them. The cost is tokens, plus attention where ``hidden_size`` is given.
+    """
+
+    examples: Sequence[Rendered]
+    global_batch: int
+    seed: int
+    dp_size: int = 1
+    dp_rank: int = 0
+    shuffle: bool = True
+    hidden_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.global_batch % self.dp_size or not 0 <= self.dp_rank < self.dp_size or not self.examples:
+            raise DataError(
+                f"a batch of {self.global_batch} cannot be dealt to rank {self.dp_rank} of {self.dp_size} from "
+                f"{len(self.examples)} examples"
+            )
+
+    def __call__(self, step: int) -> list[Rendered]:
+        """The sequences of this rank at ``step`` (from 1), in stream order."""
+        rows = self.rows(step)
+        shares = deal([cost(len(self.examples[row]), self.hidden_size) for row in rows], self.dp_size)
+        return [self.examples[rows[position]] for position in shares[self.dp_rank]]
+
+    def rows(self, step: int) -> list[int]:
+        """Row numbers of the whole global batch at ``step``, the same for every dp_size."""
+        assert step >= 1, f"steps count from 1, got {step}"
+        first = (step - 1) * self.global_batch
+        total = len(self.examples)
+        wanted = range(first, first + self.global_batch)
+        orders = {epoch: self._order(epoch) for epoch in range(first // total, wanted[-1] // total + 1)}
+        return [int(orders[position // total][position % total]) for position in wanted]
+
+    def from_step(self, step: int) -> Iterator[list[Rendered]]:
+        """Endless batches, starting with that of ``step``."""
+        while True:
+            yield self(step)
+            step += 1
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(len(self.examples))
+        # RandomState: its stream is frozen by numpy's compatibility policy, Generator's is not.
+        bits = np.random.MT19937(np.random.SeedSequence((self.seed, epoch)))
+        return np.random.RandomState(bits).permutation(len(self.examples))
+
+
+def cost(num_tokens: int, hidden_size: int | None = None) -> float:
+    """Compute of one sequence, in tokens of a short one.
+
+    A layer costs a token 24 h^2 in its matrices and 2 h T in causal attention over T tokens (forward, h hidden size):
+    attention is as dear as the rest at T = 12 h.
+    """
+    return num_tokens if hidden_size is None else num_tokens * (1 + num_tokens / (12 * hidden_size))
+
+
+def deal(costs: Sequence[float], num_ranks: int) -> list[list[int]]:
+    """Deal positions to ranks, equally many each: the dearest first, always to the cheapest rank with room left."""
+    room = len(costs) // num_ranks
+    assert room * num_ranks == len(costs), f"{len(costs)} sequences do not divide over {num_ranks} ranks"
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    ranks = [(0.0, rank) for rank in range(num_ranks)]
+    for position in sorted(range(len(costs)), key=lambda position: (-costs[position], position)):
+        load, rank = heapq.heappop(ranks)
+        shares[rank].append(position)
+        if len(shares[rank]) < room:
+            heapq.heappush(ranks, (load + costs[position], rank))
+    return [sorted(share) for share in shares]

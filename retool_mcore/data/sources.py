@@ -1,0 +1,72 @@
+"""Rows from a file, a folder of files, or a data set's hub name: parquet or JSON lines, told by the name's ending."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.data.files import column_names, read_jsonl, read_rows
+from retool_mcore.errors import DataError
+
+ENDINGS = (".parquet", ".jsonl", ".json")
+
+
+def source_files(source: str, split: str | None = None) -> list[Path]:
+    """The data files behind a path or hub name, in order of name; those whose name holds ``split`` if it is given.
+
+    A hub name ("owner/name") is downloaded once into the hub's cache. Raises DataError when there is nothing to read.
+    """
+    path = Path(source)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        path = _download(source)
+    files = sorted(file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file())
+    chosen = [file for file in files if split is None or split in str(file.relative_to(path))]
+    if not chosen:
+        found = ", ".join(str(file.relative_to(path)) for file in files[:10]) or "none"
+        wanted = f" of split {split!r}" if split else ""
+        raise DataError(f"{source}: no data file{wanted} ({', '.join(ENDINGS)}); it has {found}")
+    return chosen
+
+
+def read_source(
+    source: str, required: Sequence[str] = (), split: str | None = None, limit: int | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where it stands, row) over all files of a source. Raises DataError naming file, row and column."""
+    yield from itertools.islice(_read_files(source, required, split), limit)
+
+
+def _read_files(source: str, required: Sequence[str], split: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    empty = True
+    for file in source_files(source, split):
+        if file.suffix == ".parquet":
+            names = column_names(file)
+            for index, row in read_rows(file, [*required, *(name for name in names if name not in required)]):
+                empty = False
+                yield f"{file}, row {index}", row
+            continue
+        for line, row in read_jsonl(file):
+            missing = [column for column in required if column not in row]
+            if missing:
+                raise DataError(f"{file}, line {line}: no column {', '.join(missing)}; it has {', '.join(row)}")
+            empty = False
+            yield f"{file}, line {line}", row
+    if empty:
+        raise DataError(f"{source}: no rows")
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [f"*{ending}" for ending in ENDINGS]
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise DataError(
+            f"{name} is neither a file or folder here nor a data set that the hub gives: {reason[:300]}"
+        ) from error

@@ -1,0 +1,240 @@
+"""The quickstart's task: generated arithmetic word problems in the schema of ReTool's data.
+
+A problem has three-digit operands and a six-digit answer, out of reach of mental arithmetic for a tiny model and one
+line of Python with a tool. Widths are fixed because a tiny model learns to copy digits of fixed width in a hundred
+steps and of varying width in thousands.
+
+SFT rows are of two sorts. Tool traces: problem, code call, interpreter output, boxed answer; in a stated fraction of
+them the code has a plausible wrong habit (an inclusive range without its last number, a dropped operand), and output
+and boxed answer are what that code gives. Text traces: no tools offered, the right answer boxed at once, so that the
+text-only baseline has been taught format and truth. RL with the tool can learn to prefer the right habit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.data.chat import CODE_INTERPRETER, TOOL_NAME
+from retool_mcore.data.files import replacing, write_parquet
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.errors import DataError
+
+log = logging.getLogger(__name__)
+
+DATA_SOURCE = "retool_mcore/arithmetic"
+SYSTEM_PROMPT = "Solve the problem. Put the answer in \\boxed{}."
+FORMAT_VERSION = 2  # raise it when the same seed would give other files
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of problems over operands a, b, c of three digits each; ``right`` and ``wrong`` are its codes."""
+
+    name: str
+    question: str
+    right: str
+    wrong: str
+    answer: Callable[[int, int, int], int]
+    wrong_answer: Callable[[int, int, int], int]
+    ranges: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # inclusive; c is (0, 0) where there is none
+
+
+def _range_sum(first: int, last: int, step: int = 1) -> int:
+    return sum(range(first, last + 1, step))
+
+
+KINDS = (
+    Kind(
+        "range",
+        "What is the sum of the integers from {a} to {b}, inclusive?",
+        "print(sum(range({a}, {b} + 1)))",
+        "print(sum(range({a}, {b})))",
+        lambda a, b, c: _range_sum(a, b),
+        lambda a, b, c: _range_sum(a, b - 1),
+        ((100, 499), (600, 999), (0, 0)),
+    ),
+    Kind(
+        "left",
+        "A shop gets {a} boxes of {b} pens and sells {c} pens. How many pens are left?",
+        "print({a} * {b} - {c})",
+        "print({a} * {b})",
+        lambda a, b, c: a * b - c,
+        lambda a, b, c: a * b,
+        ((100, 999), (100, 999), (100, 999)),
+    ),
+    Kind(
+        "seats",
+        "A hall has {a} rows of {b} seats, and {c} more seats upstairs. How many seats does it have?",
+        "print({a} * {b} + {c})",
+        "print({a} * {b})",
+        lambda a, b, c: a * b + c,
+        lambda a, b, c: a * b,
+        ((100, 999), (100, 999), (100, 999)),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    kind: str
+    question: str
+    answer: str
+    right_code: str
+    wrong_code: str
+    wrong_answer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """Sizes are rows. The splits share no problem."""
+
+    sft_train: int = 6400
+    sft_val: int = 256
+    rl_train: int = 2048
+    rl_val: int = 128
+    eval: int = 256
+    text_fraction: float = 0.15  # of SFT rows
+    wrong_fraction: float = 0.55  # of tool traces: those with the wrong habit
+
+
+def problems(seed: int) -> Iterator[Problem]:
+    """Endless distinct problems, the kinds in turn; the numbers depend on the seed alone."""
+    draw = random.Random(f"{DATA_SOURCE} {FORMAT_VERSION} {seed}")
+    seen: set[str] = set()
+    while True:
+        for kind in KINDS:
+            while (problem := _draw(kind, draw)) is None or problem.question in seen:
+                pass
+            seen.add(problem.question)
+            yield problem
+
+
+def _draw(kind: Kind, draw: random.Random) -> Problem | None:
+    a, b, c = (draw.randint(*bounds) for bounds in kind.ranges)
+    answer, wrong = kind.answer(a, b, c), kind.wrong_answer(a, b, c)
+    if not all(100_000 <= value <= 999_999 for value in (answer, wrong)):
+        return None
+    numbers = {"a": a, "b": b, "c": c}
+    texts = (kind.question.format(**numbers), str(answer), kind.right.format(**numbers), kind.wrong.format(**numbers))
+    return Problem(kind.name, *texts, str(wrong))
+
+
+def prompt_messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+
+
+def tool_trace(problem: Problem, wrong: bool) -> dict[str, Any]:
+    """An SFT row {messages, tools}: the code, what it prints, and the answer read off the output."""
+    code, output = (problem.wrong_code, problem.wrong_answer) if wrong else (problem.right_code, problem.answer)
+    call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": code}}}
+    messages = [
+        *prompt_messages(problem.question),
+        {"role": "assistant", "content": "Let me run code.", "tool_calls": [call]},
+        {"role": "tool", "content": output},
+        {"role": "assistant", "content": f"The answer is \\boxed{{{output}}}."},
+    ]
+    return {"messages": messages, "tools": [CODE_INTERPRETER]}
+
+
+def text_trace(problem: Problem) -> dict[str, Any]:
+    """An SFT row without tools: the right answer at once."""
+    reply = {"role": "assistant", "content": f"The answer is \\boxed{{{problem.answer}}}."}
+    return {"messages": [*prompt_messages(problem.question), reply], "tools": None}
+
+
+def rl_row(problem: Problem, split: str, index: int) -> dict[str, Any]:
+    """A row of verl's RL schema."""
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": prompt_messages(problem.question),
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"split": split, "index": index, "kind": problem.kind},
+    }
+
+
+def tokenizer_rows() -> list[dict[str, Any]]:
+    """One row of each kind and sort: all fixed text of the task."""
+    stream = problems(seed=0)
+    sample = [next(stream) for _ in KINDS]
+    return [
+        row
+        for problem in sample
+        for row in (tool_trace(problem, False), tool_trace(problem, True), text_trace(problem))
+    ]
+
+
+def sft_rows(stream: Iterator[Problem], count: int, spec: TaskSpec, draw: random.Random) -> list[dict[str, Any]]:
+    """``count`` SFT rows of the sorts and in the proportions of ``spec``, in random order."""
+    num_text = round(count * spec.text_fraction)
+    num_wrong = round((count - num_text) * spec.wrong_fraction)
+    sorts = ["text"] * num_text + ["wrong"] * num_wrong + ["right"] * (count - num_text - num_wrong)
+    draw.shuffle(sorts)
+    chosen = zip(sorts, itertools.islice(stream, count), strict=True)
+    return [text_trace(problem) if sort == "text" else tool_trace(problem, sort == "wrong") for sort, problem in chosen]
+
+
+def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None) -> bool:
+    """Write the task of ``seed``: model/, sft_{train,val}.parquet, rl_{train,val}.parquet, eval.parquet, manifest.json.
+
+    The manifest comes last and holds every file's hash: what has one is whole. Returns False, and writes nothing, when
+    it is there for the same seed and sizes and the files still match it. Raises DataError when nothing can be written.
+    """
+    directory, spec = Path(directory), spec or TaskSpec()
+    identity = {"format": FORMAT_VERSION, "seed": seed, "sizes": asdict(spec)}
+    if _is_whole(directory, identity):
+        return False
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / MANIFEST).unlink(missing_ok=True)
+        write_model(directory / "model", build_tokenizer(tokenizer_rows()), seed)
+    except OSError as error:
+        raise DataError(f"{directory}: the task cannot be written there: {error.strerror or error}") from error
+    stream = problems(seed)
+    draw = random.Random(f"sorts {seed}")
+    for split in ("sft_train", "sft_val"):
+        write_parquet(directory / f"{split}.parquet", sft_rows(stream, getattr(spec, split), spec, draw))
+    for split in ("rl_train", "rl_val", "eval"):
+        chosen = itertools.islice(stream, getattr(spec, split))
+        write_parquet(
+            directory / f"{split}.parquet", [rl_row(problem, split, index) for index, problem in enumerate(chosen)]
+        )
+    manifest = {**identity, "files": _hashes(directory)}
+    with replacing(directory / MANIFEST) as temporary:
+        Path(temporary).write_text(json.dumps(manifest, indent=2) + "\n")
+    return True
+
+
+def _is_whole(directory: Path, identity: dict[str, Any]) -> bool:
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        log.warning("%s is unreadable (%s): the task is made again", directory / MANIFEST, error)
+        return False
+    if any(manifest.get(key) != value for key, value in identity.items()):
+        log.info("%s holds the task of another seed or size: it is made again", directory)
+        return False
+    if manifest.get("files") != _hashes(directory):
+        log.warning("files in %s differ from its %s: the task is made again", directory, MANIFEST)
+        return False
+    return True
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    files = [*directory.glob("*.parquet"), *(directory / "model").glob("*")]
+    return {
+        str(file.relative_to(directory)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+        if not file.name.startswith(".")
+    }

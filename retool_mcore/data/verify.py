@@ -1,0 +1,105 @@
+"""The paper's two verifications of built data: the trace has the right form, and it ends in the right answer.
+
+Also what every conversion reports: the rows that survived, and each reject with the stage and the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from retool_mcore.data.chat import HERMES_MARKUP
+from retool_mcore.reward.answer import check
+from retool_mcore.reward.extract import boxes, last_answer
+
+CHECK_TIMEOUT_S = 10.0
+Stage = Literal["source", "calculation", "format", "answer", "execution"]
+
+
+class Rejected(Exception):
+    """A row that did not survive, with the stage and the reason."""
+
+    def __init__(self, stage: Stage, reason: str) -> None:
+        super().__init__(f"{stage}: {reason}")
+        self.stage, self.reason = stage, reason
+
+
+@dataclass
+class Report:
+    """Rows that survived, and rejects {where, stage, reason, ...}, over the stages in their order."""
+
+    stages: tuple[Stage, ...]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    rejects: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def survived(self) -> float:
+        return len(self.rows) / (len(self.rows) + len(self.rejects))
+
+    def reject(self, where: str, rejected: Rejected, source: Mapping[str, Any]) -> None:
+        self.rejects.append({"where": where, "stage": rejected.stage, "reason": rejected.reason, **source})
+
+    def lines(self) -> list[str]:
+        """The counts, stage by stage, for people."""
+        left = len(self.rows) + len(self.rejects)
+        lines = [f"{left} rows"]
+        counts = Counter(reject["stage"] for reject in self.rejects)
+        for stage in self.stages:
+            left -= counts[stage]
+            lines.append(f"{left} after {stage} ({counts[stage]} rejected)")
+        return [*lines, f"{self.survived:.2%} survived"]
+
+
+def format_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """What is wrong with the form of a trace, or None.
+
+    Right is: a system turn or none, one user turn, then assistant turns with calls, each followed by as many results,
+    and at the end one assistant turn without calls. Only that turn holds an answer, one, and no turn holds markup
+    as text.
+    """
+    turns = list(messages)
+    if turns and turns[0]["role"] == "system":
+        turns.pop(0)
+    if not turns or turns[0]["role"] != "user":
+        return "it does not start with the user's question"
+    position = 1
+    while position < len(turns):
+        turn = turns[position]
+        if turn["role"] != "assistant":
+            return f"turn {position} is a {turn['role']} turn, where the assistant's is due"
+        if any(mark in turn["content"] for mark in HERMES_MARKUP):
+            return f"turn {position} holds markup as text"
+        num_calls = len(turn.get("tool_calls") or [])
+        if num_calls == 0:
+            break
+        if last_answer(turn["content"]) is not None:
+            return f"turn {position} gives an answer and makes a call"
+        results = turns[position + 1 : position + 1 + num_calls]
+        if [result["role"] for result in results] != ["tool"] * num_calls:
+            return f"turn {position} makes {num_calls} calls that are not followed by as many results"
+        position += 1 + num_calls
+    if position != len(turns) - 1:
+        return "it does not end in one assistant turn without calls"
+    return final_answer_problem(turns[-1]["content"])
+
+
+def final_answer_problem(text: str) -> str | None:
+    """What is wrong with the closing words of a trace, or None: they give one answer, though it may be repeated."""
+    if last_answer(text) is None:
+        return "its last turn gives no answer"
+    different = list(dict.fromkeys(boxes(text)))
+    return f"its last turn boxes different answers: {', '.join(different)[:200]}" if len(different) > 1 else None
+
+
+def answer_problem(messages: Sequence[Mapping[str, Any]], truth: str) -> str | None:
+    """What is wrong with the answer of a trace of the right form, or None. Equivalence, not equality of text."""
+    answer = last_answer(messages[-1]["content"])
+    if answer is None:
+        return "it gives no answer"
+    verdict = check(answer, truth, timeout_s=CHECK_TIMEOUT_S)
+    if verdict.equivalent:
+        return None
+    failed = f" (the check ended in a {verdict.how})" if verdict.how in ("timeout", "crash") else ""
+    return f"its answer {answer!r:.80} is not equivalent to {truth!r:.80}{failed}"
