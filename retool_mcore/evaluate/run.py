@@ -1,0 +1,225 @@
+"""Evaluating a model: n trajectories of each problem through the loop RL trains with, judged as the reward judges.
+
+Finished samples are appended to ``samples.jsonl``; an evaluation that was stopped continues from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from retool_mcore.config import RlConfig
+from retool_mcore.data.files import replacing
+from retool_mcore.errors import ConfigError, RolloutError
+from retool_mcore.evaluate.problems import Problem
+from retool_mcore.evaluate.stats import Samples, summarize
+from retool_mcore.reward.normalise import normalise
+from retool_mcore.rollout.engine import Engine, Sampling
+from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.metrics import Behavior
+from retool_mcore.rollout.metrics import summarize as summarize_behavior
+from retool_mcore.rollout.protocol import Protocol, checked_prompt
+from retool_mcore.rollout.records import record, tokens
+from retool_mcore.sandbox.base import Sandbox
+
+TRIES = 2  # of a sample that an outage dropped
+
+Judge = Callable[[str | None, str], Awaitable[bool]]  # (what the model boxed, the truth) -> is it right
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What makes two evaluations comparable. ``n`` samples a problem; ``concurrency`` trajectories in flight."""
+
+    limits: Limits
+    max_prompt_tokens: int
+    n: int = 8
+    protocol: str = "hermes"
+    tool: bool = True
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    concurrency: int = 128
+
+    @classmethod
+    def of(cls, config: RlConfig, n: int, tool: bool) -> Settings:
+        """n samples a problem, rolled out as the run's training rolls out, with the tool or without."""
+        rollout = config.rollout.model_copy(update={"tool": tool})
+        return cls(
+            limits=Limits.of(config.model_copy(update={"rollout": rollout})),
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            n=n,
+            protocol=rollout.protocol,
+            tool=tool,
+            sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p),
+            seed=config.run.seed,
+            concurrency=2 * rollout.max_running_requests,  # half of them may wait for the interpreter
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """All that changes the samples, and so not the concurrency."""
+        return {name: value for name, value in asdict(self).items() if name != "concurrency"}
+
+
+class SampleFile:
+    """The finished samples of one evaluation, on disk as they finish."""
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.path = folder / "samples.jsonl"
+        self.rows: dict[tuple[int, int], dict[str, Any]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / "settings.json"
+        wanted = json.loads(json.dumps(identity))
+        if mark.exists():
+            _require_same(json.loads(mark.read_text(encoding="utf-8")), wanted, folder)
+        else:
+            with replacing(mark) as draft:
+                Path(draft).write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+        self._read()
+
+    def _read(self) -> None:
+        if not self.path.exists():
+            return
+        whole = 0
+        with open(self.path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # cut off by a kill in the middle of a write
+                row = json.loads(line)
+                self.rows[row["problem"], row["sample"]] = row
+                whole += len(line)
+        os.truncate(self.path, whole)
+
+    def append(self, row: dict[str, Any]) -> None:
+        self.rows[row["problem"], row["sample"]] = row
+        with open(self.path, "a", encoding="ascii") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+async def sample_all(
+    problems: Sequence[Problem],
+    settings: Settings,
+    *,
+    engine: Engine,
+    sandbox: Sandbox | None,
+    protocol: Protocol,
+    judge: Judge,
+    samples: SampleFile,
+    on_sample: Callable[[bool], None],
+) -> None:
+    """Sample what is not in ``samples`` yet, judge it, and append it there.
+
+    ``on_sample`` is told each new verdict. Raises DataError for a prompt that is too long, RolloutError when outages
+    dropped a sample twice; what is finished stays in the file.
+    """
+    slots = asyncio.Semaphore(settings.concurrency)
+    limit = settings.max_prompt_tokens
+    prompts = {each.id: checked_prompt(protocol, each.messages, limit, f"problem {each.id}") for each in problems}
+    dropped: list[str] = []
+
+    async def one(problem: Problem, sample: int) -> None:
+        async with slots:
+            for _ in range(TRIES):
+                trajectory = await run_trajectory(
+                    prompts[problem.id],
+                    engine=engine,
+                    sandbox=sandbox,
+                    protocol=protocol,
+                    limits=settings.limits,
+                    sampling=_seeded(settings, problem, sample),
+                    request_id=f"{problem.id}-{sample}",
+                )
+                if not trajectory.dropped:
+                    correct = await judge(trajectory.answer, problem.truth)
+                    samples.append(_row(problem, sample, trajectory, correct))
+                    on_sample(correct)
+                    return
+            dropped.append(f"problem {problem.id}, sample {sample}: {trajectory.drop_error}")
+
+    todo = [(p, k) for p in problems for k in range(settings.n) if (p.id, k) not in samples.rows]
+    await asyncio.gather(*(one(problem, sample) for problem, sample in todo))
+    if dropped:
+        raise RolloutError(
+            f"{len(dropped)} of {len(todo)} samples were dropped {TRIES} times by an outage; the first: {dropped[0]}. "
+            f"Mend it and run the same command again: {len(samples.rows)} finished samples are kept in {samples.path}"
+        )
+
+
+def make_report(problems: Sequence[Problem], settings: Settings, samples: SampleFile) -> dict[str, Any]:
+    """Scores, behaviour and the matrix of verdicts of a finished evaluation."""
+    rows = [[samples.rows[problem.id, sample] for sample in range(settings.n)] for problem in problems]
+    flat = [row for each in rows for row in each]
+    scores = summarize(
+        [
+            Samples(scores=[float(row["correct"]) for row in each], votes=[_vote(row["answer"]) for row in each])
+            for each in rows
+        ]
+    )
+    behaviors = [Behavior(**row["behavior"]) for row in flat]
+    return {
+        "problems": len(problems),
+        "n": settings.n,
+        "tool": settings.tool,
+        "protocol": settings.protocol,
+        "accuracy": scores[f"mean@{settings.n}"],
+        "scores": scores,
+        "behavior": summarize_behavior(behaviors, [row["correct"] for row in flat]),
+        "per_problem": [
+            {
+                "id": problem.id,
+                "truth": problem.truth,
+                "correct": [row["correct"] for row in each],
+                "answers": [row["answer"] for row in each],
+            }
+            for problem, each in zip(problems, rows, strict=True)
+        ],
+    }
+
+
+def _vote(answer: str | None) -> Hashable:
+    """Equal for answers that are written differently only: "034", "34" and "$34$" are one vote."""
+    if answer is None:
+        return None
+    normal = normalise(answer)
+    return (normal.text if normal.number is None else normal.number, normal.percent)
+
+
+def _seeded(settings: Settings, problem: Problem, sample: int) -> Sampling:
+    seed = crc32(f"{settings.seed}/{problem.id}/{sample}".encode()) & 0x7FFFFFFF
+    return Sampling(**{**asdict(settings.sampling), "seed": seed})
+
+
+def _row(problem: Problem, sample: int, trajectory: Trajectory, correct: bool) -> dict[str, Any]:
+    return {
+        "problem": problem.id,
+        "sample": sample,
+        "truth": problem.truth,
+        "correct": correct,
+        "behavior": Behavior.of(trajectory).to_json(),
+        **record(trajectory),
+        **tokens(trajectory),
+    }
+
+
+def _require_same(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    for name, old, new in _differences(before, wanted):
+        raise ConfigError(
+            f"{folder} holds an evaluation with {name} = {old!r}, and this one has {new!r}. "
+            "Give another --out, or remove the folder"
+        )
+
+
+def _differences(
+    before: Mapping[str, Any], wanted: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in sorted({*before, *wanted}):
+        old, new = before.get(name), wanted.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{path}{name}.")
+        elif old != new:
+            yield f"{path}{name}", old, new

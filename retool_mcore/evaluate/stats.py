@@ -1,0 +1,90 @@
+"""Estimators over k samples of each problem. mean, best, worst and maj equal verl's validation metrics, draw for draw.
+
+verl (trainer/ppo/metric_utils.py) estimates best@n, worst@n and maj@n by 1000 draws of n samples with replacement, seed
+42, for n = 2, 4, ... and k, problem by problem, and averages over problems. pass@k is the unbiased estimator of Chen et
+al. 2021 (https://arxiv.org/abs/2107.03374), without replacement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+VERL_DRAWS = 1000
+VERL_SEED = 42
+INTERVAL_DRAWS = 10_000
+INTERVAL = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """The k samples of one problem: a score each, and a vote each (the answer in a normal form; None: no answer)."""
+
+    scores: Sequence[float]
+    votes: Sequence[Hashable]
+
+    def __post_init__(self) -> None:
+        assert len(self.scores) == len(self.votes) > 0, f"{len(self.scores)} scores, {len(self.votes)} votes"
+
+
+def summarize(problems: Sequence[Samples]) -> dict[str, float]:
+    """mean@k with its interval, best@n, worst@n, maj@n, pass@n, averaged over problems of k samples each."""
+    k = len(problems[0].scores)
+    assert all(len(problem.scores) == k for problem in problems), "problems of unequal numbers of samples"
+    means = np.array([np.mean(problem.scores) for problem in problems])
+    low, high = interval(means)
+    out = {f"mean@{k}": float(means.mean()), f"mean@{k}/low": low, f"mean@{k}/high": high}
+    for n in sizes(k):
+        draws = _draws(k, n)
+        rows = [_at(problem, draws) for problem in problems]
+        for name in ("best", "worst", "maj"):
+            out[f"{name}@{n}"] = float(np.mean([row[name] for row in rows]))
+    for n in (1, *sizes(k)):
+        out[f"pass@{n}"] = float(np.mean([pass_at(k, sum(score > 0 for score in p.scores), n) for p in problems]))
+    return out
+
+
+def sizes(k: int) -> list[int]:
+    """verl's n of best@n: powers of two below k, and k; none for one sample."""
+    return [*(2**power for power in range(1, k.bit_length()) if 2**power < k), *([k] if k > 1 else [])]
+
+
+def pass_at(k: int, correct: int, n: int) -> float:
+    """Probability that n of k samples, drawn without replacement, hold one of the ``correct``."""
+    return 1.0 - math.comb(k - correct, n) / math.comb(k, n)
+
+
+def interval(means: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean over problems: other problems could have been asked."""
+    draws = np.random.default_rng(seed).choice(means, size=(INTERVAL_DRAWS, len(means)))
+    low, high = np.quantile(draws.mean(axis=1), [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2])
+    return float(low), float(high)
+
+
+def _draws(k: int, n: int) -> np.ndarray:
+    # The legacy generator on purpose: verl seeds numpy's global one anew for each problem and metric.
+    return np.random.RandomState(VERL_SEED).choice(k, size=(VERL_DRAWS, n), replace=True)
+
+
+def _at(problem: Samples, draws: np.ndarray) -> dict[str, float]:
+    scores = np.asarray(problem.scores, dtype=np.float64)
+    drawn = scores[draws]
+    return {
+        "best": float(drawn.max(axis=1).mean()),
+        "worst": float(drawn.min(axis=1).mean()),
+        "maj": float(np.mean([_majority(problem, scores, draw) for draw in draws])),
+    }
+
+
+def _majority(problem: Samples, scores: np.ndarray, draw: np.ndarray) -> float:
+    """The score of the most frequent vote's first sample; of equally frequent votes the one drawn first."""
+    counts: dict[Hashable, int] = {}
+    first: dict[Hashable, int] = {}
+    for index in draw:
+        vote = problem.votes[index]
+        counts[vote] = counts.get(vote, 0) + 1
+        first.setdefault(vote, index)
+    return float(scores[first[max(counts, key=counts.__getitem__)]])

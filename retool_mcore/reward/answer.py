@@ -1,0 +1,187 @@
+"""Is an answer equivalent to the truth? Plain numbers at once, everything else by math-verify in checker processes.
+
+A checker has a hard time and memory limit (see ``checker``), so no answer can hang or crash the caller. What it does
+not show to be equal within its limit is wrong.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from retool_mcore.errors import RewardError
+from retool_mcore.reward.normalise import equal_numbers, normalise, numeric_collection
+
+MAX_ANSWER_CHARS = 2000  # nothing longer is an answer; it is wrong without a check
+DEFAULT_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 120.0  # importing sympy on a busy machine
+GRACE_S = 10.0  # for a checker to report its own timeout, before it is killed and replaced
+
+How = Literal["exact", "math-verify", "timeout", "crash", "too long"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``how``: compared as text or plain numbers, by math-verify, or given up on (then not equivalent)."""
+
+    equivalent: bool
+    how: How
+
+
+def is_equivalent(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+    """True when the answer equals the truth mathematically: "034" and 34, 1/2 and 0.5, (x+1)^2 and x^2+2x+1."""
+    return check(answer, truth, timeout_s=timeout_s).equivalent
+
+
+def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
+    """As ``is_equivalent``, and tells how it was found. Thread-safe; takes at most about ``timeout_s`` once started.
+
+    Raises RewardError when no checker process can be started, never for what the answer is.
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        return Verdict(False, "too long")
+    found, true = normalise(answer), normalise(truth)
+    if not found.text:
+        return Verdict(False, "exact")
+    if found.text == true.text and found.percent == true.percent:
+        return Verdict(True, "exact")
+    if found.number is not None and true.number is not None:
+        return Verdict(equal_numbers(found.number, found.percent, true.number, true.percent), "exact")
+    mine, theirs = numeric_collection(found.text), numeric_collection(true.text)
+    if mine is not None and theirs is not None:
+        return Verdict(mine == theirs, "exact")
+    reply = _checkers().ask({"answer": found.text, "truth": true.text, "timeout_s": timeout_s})
+    return Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "math-verify")
+
+
+def truth_parses(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+    """Can the truth of a data row be compared with at all, other than as text?"""
+    true = normalise(truth)
+    if true.number is not None or numeric_collection(true.text) is not None:
+        return True
+    if not true.text or len(truth) > MAX_ANSWER_CHARS:
+        return False
+    reply = _checkers().ask({"answer": "0", "truth": true.text, "timeout_s": timeout_s})
+    return bool(reply.get("truth_parses"))
+
+
+class Checkers:
+    """At most ``count`` checker processes, started when first needed and replaced when they die."""
+
+    def __init__(self, count: int) -> None:
+        self._idle: queue.LifoQueue[_Checker | None] = queue.LifoQueue()
+        self._all: set[_Checker] = set()
+        for _ in range(count):
+            self._idle.put(None)  # a place whose process is not started yet
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One request's reply; {"failed": "timeout" | "crash"} for one that a checker hung on or died of."""
+        checker = self._idle.get()
+        try:
+            if checker is None:
+                checker = _Checker()
+                self._all.add(checker)
+            reply = checker.ask(request)
+        except BaseException:
+            self._discard(checker)
+            self._idle.put(None)
+            raise
+        if checker.gone:
+            self._discard(checker)
+            checker = None
+        self._idle.put(checker)
+        return reply
+
+    def close(self) -> None:
+        for checker in list(self._all):
+            self._discard(checker)
+
+    def _discard(self, checker: _Checker | None) -> None:
+        if checker is not None:
+            checker.close()
+            self._all.discard(checker)
+
+
+class _Checker:
+    """One checker process and its pipes."""
+
+    def __init__(self) -> None:
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "retool_mcore.reward.checker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # its forks are killed with it; Ctrl-C ends us first, then it by its pipe
+            )
+        except OSError as error:
+            raise RewardError(f"no process for answer checks can be started: {error}") from error
+        assert self._process.stdin is not None and self._process.stdout is not None, "pipes were asked for"
+        self._requests: IO[bytes] = self._process.stdin
+        self._replies: IO[bytes] = self._process.stdout
+        self.gone = False
+        if "ready" not in self._read(START_TIMEOUT_S):
+            self.close()
+            raise RewardError(
+                f"the process for answer checks did not start within {START_TIMEOUT_S:.0f} s (exit code "
+                f"{self._process.returncode}). Try `{sys.executable} -m retool_mcore.reward.checker`: is math-verify "
+                "installed, is there memory?"
+            )
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        with suppress(BrokenPipeError):  # it died while idle: the read tells
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        return self._read(request["timeout_s"] + GRACE_S)
+
+    def _read(self, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        poll = select.poll()  # not select(): a trainer has more than 1024 files open
+        poll.register(self._replies, select.POLLIN)
+        line = b""
+        while not line.endswith(b"\n"):
+            left_ms = (deadline - time.monotonic()) * 1000
+            part = os.read(self._replies.fileno(), 65536) if left_ms > 0 and poll.poll(left_ms) else None
+            if not part:
+                self.gone = True
+                return {"failed": "timeout" if part is None else "crash"}
+            line += part
+        return json.loads(line)
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._replies.close()
+        with suppress(BrokenPipeError):
+            self._requests.close()
+
+
+_lock = threading.Lock()
+_shared: tuple[int, Checkers] | None = None
+NUM_CHECKERS = 2  # per process that scores; verl runs `reward.workers` of those
+
+
+def _checkers() -> Checkers:
+    """This process's checkers. A forked child gets its own: two processes on one pipe would swap replies."""
+    global _shared  # noqa: PLW0603  one pool per process, behind a lock
+    with _lock:
+        if _shared is None or _shared[0] != os.getpid():
+            _shared = (os.getpid(), Checkers(NUM_CHECKERS))
+            atexit.register(_shared[1].close)
+        return _shared[1]

@@ -1,0 +1,69 @@
+"""`retool score`: the reward of responses in a file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retool_mcore.cli import guarded
+from retool_mcore.data.files import read_jsonl, write_jsonl
+from retool_mcore.errors import DataError
+from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, NUM_CHECKERS
+from retool_mcore.reward.score import compute_score
+
+app = typer.Typer()
+ROWS_AT_ONCE = 1024
+
+
+@app.callback()
+def rewards() -> None:
+    """The reward of responses in a file."""
+
+
+@app.command()
+@guarded
+def score(
+    source: Annotated[Path, typer.Argument(help='JSON lines {"response", "answer"}; other keys are kept.')],
+    out: Annotated[Path, typer.Option(help="The same lines with extracted, correct and reward.")],
+    timeout_s: Annotated[float, typer.Option(help="Of one equivalence check.")] = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise."""
+    counts = {"rows": 0, "correct": 0, "without answer": 0, "checks given up": 0}
+
+    def scored() -> Iterator[dict[str, Any]]:
+        rows = read_jsonl(source)
+        with ThreadPoolExecutor(2 * NUM_CHECKERS) as pool:
+            while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+                for result in pool.map(lambda row: score_row(source, *row, timeout_s=timeout_s), chunk):
+                    counts["rows"] += 1
+                    counts["correct"] += result["correct"]
+                    counts["without answer"] += result["extracted"] is None
+                    counts["checks given up"] += result.pop("check_failed")
+                    yield result
+        if not counts["rows"]:
+            raise DataError(f"{source}: the file has no rows")
+
+    write_jsonl(out, scored())
+    typer.echo(", ".join(f"{value} {name}" for name, value in counts.items()))
+
+
+def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    """The row with extracted (null if none), correct and reward. Raises DataError naming file, line and column."""
+    for column, kinds in (("response", str), ("answer", str | int | float)):
+        if column not in row:
+            raise DataError(f"{source}, line {line}: no column {column}; it has {', '.join(row) or 'none'}")
+        if not isinstance(row[column], kinds) or isinstance(row[column], bool) or row[column] == "":
+            raise DataError(f"{source}, line {line}, column {column}: {row[column]!r:.80} is no {column}")
+    verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, timeout_s=timeout_s)
+    return {
+        **row,
+        "extracted": verdict["pred"] if verdict["has_answer"] else None,
+        "correct": bool(verdict["acc"]),
+        "reward": verdict["score"],
+        "check_failed": bool(verdict["check_failed"]),
+    }
