@@ -1,0 +1,171 @@
+"""Our loop inside verl: verl's agent-loop worker instantiates ``ReToolAgentLoop`` once per trajectory.
+
+The run's settings come as JSON through the file named by rollout.agent.agent_loop_config_path. What trajectories of
+one worker process share (protocol, sandbox) is opened at the first of them.
+
+What verl does with the outputs:
+- a trajectory: stored in TransferQueue; ``extra_fields`` stays with it, reaches the reward function in ``extra_info``
+  and is read back by ``rollout.replay`` for the ``behavior/`` metrics and the trajectory file.
+- ``[]``, a dropped trajectory: nothing is stored. It is in no group's advantage, verl fills the batch up with rows of
+  loss mask 0, and ``rollout.replay`` counts it and stops the run above rollout.max_dropped_fraction.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from retool_mcore.config import RlConfig
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling
+from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.metrics import Behavior
+from retool_mcore.rollout.protocol import Protocol, checked_prompt, open_protocol
+from retool_mcore.rollout.records import is_sampled, record
+from retool_mcore.rollout.sglang_reader import sglang_reader
+from retool_mcore.sandbox.base import Sandbox, open_sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+logger = logging.getLogger(__name__)
+
+
+class ReToolAgentLoop(AgentLoopBase):
+    """One trajectory of a run. ``settings_json``: the resolved RlConfig, see ``verl_config.write_agent_loop``."""
+
+    def __init__(self, *args: Any, settings_json: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shared = _shared(settings_json, self.tokenizer, self.rollout_config.name)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Sample one trajectory of the dataset row in ``kwargs``; ``[]`` when an outage dropped it."""
+        shared = self.shared
+        where = f"{shared.config.data.train_file} or {shared.config.data.val_file}"
+        messages = list(kwargs["raw_prompt"])
+        trajectory = await run_trajectory(
+            checked_prompt(shared.protocol, messages, shared.config.data.max_prompt_tokens, where),
+            engine=VerlEngine(self.server_manager),
+            sandbox=shared.sandbox,
+            protocol=shared.protocol,
+            limits=shared.limits,
+            sampling=Sampling(
+                temperature=sampling_params["temperature"],
+                top_p=sampling_params["top_p"],
+                top_k=sampling_params["top_k"],
+            ),
+            request_id=uuid4().hex,
+        )
+        if trajectory.dropped:
+            logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
+            return []
+        return _output(
+            trajectory, sampled=is_sampled(kwargs.get("uid", ""), kwargs.get("session_id", 0), shared.config)
+        )
+
+
+@dataclass(frozen=True)
+class _Shared:
+    config: RlConfig
+    protocol: Protocol
+    sandbox: Sandbox | None
+    limits: Limits
+
+
+@lru_cache(maxsize=1)
+def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
+    config = RlConfig.model_validate_json(settings_json)
+    sandbox = None
+    if config.rollout.tool:
+        # sandbox.workers is per node, and verl spreads its agent workers evenly over the nodes.
+        per_node = max(1, config.rollout.agent_workers // config.cluster.nodes)
+        sandbox = open_sandbox(
+            config.sandbox.where,
+            min_level=config.sandbox.min_level,
+            workers=max(1, config.sandbox.workers // per_node),
+        )
+    first_reader = sglang_reader() if engine == "sglang" and config.rollout.tool else None
+    protocol = open_protocol(config.rollout.protocol, tokenizer, tool=config.rollout.tool, first_reader=first_reader)
+    return _Shared(config, protocol, sandbox, Limits.of(config))
+
+
+class VerlEngine:
+    """verl's client of its rollout servers as our ``Engine``."""
+
+    def __init__(self, client: LLMServerClient) -> None:
+        self.client = client
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        request_id: str,
+    ) -> EngineTurn:
+        from ray.exceptions import RayError
+
+        params = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "repetition_penalty": 1.0,
+            "logprobs": True,
+            "max_new_tokens": max_new_tokens,
+            "stop_token_ids": list(stop_token_ids),
+        }
+        try:
+            output = await self.client.generate(
+                request_id=request_id, prompt_ids=list(token_ids), sampling_params=params
+            )
+        except RayError as error:
+            raise EngineUnavailable(
+                f"the rollout server failed: {type(error).__name__}: {str(error)[-500:]}"
+            ) from error
+        logprobs = output.log_probs
+        assert logprobs is not None, "verl's server returned no logprobs although they were asked for"
+        return EngineTurn(
+            token_ids=output.token_ids,
+            logprobs=logprobs,
+            stop=_stop(output.stop_reason, output.token_ids, stop_token_ids),
+            version=int(output.extra_fields.get("max_global_steps") or 0),
+        )
+
+
+def _stop(
+    reason: str | None, token_ids: Sequence[int], stop_token_ids: Sequence[int]
+) -> Literal["stop", "length", "abort"]:
+    """verl passes on what the engine calls it: SGLang "stop", vLLM "completed"; both "length" and "abort(ed)"."""
+    if reason in ("abort", "aborted"):
+        return "abort"
+    if reason == "length":
+        return "length"
+    return "stop" if token_ids and token_ids[-1] in set(stop_token_ids) else "length"
+
+
+def _output(trajectory: Trajectory, *, sampled: bool) -> AgentLoopOutput:
+    ledger = trajectory.ledger
+    versions = [version for version, loss in zip(ledger.versions, ledger.loss_mask, strict=True) if loss]
+    return AgentLoopOutput(
+        prompt_ids=ledger.prompt_ids,
+        response_ids=ledger.response_ids,
+        response_mask=ledger.loss_mask,
+        response_logprobs=ledger.logprobs,
+        num_turns=ledger.model_turns + ledger.tool_turns + 1,  # verl counts the user's prompt too
+        metrics=AgentLoopMetrics(generate_sequences=trajectory.engine_s, tool_calls=trajectory.tool_s),
+        extra_fields={
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+            # For the reward: what the model boxed in its last turn, not what an interpreter may have printed.
+            "answer": trajectory.answer,
+            "behavior": Behavior.of(trajectory).to_json(),
+            "record": record(trajectory) if sampled else None,
+        },
+    )

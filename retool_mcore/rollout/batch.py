@@ -1,0 +1,74 @@
+"""Many trajectories against one SGLang server, written down as they finish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.rollout.engine import Sampling
+from retool_mcore.rollout.loop import Limits, run_trajectory
+from retool_mcore.rollout.metrics import Behavior
+from retool_mcore.rollout.protocol import open_protocol
+from retool_mcore.rollout.records import record, tokens
+from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.sandbox.base import Sandbox, open_sandbox
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What is run: ``n`` trajectories of each prompt, ``concurrency`` at a time, on the server at ``url``."""
+
+    url: str
+    model: str
+    protocol: str
+    tool: bool
+    calls: Literal["first", "all"]
+    n: int
+    concurrency: int
+    sandbox: Sequence[str]
+    sampling: Sampling
+    limits: Limits
+
+    async def run(self, prompts: Sequence[Sequence[Mapping[str, Any]]], out: Path) -> int:
+        """Run all and write one line each to ``out``. Returns the number of trajectories dropped by outages."""
+        protocol = open_protocol(self.protocol, load_tokenizer(self.model), tool=self.tool, calls=self.calls)
+        slots = asyncio.Semaphore(self.concurrency)
+        dropped = 0
+        async with contextlib.AsyncExitStack() as stack:
+            file = stack.enter_context(out.open("w", encoding="ascii"))
+            engine = await stack.enter_async_context(SglangEngine(self.url))
+            box: Sandbox | None = None
+            if self.tool:
+                box = await stack.enter_async_context(open_sandbox(self.sandbox, min_level="rlimits"))
+
+            async def one(index: int, sample: int) -> None:
+                nonlocal dropped
+                async with slots:
+                    trajectory = await run_trajectory(
+                        protocol.prompt_ids(prompts[index]),
+                        engine=engine,
+                        sandbox=box,
+                        protocol=protocol,
+                        limits=self.limits,
+                        sampling=self.sampling,
+                        request_id=f"{index}-{sample}",
+                    )
+                dropped += trajectory.dropped
+                row = {
+                    "prompt": index,
+                    "sample": sample,
+                    "behavior": None if trajectory.dropped else Behavior.of(trajectory).to_json(),
+                    **record(trajectory),
+                    **tokens(trajectory),
+                }
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+
+            await asyncio.gather(*(one(index, sample) for index in range(len(prompts)) for sample in range(self.n)))
+        return dropped

@@ -1,0 +1,104 @@
+"""`retool parse` and `retool rollout`: the reader and the loop on their own, without Ray and without verl."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from retool_mcore.cli import guarded
+from retool_mcore.errors import DataError, RolloutError
+
+app = typer.Typer()
+
+PROMPT_KEYS = ("messages", "prompt", "problem", "question")
+
+
+@app.callback()
+def rollouts() -> None:
+    """Read model text, or run trajectories against a server."""
+
+
+@app.command()
+@guarded
+def parse(
+    protocol: Annotated[str, typer.Option(help="how calls are written")] = "hermes",
+    one_line: Annotated[bool, typer.Option("--json", help="on one line")] = False,
+) -> None:
+    """Read the text of one model turn on standard input and print what it says as a JSON object.
+
+    {"kind": "tool_call" | "answer" | "text" | "malformed", "code", "answer", "error", "repairs"}
+    """
+    from retool_mcore.rollout.tool_call import reader
+
+    text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    typer.echo(json.dumps(reader(protocol)(text).to_json(), indent=None if one_line else 1))
+
+
+@app.command()
+@guarded
+def rollout(
+    *,
+    url: Annotated[str, typer.Option(help="of a running SGLang server")],
+    model: Annotated[str, typer.Option(help="its model directory; the tokenizer is read from it")],
+    prompt_file: Annotated[Path, typer.Option(help="JSON lines with messages, prompt, problem or question")],
+    out: Annotated[Path, typer.Option(help="JSON lines, one trajectory each, as they finish; overwritten")],
+    protocol: Annotated[str, typer.Option(help="how calls are written")] = "hermes",
+    tool: Annotated[bool, typer.Option(help="with the interpreter")] = True,
+    calls: Annotated[Literal["first", "all"], typer.Option(help="a turn is cut at its first call, or not")] = "first",
+    n: Annotated[int, typer.Option(min=1, help="trajectories of each prompt")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="trajectories in flight")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    max_turns: Annotated[int, typer.Option(min=1)] = 8,
+    max_response_tokens: Annotated[int, typer.Option(min=1, help="interpreter output included")] = 16_384,
+    max_tool_output_chars: Annotated[int, typer.Option(min=1, help="of one result")] = 2048,
+    sandbox: Annotated[list[str] | None, typer.Option(help="local, or SandboxFusion URLs; may be repeated")] = None,
+    run_timeout_s: Annotated[float, typer.Option(min=0.1, help="of one call")] = 10.0,
+) -> None:
+    """Run trajectories against any SGLang server and write them down."""
+    from retool_mcore.rollout.batch import Batch
+    from retool_mcore.rollout.engine import Sampling
+    from retool_mcore.rollout.loop import Limits
+
+    batch = Batch(
+        url=url,
+        model=model,
+        protocol=protocol,
+        tool=tool,
+        calls=calls,
+        n=n,
+        concurrency=concurrency,
+        sandbox=tuple(sandbox or ["local"]),
+        sampling=Sampling(temperature=temperature, top_p=top_p),
+        limits=Limits(
+            max_response_tokens=max_response_tokens,
+            max_turns=max_turns if tool else 1,
+            max_tool_output_chars=max_tool_output_chars,
+            run_timeout_s=run_timeout_s,
+        ),
+    )
+    dropped = asyncio.run(batch.run(_prompts(prompt_file), out))
+    if dropped:
+        raise RolloutError(f"{dropped} trajectories were dropped by an outage; their drop_error in {out} says which")
+
+
+def _prompts(path: Path) -> list[Sequence[Mapping[str, Any]]]:
+    from retool_mcore.data.files import read_jsonl
+
+    prompts: list[Sequence[Mapping[str, Any]]] = []
+    for number, row in read_jsonl(path):
+        value: Any = next((row[key] for key in PROMPT_KEYS if row.get(key)), None)
+        if isinstance(value, str):
+            value = [{"role": "user", "content": value}]
+        if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+            raise DataError(f"{path}, line {number}: none of {', '.join(PROMPT_KEYS)} holds text or a list of messages")
+        prompts.append(value)
+    if not prompts:
+        raise DataError(f"{path}: the file has no prompts")
+    return prompts

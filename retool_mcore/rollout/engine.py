@@ -1,0 +1,58 @@
+"""What the loop needs of a generation engine: tokens in, tokens out, and why it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from retool_mcore.errors import RolloutError
+
+
+class EngineUnavailable(RolloutError):
+    """The engine did not answer, after retries. The trajectory is dropped; the engine's refusals are other errors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. ``top_k`` -1: the whole vocabulary. ``seed``: repeatable, where the engine can."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTurn:
+    """What the engine sampled: token_ids [T] and the logprob [T] of each under the sampled distribution's policy.
+
+    ``stop`` is "stop" when the last token is a stop token, "length" when max_new_tokens or the engine's context was
+    used up, "abort" when the engine was interrupted (a weight update): the turn goes on from what was sampled.
+    ``version`` counts weight updates; ``context_tokens`` is the length of the context as the engine counted it.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    stop: Literal["stop", "length", "abort"]
+    version: int = 0
+    context_tokens: int | None = None
+
+
+class Engine(Protocol):
+    """One turn at a time, many trajectories at once."""
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        request_id: str,
+    ) -> EngineTurn:
+        """Continue token_ids [T]. ``request_id`` is the trajectory's: turns of one go to the same replica's cache.
+
+        Raises EngineUnavailable when the engine cannot be reached or fails, after retries.
+        """
+        ...

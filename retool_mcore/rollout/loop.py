@@ -1,0 +1,274 @@
+"""One trajectory: model turn, interpreter, model turn, ... over any engine, sandbox and protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from retool_mcore.config import RlConfig
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling
+from retool_mcore.rollout.ledger import Ledger, StopReason
+from retool_mcore.rollout.protocol import Protocol
+from retool_mcore.rollout.tool_call import Parsed
+from retool_mcore.sandbox.base import ExecResult, Sandbox
+
+MAX_ABORTS = 600  # interruptions of one turn without a sampled token, a second apart: a weight update takes less
+ABORT_PAUSE_S = 1.0
+MIN_TURN_TOKENS = 2  # a token and the closing one; a result is not written when no turn could follow it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The budgets of one trajectory; ``ledger.StopReason`` says what each does when it is used up."""
+
+    max_response_tokens: int  # sampled and written, together
+    max_turns: int = 8  # of the model
+    max_tool_output_chars: int = 2048  # of one result; the middle of a longer one is cut, and the model is told
+    max_malformed_calls: int = 3  # in a row
+    max_tool_s: float = math.inf  # run time of the interpreter, over the trajectory
+    run_timeout_s: float = 10.0
+    memory_limit_mb: int = 1024
+    max_outage_s: float = 60.0  # a call is tried again for so long while the sandbox is away (restarting)
+
+    @classmethod
+    def of(cls, config: RlConfig) -> Limits:
+        return cls(
+            max_response_tokens=config.rollout.max_response_tokens,
+            max_turns=config.rollout.max_turns if config.rollout.tool else 1,
+            max_tool_output_chars=config.rollout.max_tool_output_chars,
+            max_malformed_calls=config.rollout.max_malformed_calls,
+            run_timeout_s=config.sandbox.run_timeout_s,
+            memory_limit_mb=config.sandbox.memory_limit_mb,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallResult:
+    """One executed call: what the interpreter said, and what of it the model was shown."""
+
+    code: str
+    ok: bool
+    status: str  # finished, time_limit, memory_limit
+    shown: str
+    cut_chars: int
+    run_s: float
+    queue_s: float
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """One model turn: what it said, where it starts among the response tokens, and what its calls gave."""
+
+    start: int
+    tokens: int
+    text: str
+    parsed: Parsed | None  # None: cut off by the budget, so it says nothing yet
+    answer: str | None  # what it boxed, if it holds no call
+    results: list[CallResult] = field(default_factory=list)
+    engine_s: float = 0.0
+    tool_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Trajectory:
+    """A finished trajectory. ``drop_error`` names the outage when it was dropped; such a one is never trained on."""
+
+    ledger: Ledger
+    turns: list[Turn] = field(default_factory=list)
+    drop_error: str | None = None
+    wall_s: float = 0.0
+
+    @property
+    def stop_reason(self) -> StopReason:
+        assert self.ledger.stop_reason is not None, "the trajectory is still running"
+        return self.ledger.stop_reason
+
+    @property
+    def dropped(self) -> bool:
+        return self.stop_reason == StopReason.DROPPED
+
+    @property
+    def answer(self) -> str | None:
+        """What the last turn boxed, if it did: the answer the reward is for."""
+        return self.turns[-1].answer if self.turns else None
+
+    @property
+    def engine_s(self) -> float:
+        return sum(turn.engine_s for turn in self.turns)
+
+    @property
+    def tool_s(self) -> float:
+        return sum(turn.tool_s for turn in self.turns)
+
+
+async def run_trajectory(
+    prompt_ids: Sequence[int],
+    *,
+    engine: Engine,
+    sandbox: Sandbox | None,
+    protocol: Protocol,
+    limits: Limits,
+    sampling: Sampling,
+    request_id: str,
+) -> Trajectory:
+    """Sample one trajectory from prompt_ids [T] to its end. ``sandbox`` may be None for a text-only protocol.
+
+    Never raises for what the model does, nor for an outage of sandbox or engine: that trajectory comes back dropped.
+    """
+    started = time.perf_counter()
+    trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
+    conversation = _Conversation(trajectory, engine, sandbox, protocol, limits, sampling, request_id)
+    try:
+        reason = await conversation.run()
+    except (SandboxUnavailable, EngineUnavailable) as error:
+        trajectory.drop_error = f"{type(error).__name__}: {error}"
+        reason = StopReason.DROPPED
+    trajectory.ledger.close(reason)
+    trajectory.wall_s = time.perf_counter() - started
+    return trajectory
+
+
+@dataclass
+class _Conversation:
+    trajectory: Trajectory
+    engine: Engine
+    sandbox: Sandbox | None
+    protocol: Protocol
+    limits: Limits
+    sampling: Sampling
+    request_id: str
+
+    def __post_init__(self) -> None:
+        self._stops = frozenset(self.protocol.stop_token_ids)
+
+    async def run(self) -> StopReason:
+        ledger, limits = self.trajectory.ledger, self.limits
+        malformed_in_a_row = 0
+        while True:
+            turn_ids, complete = await self._model_turn()
+            turn = self.trajectory.turns[-1]
+            if not complete:
+                return StopReason.LENGTH
+            turn.parsed = self.protocol.read(turn_ids, turn.text)
+            turn.answer = turn.parsed.answer
+            if turn.parsed.kind in ("answer", "text"):
+                return StopReason.FINISHED
+            malformed_in_a_row = malformed_in_a_row + 1 if turn.parsed.kind == "malformed" else 0
+            if malformed_in_a_row >= limits.max_malformed_calls:
+                return StopReason.MALFORMED
+            if len(self.trajectory.turns) >= limits.max_turns:
+                return StopReason.TURNS
+            results = await self._tool_turn(turn, turn.parsed)
+            result_ids = self.protocol.result_ids(turn_ids, results)
+            if sum(result.run_s for each in self.trajectory.turns for result in each.results) >= limits.max_tool_s:
+                return StopReason.TOOL_TIME
+            if len(result_ids) + MIN_TURN_TOKENS > ledger.budget_tokens:
+                return StopReason.LENGTH
+            ledger.append_tool(result_ids)
+
+    async def _model_turn(self) -> tuple[list[int], bool]:
+        """Sample one turn. Returns its token ids, and False when it was cut off by the budget."""
+        ledger = self.trajectory.ledger
+        start = len(ledger.response_ids)
+        started = time.perf_counter()
+        complete, empty_aborts = False, 0
+        while not complete and ledger.budget_tokens > 0:
+            sampled = await self._sample()
+            if not sampled.token_ids and sampled.stop == "abort":
+                empty_aborts += 1
+                if empty_aborts > MAX_ABORTS:
+                    raise EngineUnavailable(f"the engine aborted {empty_aborts} times without sampling a token")
+                await asyncio.sleep(ABORT_PAUSE_S)
+            elif not sampled.token_ids and not ledger.response_ids:
+                raise EngineUnavailable(f"the engine ended ({sampled.stop}) without sampling a token")
+            elif sampled.stop == "length":
+                break
+            # Otherwise go on from here: after an abort, or after a token that only looked like the end of a call.
+            complete = sampled.stop == "stop" and self.protocol.ended(ledger.response_ids[start:])
+        turn_ids = ledger.response_ids[start:]
+        text = self.protocol.text(turn_ids)
+        self.trajectory.turns.append(
+            Turn(
+                start=start,
+                tokens=len(turn_ids),
+                text=text,
+                parsed=None,
+                answer=self.protocol.answer(text),
+                engine_s=time.perf_counter() - started,
+            )
+        )
+        return turn_ids, complete
+
+    async def _sample(self) -> EngineTurn:
+        ledger = self.trajectory.ledger
+        sampled = await self.engine.generate(
+            ledger.context,
+            max_new_tokens=ledger.budget_tokens,
+            sampling=self.sampling,
+            stop_token_ids=self.protocol.stop_token_ids,
+            request_id=self.request_id,
+        )
+        assert not self._stops.intersection(sampled.token_ids[:-1]), "the engine sampled past a stop token"
+        if sampled.token_ids:
+            ledger.append_model(
+                sampled.token_ids, sampled.logprobs, version=sampled.version, context_tokens=sampled.context_tokens
+            )
+        return sampled
+
+    async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:
+        """What the model is told: the output of each call, run side by side, or why the call cannot be read."""
+        if parsed.kind == "malformed":
+            return [f"Error: {parsed.error}"]
+        started = time.perf_counter()
+        outcomes = await asyncio.gather(*(self._execute(code) for code in parsed.codes))
+        turn.tool_s = time.perf_counter() - started
+        for code, outcome in zip(parsed.codes, outcomes, strict=True):
+            turn.results.append(_call_result(code, outcome, self.limits.max_tool_output_chars))
+        return [result.shown for result in turn.results]
+
+    async def _execute(self, code: str) -> ExecResult:
+        assert self.sandbox is not None, f"protocol {self.protocol.name} calls a tool, but no sandbox was given"
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(SandboxUnavailable),
+            stop=stop_after_delay(self.limits.max_outage_s),
+            wait=wait_exponential_jitter(multiplier=0.5, max=5.0),
+            reraise=True,
+        )
+        return await retrying(
+            self.sandbox.execute,
+            code,
+            run_timeout_s=self.limits.run_timeout_s,
+            memory_limit_mb=self.limits.memory_limit_mb,
+        )
+
+
+def _call_result(code: str, outcome: ExecResult, max_chars: int) -> CallResult:
+    shown, cut_chars = cut_middle(outcome.text, max_chars)
+    return CallResult(
+        code=code,
+        ok=outcome.ok,
+        status=outcome.status,
+        shown=shown,
+        cut_chars=cut_chars,
+        run_s=outcome.run_s,
+        queue_s=outcome.queue_s,
+    )
+
+
+def cut_middle(text: str, max_chars: int) -> tuple[str, int]:
+    """``text`` with its middle cut so that ``max_chars`` characters of it are kept. Returns it and the number cut.
+
+    Head and tail are kept: prints come first, the error of a traceback last.
+    """
+    cut_chars = len(text) - max_chars
+    if cut_chars <= 0:
+        return text, 0
+    head = (max_chars + 1) // 2
+    tail = text[len(text) - (max_chars - head) :]
+    return f"{text[:head]}\n[... {cut_chars} characters cut here ...]\n{tail}", cut_chars

@@ -1,0 +1,130 @@
+"""Behaviour of trajectories: every number's definition, per trajectory and over a batch.
+
+``Behavior.of`` counts within one trajectory; ``summarize`` turns counts into the ``behavior/`` metrics of a training
+step or an evaluation. A ratio whose denominator is 0 (the executable fraction of no calls) is left out, not invented.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, Self
+
+from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.loop import CallResult, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behavior:
+    """Counts of one trajectory.
+
+    calls                 calls that were executed
+    calls_ok              of those, the ones that ran to their end and returned 0
+    calls_at_limit        of those, the ones stopped at the time or memory limit
+    last_call_ok          the last executed call ran; False where there is none
+    code_lines            lines of all executed code that are not blank
+    first_call_tokens     response tokens up to the end of the first executed call; None where there is none
+    response_tokens       all response tokens; model_tokens: without interpreter output and template
+    self_corrections      executed calls that failed and whose next executed call is different code that ran
+    cut_outputs           results longer than the limit, shown with their middle cut
+    malformed, repairs    calls that could not be read, by kind of problem; repairs made in reading, by kind
+    """
+
+    stop_reason: str
+    turns: int
+    calls: int
+    calls_ok: int
+    calls_at_limit: int
+    last_call_ok: bool
+    code_lines: int
+    first_call_tokens: int | None
+    response_tokens: int
+    model_tokens: int
+    self_corrections: int
+    cut_outputs: int
+    engine_s: float
+    tool_s: float
+    malformed: Mapping[str, int] = field(default_factory=dict[str, int])
+    repairs: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Self:
+        results = [result for turn in trajectory.turns for result in turn.results]
+        parsed = [turn.parsed for turn in trajectory.turns if turn.parsed]
+        first = next((turn for turn in trajectory.turns if turn.results), None)
+        return cls(
+            stop_reason=trajectory.stop_reason,
+            turns=len(trajectory.turns),
+            calls=len(results),
+            calls_ok=sum(result.ok for result in results),
+            calls_at_limit=sum(result.status != "finished" for result in results),
+            last_call_ok=bool(results) and results[-1].ok,
+            code_lines=sum(bool(line.strip()) for result in results for line in result.code.splitlines()),
+            first_call_tokens=first.start + first.tokens if first else None,
+            response_tokens=len(trajectory.ledger.response_ids),
+            model_tokens=trajectory.ledger.model_tokens,
+            self_corrections=_self_corrections(results),
+            cut_outputs=sum(result.cut_chars > 0 for result in results),
+            engine_s=trajectory.engine_s,
+            tool_s=trajectory.tool_s,
+            # dict: dataclasses.asdict rebuilds a Counter from pairs, and would count the pairs
+            malformed=dict(Counter(each.problem for each in parsed if each.problem)),
+            repairs=dict(Counter(kind for each in parsed for kind in each.repairs)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _self_corrections(results: Sequence[CallResult]) -> int:
+    return sum(
+        not failed.ok and then.ok and failed.code.strip() != then.code.strip() for failed, then in pairwise(results)
+    )
+
+
+def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = None) -> dict[str, float]:
+    """``behavior/`` metrics over trajectories that were not dropped; ``correct`` [N]: was the answer right.
+
+    code_ratio              trajectories with an executed call / trajectories
+    calls, turns            per trajectory
+    code_lines              per executed call
+    executable_fraction     calls that ran / executed calls
+    limit_fraction          calls stopped at the time or memory limit / executed calls
+    correct_code_fraction   trajectories with a right answer whose last call ran / trajectories with a call
+    first_call_position     first_call_tokens / response_tokens, over trajectories with a call
+    response_tokens, model_tokens, self_corrections      per trajectory
+    cut_output_fraction     results shown cut / executed calls
+    malformed/KIND, repaired/KIND                        per trajectory
+    stop/REASON             trajectories that ended so / trajectories
+    engine_s, tool_s        seconds per trajectory waiting for the engine, for the interpreter
+    """
+    rows = list(behaviors)
+    if not rows:
+        return {}
+    assert correct is None or len(correct) == len(rows), f"{len(correct or ())} verdicts for {len(rows)} trajectories"
+    count, with_code = len(rows), [row for row in rows if row.calls]
+    calls = sum(row.calls for row in rows)
+    out: dict[str, float] = {"code_ratio": len(with_code) / count}
+    for name in ("calls", "turns", "response_tokens", "model_tokens", "self_corrections", "engine_s", "tool_s"):
+        out[name] = sum(getattr(row, name) for row in rows) / count
+    if calls:
+        out["code_lines"] = sum(row.code_lines for row in rows) / calls
+        out["executable_fraction"] = sum(row.calls_ok for row in rows) / calls
+        out["limit_fraction"] = sum(row.calls_at_limit for row in rows) / calls
+        out["cut_output_fraction"] = sum(row.cut_outputs for row in rows) / calls
+        positions = [(row.first_call_tokens or 0) / row.response_tokens for row in with_code]
+        out["first_call_position"] = sum(positions) / len(positions)
+    if with_code and correct is not None:
+        right = sum(bool(row.calls and row.last_call_ok and good) for row, good in zip(rows, correct, strict=True))
+        out["correct_code_fraction"] = right / len(with_code)
+    for reason in StopReason:
+        if reason != StopReason.DROPPED:
+            out[f"stop/{reason}"] = sum(row.stop_reason == reason for row in rows) / count
+    for group, name in (("malformed", "malformed"), ("repairs", "repaired")):
+        totals: Counter[str] = Counter()
+        for row in rows:
+            totals.update(getattr(row, group))
+        out |= {f"{name}/{kind}": total / count for kind, total in totals.items()}
+    return {f"behavior/{name}": value for name, value in out.items()}

@@ -1,0 +1,124 @@
+"""What verl's trainer samples its batches from: outages accounted for, behaviour measured, trajectories written.
+
+Chosen through trainer.v1.sampler.custom_sampler; ``verl_config`` passes ``sampler_kwargs``. Compared with verl's own:
+- it looks for finished trajectories every 0.1 s, not every 2 s, which is most of a small model's step;
+- trajectories that outages dropped are counted, and above ``max_dropped_fraction`` of the batch the run stops;
+- a group that kept a single trajectory has nothing to compare with: that one is left out as well. (verl would take
+  its reward for its advantage.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from retool_mcore.errors import RolloutError
+from retool_mcore.rollout.metrics import Behavior, summarize
+from retool_mcore.rollout.records import RecordWriter
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.1
+
+
+class _Accounting:
+    """Mixed in before one of verl's replay buffers. Keys of ``sampler_kwargs``:
+
+    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size; and for DAPO's dynamic sampling
+    filter_groups_metric, as algorithm.filter_groups.metric: groups in which it is the same for all are sampled anew.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        settings = dict(kwargs["sampler_kwargs"])
+        self.group_size = {"train": int(settings["group_size"]), "val": int(settings["val_group_size"])}
+        self.max_dropped_fraction = float(settings["max_dropped_fraction"])
+        self.writer = RecordWriter(Path(settings["trajectory_dir"]))
+        self.dropped_total = 0
+        self.global_steps = 0
+        self.val_metrics: dict[str, float] = {}  # of the last validation batch
+        metric, batch = settings.get("filter_groups_metric"), int(settings["train_batch_size"])
+        kwargs |= {"poll_interval": POLL_INTERVAL_S, "filter_groups_metric": metric, "train_batch_size": batch}
+        # verl fetches prompts one by one when groups are filtered, so that it can refill exactly what it evicts.
+        kwargs["gen_batch_size"] = 1 if metric else batch
+        super().__init__(*args, **kwargs)
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """verl's sample, with our metrics. Raises RolloutError above max_dropped_fraction."""
+        self.global_steps = global_steps
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
+        measured = {**self._measure(batch.keys, partition_id), **self.dropped}
+        if partition_id == "val":  # verl drops the metrics returned here; ReToolTrainer takes these instead
+            self.val_metrics = {f"val/{name}": value for name, value in measured.items()}
+            return batch, metrics
+        return batch, {**metrics, **measured}
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, int]]:
+        """verl's choice of prompts, without groups of one. Called once a batch, before anything is taken out."""
+        uids, snapshot, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)  # type: ignore[misc]
+        size = self.group_size[partition_id]
+        present = Counter(uid for uid, _, _ in {tuple(key.rsplit("_", 2)) for key in snapshot} if uid in set(uids))
+        expected = size * len(uids)
+        dropped = expected - sum(present.values())
+        self.dropped_total += dropped
+        self.dropped = {"rollout/dropped": dropped, "rollout/dropped_total": self.dropped_total}
+        if dropped > self.max_dropped_fraction * expected:
+            raise RolloutError(
+                f"{dropped} of {expected} trajectories of step {self.global_steps} ({partition_id}) were dropped, "
+                f"{dropped / expected:.1%}; rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The log "
+                "says why for each: look for 'dropped' and 'Error in _run_prompt'. Mend the sandbox or the engine and "
+                "start the same command again; it continues from the last checkpoint"
+            )
+        lonely = {uid for uid in uids if present[uid] == 1 < size} if partition_id == "train" else set[str]()
+        if lonely:
+            keys = [key for key in snapshot if key.rsplit("_", 2)[0] in lonely]
+            tq.kv_clear(partition_id=partition_id, keys=keys)
+            snapshot = {key: tag for key, tag in snapshot.items() if key not in set(keys)}
+        return uids, snapshot, steps
+
+    def _measure(self, keys: list[str], partition_id: str) -> dict[str, float]:
+        fields = ["extra_fields", "rm_scores"]
+        data: Any = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+        extras: list[dict[str, Any]] = [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
+        rewards = [float(scores.sum()) for scores in data["rm_scores"].unbind()]
+        correct = [bool((extra.get("reward_extra_info") or {}).get("acc", 0.0)) for extra in extras]
+        for key, extra, reward in zip(keys, extras, rewards, strict=True):
+            if extra.get("record"):
+                self._write(key, partition_id, extra, reward)
+        metrics = summarize([Behavior(**extra["behavior"]) for extra in extras], correct)
+        return {"accuracy": sum(correct) / len(correct), **metrics}
+
+    def _write(self, key: str, partition_id: str, extra: dict[str, Any], reward: float) -> None:
+        names = ["prompts", "responses", "response_mask", "rollout_log_probs"]
+        row: Any = tq.kv_batch_get(keys=[key], partition_id=partition_id, select_fields=names)
+        columns = {name: row[name][0].tolist() for name in names}
+        self.writer.write(
+            {
+                "key": key,
+                "step": self.global_steps,
+                "partition": partition_id,
+                "reward": reward,
+                "reward_info": extra.get("reward_extra_info"),
+                "behavior": extra["behavior"],
+                **extra["record"],
+                "prompt_ids": columns["prompts"],
+                "response_ids": columns["responses"],
+                "loss_mask": columns["response_mask"],
+                "logprobs": [round(logprob, 6) for logprob in columns["rollout_log_probs"]],
+            }
+        )
+
+
+class SyncReplay(_Accounting, ReplayBuffer):
+    """For verl's synchronous trainer."""
+
+
+class AsyncReplay(_Accounting, ReplayBufferAsync):
+    """For verl's asynchronous trainers."""

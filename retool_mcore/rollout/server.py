@@ -1,0 +1,151 @@
+"""A local SGLang server for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from retool_mcore.errors import RolloutError
+from retool_mcore.platforms.base import Platform
+
+START_TIMEOUT_S = 600.0  # a 32B model from a cold disk takes minutes, a tiny one on two cores half a minute
+STOP_TIMEOUT_S = 10.0
+SERVER_PORTS = (15_000, 32_000)  # Linux gives clients ports from 32768 on
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+class SglangServer:
+    """Starts the server of a model directory on a free port of 127.0.0.1, waits until it answers, ends all of it.
+
+    ``log_path`` takes its output. ``port``: a fixed one, for a server that takes another's place. ``extra_args`` are
+    further options of ``sglang.launch_server``.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        platform: Platform,
+        *,
+        dtype: str,
+        log_path: Path,
+        max_running_requests: int = 64,
+        tp: int = 1,
+        extra_args: Sequence[str] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
+        port: int | None = None,
+    ) -> None:
+        self.model_path = str(model_path)
+        self.platform = platform
+        self.dtype, self.max_running_requests, self.tp = dtype, max_running_requests, tp
+        self.log_path = log_path
+        self.extra_args = list(extra_args)
+        self.start_timeout_s = start_timeout_s
+        self.port = port or free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server and number of its process group."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        command = self.platform.sglang_command(
+            self.model_path, self.port, dtype=self.dtype, max_running_requests=self.max_running_requests, tp=self.tp
+        )
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log_path, "wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *self.extra_args],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.platform.process_env()},
+                start_new_session=True,  # its own process group: ended as a whole, and not by our Ctrl-C
+                preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no lock is taken in the child
+            )
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _wait_until_healthy(self) -> None:
+        assert self._process is not None, "the server was not started"
+        deadline = time.monotonic() + self.start_timeout_s
+        with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                status = self._process.poll()
+                if status is not None:
+                    raise RolloutError(
+                        f"the SGLang server of {self.model_path} ended with status {status} before it was ready. "
+                        f"Its last words, in full in {self.log_path}:\n{self._last_words()}"
+                    )
+                with contextlib.suppress(httpx.TransportError):
+                    if client.get("/health").is_success:
+                        return
+                time.sleep(0.2)
+        raise RolloutError(
+            f"the SGLang server of {self.model_path} did not answer within {self.start_timeout_s:g} s. "
+            f"Its last words, in full in {self.log_path}:\n{self._last_words()}"
+        )
+
+    def _last_words(self) -> str:
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-15:])
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # The scheduler and the detokenizer are children in the same group; SIGTERM lets them leave shared memory.
+        _signal_group(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on, below the range from which the kernel gives ports to clients.
+
+    The server takes half a minute to bind it; a port of the kernel's range would be taken by then now and then.
+    """
+    while True:
+        port = random.randrange(*SERVER_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _die_with_parent() -> None:
+    """In the child, before it becomes the server: a parent that is killed takes it along."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)

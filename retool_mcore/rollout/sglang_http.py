@@ -1,0 +1,137 @@
+"""Any SGLang server over HTTP as our ``Engine``: POST /generate with token ids, back come token ids and logprobs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from retool_mcore.errors import RolloutError
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling
+
+logger = logging.getLogger(__name__)
+
+_SERVER_ERROR = 500
+
+
+class _Unreachable(Exception):
+    """One attempt failed in a way that another may not."""
+
+
+class SglangEngine:
+    """Client of one SGLang server, for any number of trajectories at once.
+
+    ``retry_s``: how long a request is tried again while the server is away (restarting); sampling repeats the turn from
+    its start. ``timeout_s``: of one turn; past it the attempt counts as failed.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
+        self.url = url.rstrip("/")
+        self.retry_s = retry_s
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=httpx.Timeout(timeout_s, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,  # a proxy of the environment is no way to a server of this cluster
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        request_id: str,
+    ) -> EngineTurn:
+        """See ``Engine.generate``. Raises RolloutError when the server refuses the request (it would do so again)."""
+        body = self.request(token_ids, max_new_tokens, sampling, stop_token_ids)
+        answer = await self._post("/generate", body)
+        meta = answer["meta_info"]
+        logprobs = [float(entry[0]) for entry in meta.get("output_token_logprobs") or []]
+        output_ids = [int(token_id) for token_id in answer["output_ids"]]
+        reason = meta["finish_reason"]["type"]
+        assert reason in ("stop", "length", "abort"), f"unknown finish_reason {meta['finish_reason']!r}"
+        version = str(meta.get("weight_version", ""))
+        return EngineTurn(
+            token_ids=output_ids,
+            logprobs=logprobs,
+            stop=reason,
+            version=int(version) if version.isdecimal() else 0,
+            context_tokens=meta["prompt_tokens"],
+        )
+
+    def request(
+        self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling, stop_token_ids: Sequence[int]
+    ) -> dict[str, Any]:
+        """The body of POST /generate."""
+        params: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_new_tokens": max_new_tokens,
+            "stop_token_ids": list(stop_token_ids),
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if sampling.seed is not None:
+            params["sampling_seed"] = sampling.seed
+        return {"input_ids": list(token_ids), "sampling_params": params, "return_logprob": True}
+
+    async def load(self, model_path: str, version: int = 0) -> None:
+        """Replace the server's weights by those of a directory of the same architecture, and forget its cache.
+
+        Raises RolloutError when the server cannot read it.
+        """
+        body = {"model_path": model_path, "weight_version": str(version), "flush_cache": True}
+        await self._post("/update_weights_from_disk", body)
+
+    async def model_info(self) -> dict[str, Any]:
+        """What the server says of its model (model_path, ...)."""
+        return await self._post("/get_model_info", None)
+
+    async def _post(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_Unreachable),
+            stop=stop_after_delay(self.retry_s),
+            wait=wait_exponential_jitter(multiplier=0.2, max=5.0),
+        )
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    return await self._attempt(path, body)
+        except RetryError as error:
+            last = error.last_attempt.exception()
+            raise EngineUnavailable(f"{self.url}{path} failed for {self.retry_s:g} s: {last}") from last
+        raise AssertionError("tenacity ends by a value or an error")
+
+    async def _attempt(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        try:
+            response = await (self._client.get(path) if body is None else self._client.post(path, json=body))
+        except httpx.TransportError as error:
+            logger.debug("%s%s: %r", self.url, path, error)
+            raise _Unreachable(f"{type(error).__name__}: {error}") from error
+        if response.status_code >= _SERVER_ERROR:
+            raise _Unreachable(f"status {response.status_code}: {response.text[:300]}")
+        if response.is_error:
+            raise RolloutError(f"{self.url}{path} refuses the request: {response.status_code} {response.text[:500]}")
+        try:
+            answer = response.json()
+        except json.JSONDecodeError as error:
+            raise RolloutError(f"{self.url}{path} is no SGLang server; it answers {response.text[:200]!r}") from error
+        if not isinstance(answer, dict):
+            raise RolloutError(f"{self.url}{path} is no SGLang server; it answers {response.text[:200]!r}")
+        return answer

@@ -1,0 +1,298 @@
+"""Reading a model turn: a tool call, an answer, text, or a malformed call.
+
+Pure text in, one ``Parsed`` out; the sampled tokens are never touched. A call that is not valid is repaired when it has
+exactly one reading, and the kinds of repair are named so that they can be counted. Else the reason is given, in words
+the model is shown.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.reward.extract import last_answer
+
+Kind = Literal["tool_call", "answer", "text", "malformed"]
+Problem = Literal["tags", "json", "name", "arguments"]
+
+TOOL_NAME = "code_interpreter"
+CODE_START, CODE_END = "<code>", "</code>"
+MAX_START_TAGS = 8  # of one block; each is tried
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+FENCE, LANGUAGES = "```", ("", "python", "python3", "py")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CALL_SHAPE = '{"name": "code_interpreter", "arguments": {"code": "..."}}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """What one model turn says.
+
+    ``codes`` holds the code of every call in the turn, in order; more than one only where the turn was not cut at the
+    first call. ``problem`` is the kind of a malformed call, ``error`` its explanation for the model.
+    """
+
+    kind: Kind
+    codes: tuple[str, ...] = ()
+    answer: str | None = None
+    problem: Problem | None = None
+    error: str | None = None
+    repairs: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The object ``retool parse`` prints; ``code`` is that of the first call."""
+        return {
+            "kind": self.kind,
+            "code": self.codes[0] if self.codes else None,
+            "answer": self.answer,
+            "error": self.error,
+            "repairs": list(self.repairs),
+        }
+
+
+class _Malformed(Exception):
+    def __init__(self, problem: Problem, message: str) -> None:
+        super().__init__(message)
+        self.problem: Problem = problem
+
+
+CallReader = Callable[[str], list[tuple[str | None, Any]]]  # model text -> (name, arguments) of the calls it can read
+
+
+def parse_hermes(text: str, first: CallReader | None = None) -> Parsed:
+    """Read a turn of Qwen's form: ``<tool_call>\\n{"name": ..., "arguments": {"code": ...}}\\n</tool_call>``.
+
+    Every call of the turn must be readable, or the turn is malformed: no call is dropped in silence. ``first`` is
+    asked first (the engine's own reader); where it reads fewer calls than there are tags, the text is read here.
+    """
+    if CALL_START not in text and CALL_END not in text:
+        answer = last_answer(text)
+        return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
+    repairs: list[str] = []
+    try:
+        calls = first(text) if first else []
+        if calls and len(calls) == text.count(CALL_START) == text.count(CALL_END):
+            codes = [_code_of(name, arguments, repairs) for name, arguments in calls]
+        else:
+            codes = [_read_call(block, repairs) for block in _blocks(text, repairs)]
+    except _Malformed as error:
+        return Parsed(kind="malformed", problem=error.problem, error=str(error))
+    return Parsed(kind="tool_call", codes=tuple(codes), repairs=tuple(dict.fromkeys(repairs)))
+
+
+def parse_retool(text: str) -> Parsed:
+    """Read a turn of the paper's form, up to its first </code>: ``<code>\\n```python\\n...\\n```\\n</code>``.
+
+    Code without its fence is taken as it stands.
+    """
+    before, end, _ = text.partition(CODE_END)
+    if not end and CODE_START not in text:
+        answer = last_answer(text)
+        return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
+    repairs = [] if end else ["missing_end_tag"]
+    # The last start tag that gives a fenced block: prose may mention the tag, and code may hold it.
+    bodies = [before[match.end() :] for match in reversed(list(re.finditer(CODE_START, before)))]
+    for body in bodies[:MAX_START_TAGS]:
+        code = _without_fence(body, fences := [])
+        if fences:
+            return Parsed(kind="tool_call", codes=(code,), repairs=tuple(repairs))
+    if bodies and FENCE not in bodies[0] and bodies[0].strip():
+        return Parsed(kind="tool_call", codes=(bodies[0].strip("\n"),), repairs=(*repairs, "missing_fence"))
+    # Told without the tags themselves: markup in a result is broken up before the model sees it.
+    error = "what the code tags hold is not one fenced block" if bodies else "the code has no opening tag"
+    shape = f"{FENCE}python\n...\n{FENCE}"
+    return Parsed(kind="malformed", problem="tags", error=f"{error}. Write it between the code tags as\n{shape}")
+
+
+def reader(protocol: str) -> Callable[[str], Parsed]:
+    """The reader of a protocol's model text. Raises ConfigError for an unknown name."""
+    readers: dict[str, Callable[[str], Parsed]] = {"hermes": parse_hermes, "retool": parse_retool}
+    if protocol not in readers:
+        raise ConfigError(f"protocol = {protocol!r} is none of {', '.join(readers)}.")
+    return readers[protocol]
+
+
+def _blocks(text: str, repairs: list[str]) -> list[str]:
+    """The text between each pair of tags. A last end tag that the model left out is supplied."""
+    blocks: list[str] = []
+    rest = text
+    while CALL_START in rest:
+        _, _, rest = rest.partition(CALL_START)
+        body, end, rest = rest.partition(CALL_END)
+        if not end:
+            repairs.append("missing_end_tag")
+        blocks.append(body.strip())
+    if CALL_END in rest:
+        raise _Malformed("tags", f"the call has no opening tag. Write {_CALL_SHAPE} between the tool call tags")
+    return blocks
+
+
+def _read_call(body: str, repairs: list[str]) -> str:
+    value = _read_object(body, repairs)
+    if isinstance(value, list):
+        calls = cast(list[Any], value)
+        if len(calls) == 1:
+            value = calls[0]
+            repairs.append("list")
+    if not isinstance(value, dict):
+        raise _Malformed("json", f"the call is JSON, but not an object. Write {_CALL_SHAPE}")
+    call = cast(dict[str, Any], value)
+    arguments = call.get("arguments")
+    if arguments is None and "parameters" in call:
+        repairs.append("parameters_key")
+        arguments = call["parameters"]
+    return _code_of(call.get("name"), arguments, repairs)
+
+
+def _code_of(name: Any, arguments: Any, repairs: list[str]) -> str:
+    """The code of a call that could be read as JSON. Raises _Malformed when it is not one of our tool."""
+    if name != TOOL_NAME:
+        raise _Malformed("name", f"there is no tool named {name!r}. The only tool is {TOOL_NAME!r}")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except (ValueError, RecursionError):
+            arguments = None
+        else:
+            repairs.append("encoded_arguments")
+    code = cast(dict[str, Any], arguments).get("code") if isinstance(arguments, dict) else None
+    if not isinstance(code, str):
+        raise _Malformed("arguments", f'arguments must be an object with one string, "code". Write {_CALL_SHAPE}')
+    if _SURROGATE.search(code):
+        raise _Malformed("arguments", "the code holds half of a surrogate pair, which is no character")
+    return _without_fence(code, repairs)
+
+
+def _without_fence(code: str, repairs: list[str]) -> str:
+    fenced = code.strip()
+    language, _, body = fenced.removeprefix(FENCE).partition("\n")
+    inner = body.removesuffix(FENCE)
+    if not fenced.startswith(FENCE) or inner == body or FENCE in inner or language.strip().lower() not in LANGUAGES:
+        return code
+    repairs.append("code_fence")
+    return inner.rstrip(" \t").removesuffix("\n")
+
+
+# --- one JSON object, read as it is or as the only thing it can mean --------------------------------------------------
+
+
+def _read_object(body: str, repairs: list[str]) -> Any:
+    """Value of ``body``. Raises _Malformed with the strict reader's complaint unless it has exactly one reading."""
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        complaint = f"{error.msg} at line {error.lineno}, column {error.colno}"
+    except (ValueError, RecursionError):  # a number of thousands of digits; brackets thousands deep
+        raise _Malformed("json", f"the call is too large a number or nested too deeply. Write {_CALL_SHAPE}") from None
+    for repair in (_usual_shape, _relaxed, _python_literal):
+        value, kinds = repair(body)
+        if kinds:
+            repairs.extend(kinds)
+            return value
+    raise _Malformed(
+        "json",
+        f"the call is not valid JSON: {complaint}. Write {_CALL_SHAPE}, with quotes, backslashes and line breaks of "
+        "the code escaped",
+    )
+
+
+_Reading = tuple[Any, list[str]]  # a value and what was repaired; nothing repaired: no reading
+_UNREADABLE: _Reading = (None, [])
+
+_SHAPE = re.compile(
+    r'\{\s*"name"\s*:\s*"(?P<name>\w+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{\s*"code"\s*:\s*"'
+    r'(?P<code>.*)"(?P<braces>[\s}]*+)(?P<rest>[^{"]*)',
+    re.DOTALL,
+)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')  # what JSON allows after a backslash
+_CLOSED = 2  # braces that close the arguments and the call
+
+
+def _usual_shape(body: str) -> _Reading:
+    """The call as we ask for it, its code not escaped as JSON wants.
+
+    Such code has two readings: with its escapes decoded, and as it stands. "\\n" between two statements is a line break
+    in the first; "\\n" in a string literal belongs to the second. That one is taken which is Python; both are not.
+    """
+    match = _SHAPE.fullmatch(body)
+    if match is None:
+        return _UNREADABLE
+    raw = match["code"]
+    kinds: list[str] = []
+    if _CONTROL.search(raw):
+        kinds.append("control_characters")
+    loose = _ESCAPE.sub("", raw)
+    if "\\" in loose:
+        kinds.append("backslashes")
+    if '"' in loose:
+        kinds.append("raw_quotes")
+    decoded = _decode(raw)
+    if not kinds:
+        code: str | None = decoded
+    else:
+        readings = {text for text in (decoded, raw) if _is_python(text)}
+        code = readings.pop() if len(readings) == 1 else None
+        if code is None and not readings and "raw_quotes" not in kinds:
+            code = decoded  # not Python either way: the format's own reading, and the interpreter will complain
+        if code == raw != decoded and "backslashes" not in kinds:
+            kinds.append("backslashes")
+    closed = match["braces"].count("}")
+    if closed < _CLOSED:
+        kinds.append("missing_brace")
+    if closed > _CLOSED or match["rest"].strip():
+        kinds.append("trailing_data")
+    if code is None or (closed < _CLOSED and match["rest"].strip()):
+        return _UNREADABLE
+    return {"name": match["name"], "arguments": {"code": code}}, kinds
+
+
+def _decode(raw: str) -> str:
+    """Decode JSON's escapes; what is not one stands for itself."""
+
+    def escaped(match: re.Match[str]) -> str:
+        return str(json.loads(f'"{match[0]}"'))
+
+    # Runs of escapes are decoded together: two \\u escapes may be one character.
+    return re.sub(f"(?:{_ESCAPE.pattern})+", escaped, raw)
+
+
+def _is_python(code: str) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # "\\d" in a plain string is a warning, and the model's affair
+            ast.parse(_without_fence(code, []))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _relaxed(body: str) -> _Reading:
+    """Any other object: control characters in strings, braces missing at the end, or text after the end."""
+    decoder = json.JSONDecoder(strict=False)
+    kinds = ["control_characters"] if re.search(r"[\x00-\x1f]", body.strip()) else []
+    for braces in ("", "}", "}}"):
+        try:
+            value, end = decoder.raw_decode(body + braces)
+        except (ValueError, RecursionError):
+            continue
+        rest = (body + braces)[end:].strip()
+        if "{" in rest:
+            return _UNREADABLE
+        kinds += ["missing_brace"] if braces else []
+        kinds += ["trailing_data"] if rest else []
+        return value, kinds
+    return _UNREADABLE
+
+
+def _python_literal(body: str) -> _Reading:
+    try:
+        value = ast.literal_eval(body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _UNREADABLE
+    return (cast(Any, value), ["single_quotes"]) if isinstance(value, dict) else _UNREADABLE
