@@ -1,0 +1,119 @@
+"""verl's TrainingWorker on a Megatron engine, seen from the SFT loop: batches in, plain numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from retool_mcore.config import SftConfig
+from retool_mcore.data.chat import Rendered
+from retool_mcore.errors import CheckpointError
+from retool_mcore.platforms.base import Platform
+from retool_mcore.verl_config import sft_worker_config
+
+
+class SftEngine:
+    """One rank of the model under training.
+
+    Every method is collective: all ranks call it, in the same order, with their own shard of the batch.
+    """
+
+    def __init__(self, config: SftConfig, platform: Platform) -> None:
+        from verl.workers.engine_workers import TrainingWorker
+        from verl.workers.utils.losses import sft_loss
+
+        self._worker = TrainingWorker(sft_worker_config(config, platform))
+        self._worker.set_loss_fn(partial(sft_loss, config=None))
+        self._worker.reset()
+        # Megatron's schedule stands at step 0 (lr 0 under warm-up) before the first update, and verl moves it after
+        # each: one move ahead, update s uses the schedule's value at s.
+        self._worker.engine.lr_scheduler.step(1)
+        self._outputs = ("loss", "grad_norm") + (("mfu",) if platform.peak_flops else ())
+        self._global_batch = config.train.global_batch
+        self.dp_rank: int = self._worker.engine.get_data_parallel_rank()
+        self.dp_size: int = self._worker.engine.get_data_parallel_size()
+        has_output = self._worker.engine.is_mp_src_rank_with_outputs() and self.dp_rank == 0
+        flags: list[bool] = [False] * dist.get_world_size()
+        dist.all_gather_object(flags, has_output)
+        self._source = flags.index(True)  # with pipeline parallelism the loss is not on rank 0
+
+    def train_batch(self, sequences: Sequence[Rendered]) -> dict[str, float]:
+        """Forward, backward, clip, Adam, schedule on this rank's part of the global batch.
+
+        Returns loss (nats per trained token over the global batch), grad_norm, lr, tokens, loss_tokens, and mfu
+        where the device's peak is known: the same on every rank.
+        """
+        data, counts = self._tensordict(sequences)
+        counts["lr"] = float(self._worker.engine.optimizer.param_groups[0]["lr"])
+        output = self._worker.train_batch(data)
+        return self._share(output, self._outputs) | counts
+
+    def validation_loss(self, batches: Sequence[Sequence[Rendered]]) -> float:
+        """Nats per trained token over all batches; each holds this rank's part."""
+        total, tokens = 0.0, 0.0
+        for sequences in batches:
+            data, counts = self._tensordict(sequences)
+            loss = self._share(self._worker.infer_batch(data), ("loss",))["loss"]
+            total += loss * counts["loss_tokens"]
+            tokens += counts["loss_tokens"]
+        return total / tokens
+
+    def save(self, folder: str) -> None:
+        self._worker.engine.save_checkpoint(local_path=folder, global_step=0)
+
+    def load(self, folder: str) -> None:
+        """Weights, Adam moments, schedule and random states of this rank. Raises CheckpointError."""
+        self._worker.engine.lr_scheduler.num_steps = 0  # loading adds the saved steps to it
+        try:
+            self._worker.engine.load_checkpoint(local_path=folder, del_local_after_load=False)
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
+            raise CheckpointError(
+                f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "
+                "Move it away to resume from the one before it."
+            ) from error
+
+    def _tensordict(self, sequences: Sequence[Rendered]) -> tuple[Any, dict[str, float]]:
+        from tensordict.tensorclass import NonTensorData
+        from verl.utils import tensordict_utils as tu
+        from verl.utils.dataset.dataset_utils import DatasetPadMode
+
+        def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
+            return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+        data = tu.get_tensordict(
+            tensor_dict={
+                "input_ids": jagged([torch.tensor(s.token_ids, dtype=torch.int64) for s in sequences]),
+                "position_ids": jagged([torch.arange(len(s.token_ids), dtype=torch.int64) for s in sequences]),
+                "loss_mask": jagged([torch.tensor(s.loss_mask, dtype=torch.int64) for s in sequences]),
+            },
+            non_tensor_dict={
+                "use_dynamic_bsz": True,
+                "temperature": 1.0,
+                "global_batch_size": self._global_batch,
+                "pad_mode": DatasetPadMode.NO_PADDING,
+                "pad_token_id": self._worker.model_config.tokenizer.pad_token_id,
+            },
+        )
+        lengths: list[Any] = [None] * self.dp_size
+        mine = ([len(s.token_ids) for s in sequences], sum(sum(s.loss_mask) for s in sequences))
+        dist.all_gather_object(lengths, mine, group=self._worker.engine.get_data_parallel_group())
+        all_lengths = [length for rank_lengths, _ in lengths for length in rank_lengths]
+        tu.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(all_lengths))
+        counts = {"tokens": float(sum(all_lengths)), "loss_tokens": float(sum(trained for _, trained in lengths))}
+        return data, counts
+
+    def _share(self, output: Any, names: Sequence[str]) -> dict[str, float]:
+        """The source rank's metrics, on every rank."""
+        from verl.utils import tensordict_utils as tu
+
+        box: list[Any] = [None]
+        if dist.get_rank() == self._source:
+            metrics = tu.get(output, "metrics")
+            box[0] = {name: float(metrics[name]) for name in names if name in metrics}
+        dist.broadcast_object_list(box, src=self._source)
+        return box[0]

@@ -1,0 +1,45 @@
+"""From a run's checkpoint to a model directory that transformers and SGLang load.
+
+The bridge writes Hugging Face weights into every checkpoint, so exporting is to find them, check that they are whole,
+and copy them to where the user wants them: no process group, no second copy of the model in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from retool_mcore.errors import CheckpointError
+from retool_mcore.models import read_shape
+from retool_mcore.train.checkpoint import STATE_FILE, complete_checkpoints
+
+_WEIGHTS = Path("actor", "model", "huggingface")
+
+
+def export(run_dir: Path, to: Path) -> Path:
+    """Copy the newest complete checkpoint's weights, configuration and tokenizer to ``to``, all or nothing.
+
+    Raises CheckpointError when there is none, when it is incomplete, or when ``to`` holds something else.
+    """
+    source = find_weights(run_dir)
+    read_shape(str(source))
+    if to.exists() and not (to / "config.json").is_file() and any(to.iterdir()):
+        raise CheckpointError(f"{to} is not empty and not a model directory; it is left as it is. Name another folder.")
+    hidden = to.with_name(f".{to.name}.partial")
+    shutil.rmtree(hidden, ignore_errors=True)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, hidden)
+    shutil.rmtree(to, ignore_errors=True)
+    os.replace(hidden, to)
+    return to
+
+
+def find_weights(run_dir: Path) -> Path:
+    """The Hugging Face folder of a run's newest complete checkpoint, or of the one checkpoint given."""
+    checkpoints = run_dir / "checkpoints"
+    candidates = [run_dir, *(saved.path for saved in reversed(complete_checkpoints(checkpoints)))]
+    for folder in candidates:
+        if (folder / STATE_FILE).is_file() and (folder / _WEIGHTS / "config.json").is_file():
+            return folder / _WEIGHTS
+    raise CheckpointError(f"{run_dir} holds no complete checkpoint: looked for {_WEIGHTS} under {checkpoints}.")

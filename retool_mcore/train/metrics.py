@@ -1,0 +1,105 @@
+"""Where numbers go: one JSONL line and one set of TensorBoard scalars per step, with every name and unit listed.
+
+loss          nats per trained token, mean over the global batch
+lr, grad_norm after the optimizer's step; grad_norm before clipping
+tokens        all tokens of the step, over all ranks;  loss_tokens those the loss is taken on
+tokens_per_s  tokens / time_step_s
+mfu           model FLOPs / (peak FLOPs * GPUs * time_step_s); absent where the device's peak is not known
+memory_gib    highest so far on the logging rank: device memory, or resident memory on a CPU
+time_*_s      wall time by phase; the phases add up to time_step_s
+val_loss      nats per trained token of the validation file
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from retool_mcore.errors import ReToolError
+
+
+class NonFiniteLoss(ReToolError, ArithmeticError):
+    """The loss or the gradient norm became NaN or infinite; the last checkpoint is from before."""
+
+
+def require_finite(metrics: Mapping[str, float], step: int) -> None:
+    """Stop before a NaN can reach a checkpoint."""
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(metrics[name]):
+            raise NonFiniteLoss(
+                f"{name} = {metrics[name]} at step {step}. The newest checkpoint is from an earlier step; "
+                "lower optim.lr or optim.clip_grad, or look at the rows of this step, then run the same command again."
+            )
+
+
+class PhaseTimer:
+    """Wall time of a step, split by phase; what no phase claims is ``time_other_s``."""
+
+    def __init__(self) -> None:
+        self._spans_s: dict[str, float] = {}
+        self._start_s = time.perf_counter()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spans_s[name] = self._spans_s.get(name, 0.0) + time.perf_counter() - start_s
+
+    def flush(self) -> dict[str, float]:
+        """Times since the last flush, as metric names; starts the next step."""
+        now_s = time.perf_counter()
+        step_s = now_s - self._start_s
+        times = {f"time_{name}_s": span_s for name, span_s in self._spans_s.items()}
+        times["time_other_s"] = step_s - sum(self._spans_s.values())
+        times["time_step_s"] = step_s
+        self._spans_s, self._start_s = {}, now_s
+        return times
+
+
+class MetricWriter:
+    """Appends to ``metrics.jsonl`` and to TensorBoard's event files; a resumed run drops what it will write again."""
+
+    def __init__(self, run_dir: Path, *, resumed_step: int) -> None:
+        self._path = run_dir / "metrics.jsonl"
+        self._keep_up_to(resumed_step)
+        self._file = self._path.open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_step + 1)
+
+    def _keep_up_to(self, step: int) -> None:
+        if not self._path.exists():
+            return
+        rows = read_metrics(self._path)
+        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
+        fresh = self._path.with_suffix(".tmp")
+        fresh.write_text("".join(kept), encoding="utf-8")
+        os.replace(fresh, self._path)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Rows of a ``metrics.jsonl``; the line that a kill cut short is left out."""
+    rows: list[dict[str, float]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows

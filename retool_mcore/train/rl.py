@@ -1,0 +1,108 @@
+"""Reinforcement learning: resolve the settings, check them, hand over to verl's PPO trainer under Ray."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from retool_mcore.config import RlConfig
+from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.rl_prompts import check_prompts
+from retool_mcore.errors import ReToolError
+from retool_mcore.models import check_cores, check_model
+from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.process import exit_on_sigterm, lock_run, output_to
+from retool_mcore.train import checkpoint
+from retool_mcore.train.metrics import read_metrics
+from retool_mcore.verl_plugin import assert_loaded
+
+PROGRESS_INTERVAL_S = 0.5
+
+
+def resolve(config: RlConfig) -> str:
+    """verl's complete resolved tree as YAML, through verl's own configuration files; starts nothing."""
+    from omegaconf import OmegaConf
+
+    from retool_mcore.verl_config import ppo_tree
+
+    platform = get_platform(config.run.platform)
+    platform.activate()
+    return OmegaConf.to_yaml(ppo_tree(config, platform), resolve=True)
+
+
+def train(config: RlConfig) -> None:
+    """Run to ``train.steps``, resuming from the newest checkpoint. Returns when the last step is saved.
+
+    Raises ReToolError subclasses for whatever the user can mend.
+    """
+    exit_on_sigterm()
+    check_model(config)
+    check_cores(config)
+    platform = get_platform(config.run.platform)
+    with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
+        os.environ["TENSORBOARD_DIR"] = str(config.run.dir.absolute() / "tensorboard")
+        platform.activate()
+        assert_loaded()
+        check_prompts(config, load_tokenizer(config.model.path))
+        with _progress(config, terminal):
+            _run_verl(config, platform)
+
+
+def _run_verl(config: RlConfig, platform: Platform) -> None:
+    import ray
+    from omegaconf import OmegaConf
+    from ray.exceptions import RayTaskError
+    from verl.trainer.main_ppo import run_ppo
+
+    from retool_mcore.train.runner import ReToolTaskRunner
+    from retool_mcore.verl_config import ppo_tree, write_agent_loop
+
+    resume = checkpoint.find_resume(config)
+    if resume is not None and resume.step >= config.train.steps:
+        return
+    tree = ppo_tree(config, platform, resume.path if resume is not None else None)
+    write_agent_loop(config)
+    (config.run.dir / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
+    try:
+        run_ppo(tree, task_runner_class=ReToolTaskRunner)
+    except RayTaskError as error:
+        if isinstance(error.cause, ReToolError):
+            raise error.cause from error  # raised in the driver actor, meant for the user
+        raise
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _progress(config: RlConfig, terminal: IO[str]) -> Iterator[None]:
+    """A progress bar that follows the run's metrics file, which the driver actor writes in another process."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    path, ended = config.run.dir / "metrics.jsonl", threading.Event()
+    with Progress(*columns, console=Console(file=terminal)) as progress:
+        bar = progress.add_task("rl  starting Ray, Megatron and the rollout engine", total=config.train.steps)
+
+        def follow() -> None:
+            rows = read_metrics(path) if path.exists() else []
+            if rows:
+                text = f"rl  reward {rows[-1]['reward']:+.3f}"
+                progress.update(bar, completed=rows[-1]["step"], description=text)
+
+        def watch() -> None:
+            while not ended.wait(PROGRESS_INTERVAL_S):
+                follow()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            follow()

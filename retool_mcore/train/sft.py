@@ -1,0 +1,138 @@
+"""Supervised fine-tuning: our loop over verl's Megatron training worker.
+
+verl's own SFT trainer neither measures its step nor writes checkpoints atomically; everything else here is its worker.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from retool_mcore.config import SftConfig
+from retool_mcore.data.chat import Rendered, load_tokenizer
+from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
+from retool_mcore.errors import ConfigError, DataError
+from retool_mcore.models import check_cores, check_model
+from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.process import die_with_parent, lock_run, output_to
+from retool_mcore.train import checkpoint
+from retool_mcore.train.metrics import MetricWriter, PhaseTimer, require_finite
+from retool_mcore.verl_config import sft_tree
+from retool_mcore.verl_plugin import assert_loaded
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+def train(config: SftConfig) -> Path:
+    """Run to ``train.steps``, resuming where the newest checkpoint left off. Returns the last checkpoint's folder.
+
+    Called by every rank of a torchrun. Raises ReToolError subclasses for whatever the user can mend.
+    """
+    die_with_parent()
+    check_model(config)
+    check_cores(config)
+    platform = get_platform(config.run.platform)
+    with output_to(config.run.dir / "logs" / f"sft_rank{os.environ.get('RANK', '0')}.log") as terminal:
+        platform.activate()
+        assert_loaded()
+        rank = _join_group(config, platform)
+        try:
+            with lock_run(config.run.dir) if rank == 0 else nullcontext():
+                dist.barrier()  # nobody writes before rank 0 holds the run
+                _loop(config, platform, rank, Console(file=terminal))
+        finally:
+            dist.destroy_process_group()
+    return checkpoint.complete_checkpoints(config.run.dir / "checkpoints")[-1].path
+
+
+def _join_group(config: SftConfig, platform: Platform) -> int:
+    world = int(os.environ.get("WORLD_SIZE", "0"))
+    if world != config.cluster.num_gpus:
+        raise ConfigError(
+            f"{world or 'no'} processes were started, and [cluster] of {config.source} asks for "
+            f"{config.cluster.num_gpus} ({config.cluster.nodes} nodes x {config.cluster.gpus_per_node}). Start it with "
+            f"torchrun --nproc-per-node {config.cluster.gpus_per_node} launch/sft_mcore.py {config.source}"
+        )
+    platform.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(platform.comm_backend, timeout=COLLECTIVE_TIMEOUT)
+    return dist.get_rank()
+
+
+def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
+    from retool_mcore.train.engine import SftEngine
+
+    tokenizer = load_tokenizer(config.model.path)
+    data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
+    val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
+    resume = checkpoint.find_resume(config)
+    engine = SftEngine(config, platform)
+    global_batch = config.train.global_batch
+    batches = PackedBatches(data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank)
+    val_batches = validation_batches(val_data, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
+    if resume is not None:
+        engine.load(str(resume.path / "actor"))
+    done = resume.step if resume is not None else 0
+    report = Reporter(config, done, console) if rank == 0 else None
+    if rank == 0:
+        (config.run.dir / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+        (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
+    timer = PhaseTimer()
+    with report or nullcontext():
+        for step in range(done + 1, config.train.steps + 1):
+            last = step == config.train.steps
+            with timer.span("data"):
+                sequences = batches(step)
+            with timer.span("train"):
+                metrics = engine.train_batch(sequences)
+            require_finite(metrics, step)
+            if last or step % config.train.val_every_steps == 0:
+                with timer.span("validate"):
+                    metrics["val_loss"] = engine.validation_loss(val_batches)
+            if last or step % config.checkpoint.every_steps == 0:
+                with timer.span("checkpoint"):
+                    checkpoint.save(config, step, engine.save, rank=rank, barrier=dist.barrier)
+            times = timer.flush()
+            if report is not None:
+                report(step, metrics, times, platform.peak_memory_gib())
+
+
+def validation_batches(data: SftDataset, global_batch: int, *, dp_size: int, dp_rank: int) -> list[list[Rendered]]:
+    """This rank's part of every validation row, in batches of about ``global_batch`` over all ranks.
+
+    Raises DataError when there are fewer rows than ranks.
+    """
+    examples = data.examples
+    if len(examples) < dp_size:
+        raise DataError(f"{data.source} has {len(examples)} usable rows, fewer than the {dp_size} data-parallel ranks")
+    num_batches = max(1, len(examples) // global_batch)
+    bounds = [len(examples) * i // num_batches for i in range(num_batches + 1)]
+    return [list(examples[start + dp_rank : end : dp_size]) for start, end in pairwise(bounds)]
+
+
+class Reporter:
+    """Rank 0's side of a step: the metric files and the progress bar."""
+
+    def __init__(self, config: SftConfig, done: int, console: Console) -> None:
+        self._writer = MetricWriter(config.run.dir, resumed_step=done)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console)
+        self._bar = self._progress.add_task("sft", total=config.train.steps, completed=done)
+
+    def __enter__(self) -> None:
+        self._progress.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        self._writer.close()
+
+    def __call__(self, step: int, metrics: dict[str, float], times: dict[str, float], memory_gib: float) -> None:
+        rates = {"tokens_per_s": metrics["tokens"] / times["time_step_s"], "memory_gib": memory_gib}
+        self._writer.write(step, metrics | rates | times)
+        self._progress.update(self._bar, completed=step, description=f"sft  loss {metrics['loss']:.4f}")

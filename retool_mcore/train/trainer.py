@@ -1,0 +1,71 @@
+"""Our part of verl's PPO trainer: metrics that survive a kill, and checkpoints that are complete or absent.
+
+verl's synchronous trainer runs unchanged; this subclass, registered under a name of its own, gives its metrics our
+names and a JSONL file, and publishes a checkpoint only when all of it is on disk. verl's own tracker file is truncated
+before it is written and its own clean-up forgets across restarts, so neither is used.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.train import checkpoint
+from retool_mcore.train.metrics import MetricWriter, require_finite
+from retool_mcore.verl_config import TRAINER_MODE, run_config_file
+
+# Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
+RENAMED = {
+    "critic/score/mean": "reward",
+    "actor/pg_loss": "loss",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "response_length/mean": "response_tokens",
+    "training/num_turns/mean": "num_turns",
+    "training/rollout_probs_diff_mean": "rollout_actor_prob_diff_mean",
+    "training/rollout_probs_diff_max": "rollout_actor_prob_diff_max",
+    "perf/total_num_tokens": "tokens",
+    "perf/throughput": "tokens_per_s",
+    "perf/max_memory_allocated_gb": "memory_gib",
+}
+PHASES = ("gen", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "save_checkpoint", "testing")
+
+
+@register_trainer(TRAINER_MODE)
+class ReToolTrainer(PPOTrainerSync):
+    """verl's synchronous PPO trainer with our metrics and checkpoints."""
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # verl compares the name, not the class
+        self._run = load_config(RlConfig, run_config_file(config))
+        super().__init__(config)
+        self._writer: MetricWriter | None = None
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self._writer = MetricWriter(self._run.run.dir, resumed_step=self.global_steps - 1)
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        buffer = self.replay_buffer
+        metrics |= buffer.val_metrics  # of a validation in this step; verl drops them
+        buffer.val_metrics = {}
+        ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
+        ours |= {f"time_{phase}_s": float(timing_raw[phase]) for phase in PHASES if phase in timing_raw}
+        ours["time_step_s"] = float(timing_raw["step"])
+        require_finite(ours, self.global_steps)
+        metrics |= ours
+        assert self._writer is not None, "on_train_begin makes the writer before the first step"
+        self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
+
+    def _save_checkpoint(self) -> None:
+        folder = checkpoint.step_folder(self._run, self.global_steps)
+        shutil.rmtree(folder, ignore_errors=True)  # what a kill left of the same step
+        super()._save_checkpoint()
+        checkpoint.publish(self._run, self.global_steps)
