@@ -1,0 +1,43 @@
+# The whole project from a clone: `make quickstart` runs the main job on a CPU, `make test` every test of this machine.
+PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3,$(shell command -v $(v) 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+CPU := retool_mcore/platforms/cpu
+SEED ?= 0
+
+.PHONY: quickstart install test test-fast lint clean
+
+quickstart: install
+	$(BIN)/retool quickstart --seed $(SEED)
+
+install: $(VENV)/.installed
+
+# torch comes first and stays: a constraint keeps every later step from replacing the CPU build. The stamp is written
+# last, so an interrupted install continues; pip skips what is already there.
+$(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
+	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 6000 || test -x $(BIN)/retool || \
+	  { echo "error: $$free MB free here; the environment and a quickstart run need 6000 MB." >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) 'torch==2.13.0'
+	$(PIP) --constraint $(CPU)/constraints.txt --editable '.[cpu,dev]'
+	$(PIP) --constraint $(CPU)/constraints.txt --no-deps --requirement $(CPU)/no_deps.txt
+	$(BIN)/python -W ignore -c 'import torch, verl, retool_mcore.cli; print("installed: torch", torch.__version__, "and verl", verl.__version__)'
+	@touch $@
+
+test: install
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu"
+
+test-fast: install
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not slow"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,169 @@
+"""ReTool-SFT rows, raw and converted, into either protocol, with the stages of verification."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.data.chat import CODE_INTERPRETER
+from retool_mcore.data.cli import app
+from retool_mcore.data.convert import Conversion, convert_sft, read_inline, read_trace
+from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
+from retool_mcore.data.prompts import QUESTION_MARK, RETOOL_INSTRUCTION
+from retool_mcore.data.sft import load_sft
+from retool_mcore.data.verify import Rejected
+from retool_mcore.errors import DataError
+from retool_mcore.sandbox.base import open_sandbox
+
+CODE = "<code>\n```python\nprint(2 + 2)\n```\n</code>"
+OUTPUT = "<interpreter>\n4\n</interpreter>"
+ANSWER = "<answer>\n\\boxed{4}\n</answer>"
+INLINE = f"Let me add.\n{CODE}\n{OUTPUT}\nSo it is four.\n{ANSWER}"
+RAW = {
+    "messages": [
+        {"role": "user", "content": f"Solve it. You may write code.\n\n{QUESTION_MARK}\nWhat is 2 + 2?"},
+        {"role": "assistant", "content": INLINE},
+    ],
+    "answer": "4",
+}
+CALL = {"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": "print(2 + 2)"}}}
+CONVERTED = {
+    "messages": [
+        {"role": "user", "content": "What is 2 + 2?\nPut your final answer within \\boxed{}."},
+        {"role": "assistant", "content": "Let me add.", "tool_calls": [CALL]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "So it is four.\n\\boxed{4}"},
+    ],
+    "tools": [CODE_INTERPRETER],
+    "answer": "4",
+}
+
+
+async def convert(rows, protocol="hermes", truth="answer", sandbox=None):
+    named = [(f"file, row {index}", row) for index, row in enumerate(rows)]
+    return await convert_sft(named, Conversion(protocol, truth, sandbox))
+
+
+async def test_a_raw_trace_becomes_messages_with_tool_calls():
+    report = await convert([RAW])
+    assert report.rows == [
+        {"messages": CONVERTED["messages"], "tools": [CODE_INTERPRETER], "ground_truth": "4"},
+    ]
+
+
+async def test_a_converted_trace_becomes_the_inline_form_and_back():
+    report = await convert([CONVERTED], protocol="retool")
+    (row,) = report.rows
+    assert row["tools"] is None
+    assert row["messages"] == [
+        {"role": "user", "content": f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\nWhat is 2 + 2?"},
+        {"role": "assistant", "content": INLINE},
+    ]
+    again = await convert([{**row, "answer": "4"}])
+    assert again.rows[0]["messages"] == CONVERTED["messages"]
+
+
+async def test_a_form_that_is_asked_for_and_there_is_kept():
+    assert (await convert([RAW], protocol="retool")).rows[0]["messages"] == RAW["messages"]
+    assert (await convert([CONVERTED])).rows[0]["messages"] == CONVERTED["messages"]
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (f"{CODE}\n{ANSWER}", "a <code> block is not followed by its <interpreter> block"),
+        (f"{CODE}\nHm.\n{OUTPUT}\n{ANSWER}", "a <code> block is not followed by its <interpreter> block"),
+        (f"{OUTPUT}\n{ANSWER}", "an <interpreter> block without <code> before it"),
+        (f"{CODE}", "the last <code> block has no output"),
+        ("<code>\nprint(1)", "<code> is not closed"),
+        (f"<code>\n{CODE}", "<code> is out of place"),
+        (f"</code>{ANSWER}", "</code> is out of place"),
+        (f"{ANSWER}\n{CODE}\n{OUTPUT}", "<code> after the <answer>"),
+        (f"{ANSWER}\n{ANSWER}", "<answer> after the <answer>"),
+        ("four", "its last turn gives no answer"),
+        ("\\boxed{4} or <answer>\\boxed{5}</answer>", "boxes different answers: 4, 5"),
+    ],
+)
+async def test_a_trace_of_the_wrong_form_is_rejected_with_the_reason(text, reason):
+    bad = {"messages": [RAW["messages"][0], {"role": "assistant", "content": text}], "answer": "4"}
+    report = await convert([bad, RAW])
+    (reject,) = report.rejects
+    assert (reject["where"], reject["stage"]) == ("file, row 0", "format")
+    assert reason in reject["reason"]
+    assert report.lines() == [
+        "2 rows", "2 after source (0 rejected)", "1 after format (1 rejected)", "1 after answer (0 rejected)",
+        "50.00% survived",
+    ]  # fmt: skip
+
+
+async def test_an_answer_that_is_not_the_truth_is_rejected():
+    report = await convert([RAW, {**RAW, "answer": "5"}, {**RAW, "answer": "4.0"}])
+    assert [reject["where"] for reject in report.rejects] == ["file, row 1"]
+    assert report.rejects[0]["reason"] == "its answer '4' is not equivalent to '5'"
+
+
+async def test_without_a_truth_column_the_answer_stage_is_left_out():
+    report = await convert([{"messages": RAW["messages"]}], truth="")
+    assert report.stages == ("source", "format")
+    assert "ground_truth" not in report.rows[0]
+
+
+async def test_snippets_are_run_again_when_asked():
+    lying = {
+        **RAW,
+        "messages": [RAW["messages"][0], {"role": "assistant", "content": INLINE.replace("\n4\n", "\n5\n")}],
+    }
+    async with open_sandbox("local", min_level="rlimits") as sandbox:
+        report = await convert([RAW, lying], truth="", sandbox=sandbox)
+    assert len(report.rows) == 1
+    assert report.rejects[0]["stage"] == "execution"
+    assert report.rejects[0]["reason"] == "call 1 prints '4', and the trace shows '5'"
+
+
+@pytest.mark.parametrize(
+    "messages, reason",
+    [
+        ("[", "not JSON"),
+        (None, "messages is NoneType"),
+        ([{"role": "user", "content": 3}], "the content of a message is no text"),
+        ([CONVERTED["messages"][0], {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]},
+          *CONVERTED["messages"][2:]], "a tool call without code"),
+    ],
+)  # fmt: skip
+def test_messages_of_another_schema_are_rejected_at_the_source(messages, reason):
+    with pytest.raises(Rejected, match=reason) as caught:
+        read_trace(messages)
+    assert caught.value.stage == "source"
+
+
+def test_words_code_and_output_are_told_apart():
+    steps, final = read_inline(f"one {CODE} {OUTPUT} two <code>x = 1\nx</code>\n<interpreter></interpreter> three")
+    assert [(step.text, step.code, step.output) for step in steps] == [
+        ("one", "print(2 + 2)", "4"),
+        ("two", "x = 1\nx", ""),
+    ]
+    assert final == "three"
+
+
+async def test_missing_columns_and_nothing_left_are_errors():
+    with pytest.raises(DataError, match="file, row 0: no column solution; it has messages, answer"):
+        await convert([RAW], truth="solution")
+    with pytest.raises(DataError, match="none of 1 rows survived; the first: file, row 0: messages is NoneType"):
+        await convert([{"messages": None}])
+
+
+@pytest.mark.parametrize("protocol", ["hermes", "retool"])
+def test_the_command_writes_what_training_reads(tmp_path, tokenizer, protocol):
+    source, out, rejects = (tmp_path / name for name in ("in.parquet", "out.parquet", "rejects.jsonl"))
+    write_parquet(source, [{**RAW, "tools": None}, {**RAW, "answer": "5", "tools": None}])
+    options = ["--out", str(out), "--rejects", str(rejects), "--protocol", protocol, "--truth", "answer"]
+    result = CliRunner().invoke(app, ["sft", str(source), *options])
+    assert result.exit_code == 0, result.output
+    assert "1 after answer (1 rejected)" in result.output
+    assert len(list(read_jsonl(rejects))) == 1
+    (example,) = load_sft(str(out), tokenizer, max_length_tokens=10_000).examples
+    spoken = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
+    assert "print(2 + 2)" in spoken
+    assert "interpreter>" not in spoken
+    assert "What is" not in spoken
+    assert len(list(read_rows(out, ("messages", "ground_truth")))) == 1

@@ -1,0 +1,125 @@
+"""RL problems of the known schemas, each once, in verl's schema."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.data.cli import app
+from retool_mcore.data.files import read_rows, write_parquet
+from retool_mcore.data.rl import convert_rl, read_problem
+from retool_mcore.data.sources import read_source, source_files
+from retool_mcore.errors import DataError
+
+DAPO = {
+    "data_source": "math_dapo",
+    "prompt": [
+        {
+            "role": "user",
+            "content": "Solve the following math problem step by step. The last line of your response should be of the "
+            "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is $2 + 2$?\n\n"
+            'Remember to put your answer on its own line after "Answer:".',
+        }
+    ],
+    "ability": "MATH",
+    "reward_model": {"ground_truth": "4", "style": "rule-lighteval/MATH_v2"},
+    "extra_info": {"index": "a"},
+}
+
+
+def named(*rows):
+    return [(f"file, row {index}", row) for index, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    "row, problem, truth",
+    [
+        (DAPO, "What is $2 + 2$?", "4"),
+        ({"ID": "2024-I-1", "Problem": "P?", "Solution": "...", "Answer": 204}, "P?", "204"),
+        ({"id": 0, "problem": "P?", "answer": "070", "solution": "..."}, "P?", "070"),
+        ({"question": "P?", "answer": "It is <<1+1=2>>2.\n#### 1,080"}, "P?", "1080"),
+        ({"input": " P? ", "output": "45"}, "P?", "45"),
+        ({"problem": "P?", "answer": 0.5}, "P?", "0.5"),
+    ],
+)
+def test_known_schemas_are_read(row, problem, truth):
+    assert read_problem(row, "here") == (problem, truth)
+
+
+@pytest.mark.parametrize(
+    "row, rule",
+    [
+        ({"text": "P?"}, "here: columns text; known are prompt/reward_model, problem/answer"),
+        ({"problem": "P?", "answer": None}, "here: the answer is None"),
+        ({"problem": "P?", "answer": ["4"]}, "here: the answer is ['4']"),
+        ({"problem": "", "answer": "4"}, "here: the problem is ''"),
+        ({"prompt": [], "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn"),
+        ({"prompt": DAPO["prompt"], "reward_model": None}, "here, column reward_model: no ground_truth in None"),
+    ],
+)
+def test_other_rows_are_errors_that_name_the_column(row, rule):
+    with pytest.raises(DataError) as caught:
+        read_problem(row, "here")
+    assert rule in str(caught.value)
+
+
+def test_repeats_are_dropped_and_counted():
+    rows = [DAPO] * 100 + [{"problem": "what  is 2+2?", "answer": "4"}, {"problem": "What is 2 - 2?", "answer": "0"}]
+    conflict = {"problem": "What is 2 + 2?", "answer": "5"}
+    unreadable = {"problem": "Why?", "answer": "\\frac{"}
+    report = convert_rl(named(*rows, conflict, unreadable), "mix")
+    assert [row["reward_model"]["ground_truth"] for row in report.rows] == ["4", "0"]
+    assert report.counts == {"kept": 2, "duplicate": 100, "conflict": 1, "unreadable truth": 1}
+    assert [(reject["where"], reject["reason"]) for reject in report.rejects] == [
+        ("file, row 102", "conflict"),
+        ("file, row 103", "unreadable truth"),
+    ]
+    assert "100 repeats of a kept problem" in report.lines()
+
+
+def test_rows_have_verls_schema():
+    assert convert_rl(named(DAPO), "math_dapo").rows == [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": "What is $2 + 2$?\nPut your final answer within \\boxed{}."}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "4"},
+            "extra_info": {"split": "train", "index": 0},
+        }
+    ]
+
+
+def test_the_command_reads_files_and_folders(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "test.jsonl").write_text(json.dumps({"problem": "P?", "answer": "1"}) + "\n")
+    write_parquet(folder / "train.parquet", [DAPO, DAPO])
+    out, rejects = tmp_path / "out.parquet", tmp_path / "rejects.jsonl"
+    result = CliRunner().invoke(app, ["rl", str(folder), "--out", str(out), "--rejects", str(rejects)])
+    assert result.exit_code == 0, result.output
+    assert "3 rows\n2 problems kept\n1 repeats" in result.output
+    result = CliRunner().invoke(
+        app, ["rl", str(folder), "--out", str(out), "--rejects", str(rejects), "--split", "test", "--name", "mine"]
+    )
+    assert result.exit_code == 0, result.output
+    ((_, row),) = read_rows(out, ("data_source", "extra_info"))
+    assert row == {"data_source": "mine", "extra_info": {"index": 0, "split": "test"}}
+
+
+def test_a_source_that_is_not_there_is_one_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match="neither a file or folder here nor a data set that the hub gives"):
+        source_files("nobody/no-such-set")
+    with pytest.raises(DataError, match="neither a file or folder here"):
+        source_files("not a name at all")
+    with pytest.raises(DataError, match="no data file of split 'train'"):
+        (tmp_path / "test.jsonl").write_text("{}\n")
+        source_files(str(tmp_path), "train")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="no rows"):
+        list(read_source(str(tmp_path / "empty.jsonl")))
+    with pytest.raises(DataError, match="line 1: no column messages; it has problem"):
+        (tmp_path / "bad.jsonl").write_text('{"problem": "x"}\n')
+        list(read_source(str(tmp_path / "bad.jsonl"), ("messages",)))

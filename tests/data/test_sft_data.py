@@ -1,0 +1,192 @@
+"""SFT rows and their batches."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from retool_mcore.data.chat import CODE_INTERPRETER, Rendered, render
+from retool_mcore.data.files import write_parquet
+from retool_mcore.data.sft import PackedBatches, cost, deal, load_sft
+from retool_mcore.errors import DataError
+
+TOOL_ROW = {
+    "messages": [
+        {"role": "user", "content": "2 + 2?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": "print(2 + 2)"}}}
+            ],
+        },
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "\\boxed{4}"},
+    ],
+    "tools": [CODE_INTERPRETER],
+}
+TEXT_ROW = {"messages": [TOOL_ROW["messages"][0], TOOL_ROW["messages"][3]], "tools": None}
+
+
+def examples(*lengths: int) -> list[Rendered]:
+    return [Rendered([index] * length, [1] * length) for index, length in enumerate(lengths)]
+
+
+def ids(batch: list[Rendered]) -> list[int]:
+    return [example.token_ids[0] for example in batch]
+
+
+def test_rows_survive_the_parquet_file(tmp_path, tokenizer):
+    path = str(tmp_path / "sft.parquet")
+    write_parquet(path, [TOOL_ROW, TEXT_ROW])
+    data = load_sft(path, tokenizer, max_length_tokens=1000)
+    assert data.examples[0] == render(TOOL_ROW["messages"], TOOL_ROW["tools"], tokenizer)
+    assert data.examples[1] == render(TEXT_ROW["messages"], None, tokenizer)
+
+
+def test_tools_as_a_json_string_are_the_same_tools(tmp_path, tokenizer):
+    path = str(tmp_path / "sft.parquet")
+    write_parquet(path, [{**TOOL_ROW, "tools": json.dumps(TOOL_ROW["tools"])}])
+    data = load_sft(path, tokenizer, max_length_tokens=1000)
+    assert data.examples[0] == render(TOOL_ROW["messages"], TOOL_ROW["tools"], tokenizer)
+
+
+def test_rows_over_the_budget_are_left_out_and_told(tmp_path, tokenizer):
+    path = str(tmp_path / "sft.parquet")
+    write_parquet(path, [TEXT_ROW, TOOL_ROW])
+    long, short = (len(render(row["messages"], row["tools"], tokenizer)) for row in (TOOL_ROW, TEXT_ROW))
+    data = load_sft(path, tokenizer, max_length_tokens=long - 1)
+    assert data.too_long == (1,)
+    assert len(data.examples) == 1
+    assert f"1 rows, {short} tokens" in data.describe()
+    assert "1 left out as too long" in data.describe()
+    with pytest.raises(DataError, match="none of its 2 rows"):
+        load_sft(path, tokenizer, max_length_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "row, rule",
+    [
+        ({"messages": "hello", "tools": None}, "row 0, column messages: str, not a list"),
+        ({"messages": None, "tools": None}, "row 0, column messages: NoneType, not a list"),
+        ({"messages": [{"role": "user", "content": "q"}], "tools": "[3"}, "row 0, column tools: not JSON"),
+        ({"messages": [{"role": "user", "content": "q"}], "tools": "[3]"}, "is not a list of function schemas"),
+    ],
+)
+def test_a_row_of_the_wrong_type_is_named(tmp_path, tokenizer, row, rule):
+    path = str(tmp_path / "sft.parquet")
+    write_parquet(path, [row])
+    with pytest.raises(DataError) as caught:
+        load_sft(path, tokenizer, max_length_tokens=1000)
+    assert rule in str(caught.value)
+    assert str(caught.value).startswith(path)
+
+
+def test_a_bad_message_is_named_with_file_row_and_column(tmp_path, tokenizer):
+    path = str(tmp_path / "sft.parquet")
+    bad = {"messages": [{"role": "user", "content": None}], "tools": None}
+    write_parquet(path, [TEXT_ROW, bad])
+    with pytest.raises(DataError) as caught:
+        load_sft(path, tokenizer, max_length_tokens=1000)
+    assert str(caught.value) == (
+        f"{path}, row 1, column messages: message 0 (user): content is NoneType, neither text nor a tool call"
+    )
+
+
+def test_a_row_without_assistant_turn_is_refused(tmp_path, tokenizer):
+    path = str(tmp_path / "sft.parquet")
+    write_parquet(path, [{"messages": [{"role": "user", "content": "q"}], "tools": None}])
+    with pytest.raises(DataError, match="row 0, column messages: no assistant turn"):
+        load_sft(path, tokenizer, max_length_tokens=1000)
+
+
+def test_missing_columns_and_files_are_named(tmp_path, tokenizer):
+    path = str(tmp_path / "sft.parquet")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_sft(path, tokenizer, max_length_tokens=10)
+    write_parquet(path, [{"prompt": "x", "tools": None}])
+    with pytest.raises(DataError, match="no column messages; it has prompt, tools"):
+        load_sft(path, tokenizer, max_length_tokens=10)
+    write_parquet(path, [TEXT_ROW])
+    whole = (tmp_path / "sft.parquet").read_bytes()
+    (tmp_path / "sft.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="not a whole parquet file"):
+        load_sft(path, tokenizer, max_length_tokens=10)
+    pq.write_table(pa.table({"messages": pa.array([], pa.string()), "tools": pa.array([], pa.string())}), path)
+    with pytest.raises(DataError, match="no rows"):
+        load_sft(path, tokenizer, max_length_tokens=10)
+
+
+def test_every_epoch_holds_every_row_once_in_an_order_of_its_own():
+    batches = PackedBatches(examples(*range(1, 13)), global_batch=4, seed=7)
+    epochs = [[i for step in range(first, first + 3) for i in ids(batches(step))] for first in (1, 4, 7)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_batches_run_over_the_end_of_an_epoch():
+    batches = PackedBatches(examples(1, 2, 3, 4, 5), global_batch=4, seed=0)
+    stream = [i for step in range(1, 6) for i in batches.rows(step)]
+    assert [sorted(stream[i : i + 5]) for i in range(0, 20, 5)] == [[0, 1, 2, 3, 4]] * 4
+    tiny = PackedBatches(examples(1, 2), global_batch=5, seed=0)
+    assert Counter(tiny.rows(1)) in (Counter({0: 3, 1: 2}), Counter({0: 2, 1: 3}))
+
+
+def test_a_step_is_a_pure_function_of_the_seed():
+    batches = PackedBatches(examples(*range(1, 30)), global_batch=4, seed=3)
+    later = PackedBatches(examples(*range(1, 30)), global_batch=4, seed=3)
+    walked = batches.from_step(1)
+    steps = [next(walked) for _ in range(20)]
+    assert later(17) == steps[16]
+    assert [batches.rows(s) for s in range(1, 9)] == [
+        PackedBatches(examples(*range(1, 30)), 4, seed=3).rows(s) for s in range(1, 9)
+    ]
+    other = PackedBatches(examples(*range(1, 30)), global_batch=4, seed=4)
+    assert [other.rows(s) for s in range(1, 9)] != [batches.rows(s) for s in range(1, 9)]
+
+
+def test_the_order_is_frozen_across_versions():
+    # A change of this literal would break the resume of every running job.
+    assert PackedBatches(examples(*[1] * 8), global_batch=8, seed=1).rows(1) == [1, 6, 0, 3, 7, 4, 2, 5]
+
+
+def test_the_global_batch_does_not_depend_on_dp():
+    data = examples(*[(i * 7) % 31 + 1 for i in range(40)])
+    for step in range(1, 12):
+        whole = sorted(ids(PackedBatches(data, global_batch=8, seed=5)(step)))
+        for dp_size in (2, 4, 8):
+            ranks = [PackedBatches(data, 8, seed=5, dp_size=dp_size, dp_rank=r)(step) for r in range(dp_size)]
+            assert sorted(i for rank in ranks for i in ids(rank)) == whole
+            assert {len(rank) for rank in ranks} == {8 // dp_size}
+
+
+def test_ranks_get_equally_many_sequences_of_about_equal_cost():
+    shares = deal([100, 90, 50, 40, 10, 10], num_ranks=2)
+    assert shares == [[0, 3, 4], [1, 2, 5]]
+    costs = [(i * 37) % 101 + 1 for i in range(64)]
+    loads = [sum(costs[i] for i in share) for share in deal(costs, 8)]
+    assert max(loads) - min(loads) <= 8
+    in_order = [sum(costs[i : i + 8]) for i in range(0, 64, 8)]
+    assert max(in_order) - min(in_order) > 100
+
+
+def test_attention_makes_long_sequences_dearer_than_their_tokens():
+    assert cost(1200) == 1200
+    assert cost(1200, hidden_size=100) == 2400  # attention costs as much as the rest at 12 hidden sizes
+    data = examples(6000, 4000, 3000, 2500, 1, 1, 1, 1)
+
+    def beside_the_longest(hidden_size):
+        ranks = [ids(PackedBatches(data, 8, 0, 2, rank, hidden_size=hidden_size)(1)) for rank in range(2)]
+        return sorted(next(rank for rank in ranks if 0 in rank))[1:]
+
+    assert 3 in beside_the_longest(None)  # 6000 + 2500 against 4000 + 3000 tokens
+    assert 3 not in beside_the_longest(100)  # the longest alone outweighs the other three
+
+
+def test_a_batch_that_cannot_be_dealt_is_refused():
+    with pytest.raises(DataError, match="batch of 3 cannot be dealt to rank 0 of 2 from 1 examples"):
+        PackedBatches(examples(1), global_batch=3, seed=0, dp_size=2)

@@ -1,0 +1,162 @@
+"""The quickstart's task: right by execution, disjoint, reproducible, whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+
+from retool_mcore.data.chat import load_tokenizer, render, render_prompt
+from retool_mcore.data.sft import load_sft
+from retool_mcore.data.task_model import build_tokenizer
+from retool_mcore.data.tasks import TaskSpec, make_task, problems, text_trace, tokenizer_rows, tool_trace
+from retool_mcore.errors import DataError
+
+SMALL = TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("task")
+    assert make_task(directory, seed=3, spec=SMALL)
+    return directory
+
+
+def rows(directory, split):
+    return pq.read_table(directory / f"{split}.parquet").to_pylist()
+
+
+def run(code: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(code, {})  # our own generated one-liners
+    return out.getvalue().rstrip("\n")
+
+
+def test_codes_print_the_answers_they_stand_for():
+    for problem in itertools.islice(problems(seed=11), 60):
+        assert run(problem.right_code) == problem.answer
+        assert run(problem.wrong_code) == problem.wrong_answer
+        assert problem.answer != problem.wrong_answer
+        assert len(problem.answer) == len(problem.wrong_answer) == 6
+
+
+def test_a_tool_trace_tells_what_its_code_prints():
+    problem = next(problems(seed=1))
+    for wrong, answer in ((False, problem.answer), (True, problem.wrong_answer)):
+        messages = tool_trace(problem, wrong)["messages"]
+        assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
+        code = messages[2]["tool_calls"][0]["function"]["arguments"]["code"]
+        assert run(code) == messages[3]["content"] == answer
+        assert messages[4]["content"].endswith(f"\\boxed{{{answer}}}.")
+    assert text_trace(problem)["messages"][-1]["content"].endswith(f"\\boxed{{{problem.answer}}}.")
+
+
+def test_the_stated_share_of_traces_has_the_wrong_habit(task):
+    sorts: Counter[str] = Counter()
+    for row in rows(task, "sft_train"):
+        if row["tools"] is None:
+            sorts["text"] += 1
+            continue
+        code = row["messages"][2]["tool_calls"][0]["function"]["arguments"]["code"]
+        # The right code of every kind names the last operand together with an operator of its own.
+        sorts["right" if " + 1" in code or " - " in code or code.count(" ") == 4 else "wrong"] += 1
+    num_text = round(60 * SMALL.text_fraction)
+    num_wrong = round((60 - num_text) * SMALL.wrong_fraction)
+    assert sorts == {"text": num_text, "wrong": num_wrong, "right": 60 - num_text - num_wrong}
+
+
+def test_splits_share_no_problem(task):
+    questions = [row["messages"][1]["content"] for split in ("sft_train", "sft_val") for row in rows(task, split)]
+    questions += [row["prompt"][1]["content"] for split in ("rl_train", "rl_val", "eval") for row in rows(task, split)]
+    assert len(questions) == len(set(questions)) == 140
+
+
+def test_rl_rows_have_verls_schema(task):
+    for split, count in (("rl_train", 30), ("rl_val", 10), ("eval", 20)):
+        found = rows(task, split)
+        assert len(found) == count
+        assert set(found[0]) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+        assert [row["extra_info"]["index"] for row in found] == list(range(count))
+        assert all(row["reward_model"]["style"] == "rule" for row in found)
+        assert all(row["reward_model"]["ground_truth"].isdigit() for row in found)
+
+
+def test_enough_held_out_problems_by_default():
+    assert TaskSpec().eval >= 128
+
+
+def test_conversations_are_short_and_readable_by_the_written_tokenizer(task):
+    tokenizer = load_tokenizer(str(task / "model"))
+    data = load_sft(str(task / "sft_train.parquet"), tokenizer, max_length_tokens=150)
+    assert data.too_long == ()
+    row = rows(task, "eval")[0]
+    assert tokenizer.decode(render_prompt(row["prompt"], None, tokenizer)).endswith("<|im_start|>assistant\n")
+
+
+def test_the_written_tokenizer_is_the_trained_one(task):
+    # transformers replaces the pre-tokenizer of a qwen2 directory by Qwen2's own, so training must use that one.
+    trained, loaded = build_tokenizer(tokenizer_rows()), load_tokenizer(str(task / "model"))
+    row = tool_trace(next(problems(seed=9)), wrong=True)
+    assert render(row["messages"], row["tools"], loaded) == render(row["messages"], row["tools"], trained)
+    assert loaded.decode(loaded.encode("<tool_call>\n12"), skip_special_tokens=True) == "<tool_call>\n12"
+    for mark in ("<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"):
+        assert len(loaded.encode(mark)) == 1
+    assert len(loaded.encode("412967")) == 6
+
+
+def test_the_model_directory_is_one_transformers_knows(task):
+    from safetensors.torch import load_file
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(task / "model")
+    tokenizer = load_tokenizer(str(task / "model"))
+    weights = load_file(task / "model" / "model.safetensors")
+    assert config.model_type == "qwen2"
+    assert config.vocab_size % 256 == 0
+    assert config.vocab_size >= len(tokenizer)
+    assert config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert weights["model.embed_tokens.weight"].shape == (config.vocab_size, config.hidden_size)
+    assert sum(value.numel() for value in weights.values()) < 1_000_000
+    assert weights["model.layers.0.mlp.up_proj.weight"].std().item() == pytest.approx(
+        config.initializer_range, rel=0.05
+    )
+
+
+def test_the_same_seed_gives_the_same_files_and_another_seed_others(task, tmp_path):
+    assert make_task(tmp_path / "same", seed=3, spec=SMALL)
+    assert make_task(tmp_path / "other", seed=4, spec=SMALL)
+    same, other, first = (
+        json.loads((directory / "manifest.json").read_text())["files"]
+        for directory in (tmp_path / "same", tmp_path / "other", task)
+    )
+    assert same == first
+    assert {name for name in first if first[name] != other[name]} == {
+        "eval.parquet", "model/model.safetensors", "rl_train.parquet", "rl_val.parquet", "sft_train.parquet",
+        "sft_val.parquet",
+    }  # fmt: skip
+
+
+def test_a_whole_task_is_kept_and_a_broken_one_made_again(tmp_path, caplog):
+    assert make_task(tmp_path, seed=3, spec=SMALL)
+    stamp = (tmp_path / "manifest.json").stat().st_mtime_ns
+    assert not make_task(tmp_path, seed=3, spec=SMALL)
+    assert (tmp_path / "manifest.json").stat().st_mtime_ns == stamp
+    (tmp_path / "eval.parquet").write_bytes(b"PAR1")
+    assert make_task(tmp_path, seed=3, spec=SMALL)
+    assert "differ from its manifest" in caplog.text
+    assert len(rows(tmp_path, "eval")) == 20
+    (tmp_path / "manifest.json").unlink()  # as an interruption leaves it
+    assert make_task(tmp_path, seed=3, spec=SMALL)
+    assert make_task(tmp_path, seed=4, spec=SMALL)
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="cannot be written there"):
+        make_task(tmp_path / "file" / "task", seed=0, spec=SMALL)

@@ -1,0 +1,94 @@
+"""Running the project's own commands as a user does, and finding whatever they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retool_mcore.train.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+MARK = "RETOOL_TEST_MARK"  # in the environment of every process that a test starts, directly or not
+
+
+def argv_sft(*settings: str, processes: int = 2) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [*torchrun, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *settings]
+
+
+def argv_rl(*settings: str) -> list[str]:
+    return [sys.executable, "launch/rl.py", "configs/rl_tiny_cpu.toml", *settings]
+
+
+def argv_retool(*words: str) -> list[str]:
+    return [sys.executable, "-m", "retool_mcore", *words]
+
+
+def run(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, cwd=ROOT, env={**os.environ, MARK: mark}, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+@contextmanager
+def started(argv: list[str], mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in the background; killed on leaving, whatever happened."""
+    child = subprocess.Popen(
+        argv, cwd=ROOT, env={**os.environ, MARK: mark}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Process id -> command line of every live process that a marked command started, zombies not counted."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environment.split(b"\0") and command:
+            found[int(entry.name)] = command
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"after {timeout_s} s still not: {what}"
+        time.sleep(0.2)
+
+
+def assert_nothing_left(mark: str, timeout_s: float = 60) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while left := marked_processes(mark):
+        assert time.monotonic() < deadline_s, f"left behind after {timeout_s} s: {left}"
+        time.sleep(0.5)
+
+
+def last_step(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    rows = read_metrics(path) if path.exists() else []
+    return int(rows[-1]["step"]) if rows else 0
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def assert_one_error(done: subprocess.CompletedProcess[str], message: str) -> None:
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode != 0 and len(errors) == 1 and message in errors[0], done.stderr[-3000:]

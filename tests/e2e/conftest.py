@@ -1,0 +1,34 @@
+"""One tiny task for all end-to-end tests, and a mark by which a test finds its processes."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.platforms import get_platform
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from retool_mcore.data.tasks import TaskSpec, make_task
+
+    get_platform("cpu").activate()
+    folder = tmp_path_factory.mktemp("task")
+    make_task(folder, 0, TaskSpec(sft_train=256, sft_val=32, rl_train=64, rl_val=8, eval=8))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gsm8k() -> Path:
+    """All of GSM8K's training set where a folder shared/ lies beside the checkout, else the 60 rows we carry."""
+    get_platform("cpu").activate()
+    tests = Path(__file__).parents[1]
+    whole = tests.parents[1] / "shared" / "data" / "gsm8k" / "train.jsonl"
+    return whole if whole.is_file() else tests / "data" / "samples" / "gsm8k_60.jsonl"
+
+
+@pytest.fixture
+def mark() -> str:
+    return uuid.uuid4().hex

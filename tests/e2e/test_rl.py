@@ -1,0 +1,84 @@
+"""RL as a user runs it: verl's PPO trainer under Ray, Megatron and SGLang on the CPU, live tool calls, kills."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from commands import (
+    argv_retool,
+    argv_rl,
+    assert_nothing_left,
+    assert_one_error,
+    kill,
+    last_step,
+    marked_processes,
+    run,
+    started,
+    wait_until,
+)
+
+from retool_mcore.train.metrics import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+START_S = 300
+
+
+def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
+    files = [f"data.{split}_file={task}/rl_{split}.parquet" for split in ("train", "val")]
+    size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=4")
+    steps = ("train.steps=4", "train.val_every_steps=4", "checkpoint.every_steps=2")
+    return (f"run.root={root}", f"model.path={task}/model", *files, *size, *steps, *more)
+
+
+def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Path, mark: str):
+    """One run, killed once in its engine and once in its driver, ends as if it had not been."""
+    argv, run_dir = argv_rl(*settings(task, tmp_path, "run.name=rl")), tmp_path / "rl"
+    with started(argv, mark) as driver:
+        wait_until(lambda: last_step(run_dir) >= 3, "step 3", START_S)
+        scheduler = [pid for pid, command in marked_processes(mark).items() if "sglang::scheduler" in command]
+        kill(scheduler[0])
+        assert driver.wait(timeout=240) != 0, "a dead engine must end the run with an error, not hang it"
+        assert_nothing_left(mark)
+    with started(argv, mark) as driver:
+        wait_until(lambda: (run_dir / "tensorboard").exists() and len(marked_processes(mark)) > 3, "Ray is up", START_S)
+        kill(driver.pid)
+        assert_nothing_left(mark, timeout_s=120)
+    done = run(argv, mark, timeout_s=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_nothing_left(mark)
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        # Log-probabilities of rollout and actor, on the same tokens, after each weight update.
+        assert row["rollout_actor_prob_diff_max"] <= 1e-4
+        assert row["rollout_corr/log_ppl_abs_diff"] <= 1e-4
+        assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0
+    assert "val/accuracy" in rows[-1]
+    trajectories = [json.loads(line) for line in (run_dir / "trajectories" / "trajectories.jsonl").open()]
+    assert {"prompt_ids", "response_ids", "loss_mask", "logprobs", "turns", "reward"} <= set(trajectories[0])
+    exported = run(argv_retool("export", str(run_dir), "--to", str(tmp_path / "hf")), mark)
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / "hf" / "model.safetensors").stat().st_size > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("data.max_prompt_tokens=8",), "over data.max_prompt_tokens = 8"),
+        (("data.train_file=absent.parquet",), "absent.parquet"),
+        (("rollout.group_size=1",), "rollout.group_size = 1 gives GRPO no group"),
+        (("train.prompts_per_step=400", "train.mini_batch_prompts=400"), "fewer than train.prompts_per_step = 400"),
+        (("cluster.gpus_per_node=8", "parallel.tp=8"), "parallel.tp = 8 does not divide the 4 key-value heads"),
+    ],
+)
+def test_a_mistake_is_one_line_before_ray_starts(
+    task: Path, tmp_path: Path, mark: str, more: tuple[str, ...], message: str
+):
+    done = run(argv_rl(*settings(task, tmp_path, *more)), mark)
+    assert_one_error(done, message)
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("verl.yaml"))

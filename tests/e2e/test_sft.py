@@ -1,0 +1,116 @@
+"""SFT as a user runs it: real torchrun, real Megatron, killed and continued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import (
+    argv_retool,
+    argv_sft,
+    assert_nothing_left,
+    assert_one_error,
+    kill,
+    last_step,
+    marked_processes,
+    run,
+    started,
+    wait_until,
+)
+
+from retool_mcore.data.files import read_rows, write_parquet
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.train.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+
+EXACT = ("loss", "grad_norm", "lr", "tokens", "loss_tokens", "val_loss")
+
+
+def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
+    files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
+    steps = ("train.steps=8", "train.val_every_steps=4", "checkpoint.every_steps=4", "train.global_batch=16")
+    return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
+
+
+def exact_metrics(run_dir: Path) -> list[dict[str, float]]:
+    return [{k: row[k] for k in ("step", *EXACT) if k in row} for row in read_metrics(run_dir / "metrics.jsonl")]
+
+
+def test_a_killed_run_continues_bit_exactly_and_exports(task: Path, tmp_path: Path, mark: str):
+    whole = run(argv_sft(*settings(task, tmp_path, "run.name=whole", "parallel.tp=2")), mark)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    argv = argv_sft(*settings(task, tmp_path, "run.name=killed", "parallel.tp=2"))
+    killed = tmp_path / "killed"
+    with started(argv, mark):
+        wait_until(lambda: last_step(killed) >= 5, "step 5", 120)
+        ranks = [pid for pid, command in marked_processes(mark).items() if "sft_mcore.py" in command]
+        kill(max(ranks))
+        assert_nothing_left(mark)
+    assert last_step(killed) < 8
+    again = run(argv, mark)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert exact_metrics(killed) == exact_metrics(tmp_path / "whole")
+    exports = []
+    for name in ("whole", "killed"):
+        done = run(argv_retool("export", str(tmp_path / name), "--to", str(tmp_path / f"{name}_hf")), mark)
+        assert done.returncode == 0, done.stderr
+        exports.append((tmp_path / f"{name}_hf" / "model.safetensors").read_bytes())
+    assert exports[0] == exports[1]
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "killed_hf")
+    assert model.config.num_hidden_layers == 3
+    assert_nothing_left(mark)
+
+
+def test_killing_the_launcher_leaves_no_rank(task: Path, tmp_path: Path, mark: str):
+    run_dir = tmp_path / "sft_tiny_cpu"
+    with started(argv_sft(*settings(task, tmp_path)), mark) as launcher:
+        wait_until(lambda: last_step(run_dir) >= 1, "step 1", 120)
+        kill(launcher.pid)
+        assert_nothing_left(mark)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("cluster.gpus_per_node=1",), "2 processes were started, and [cluster] of configs/sft_tiny_cpu.toml asks"),
+        (("model.path=absent/model",), "absent/model"),
+        (("data.train_file=absent.parquet",), "absent.parquet"),
+        (("run.platform=cuda", "model.dtype=bfloat16"), 'run.platform = "cuda"'),
+        (("parallel.tp=2", "train.steps=0"), "train.steps = 0"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    task: Path, tmp_path: Path, mark: str, more: tuple[str, ...], message: str
+):
+    done = run(argv_sft(*settings(task, tmp_path, *more)), mark)
+    assert_one_error(done, message)
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+    assert_nothing_left(mark)
+
+
+def test_real_input_fifty_steps_on_traces_built_from_gsm8k(tmp_path: Path, mark: str, gsm8k: Path):
+    """GSM8K's solutions become code traces, executed in the sandbox; a small model learns their form."""
+    built, rejects = tmp_path / "gsm8k.parquet", tmp_path / "rejects.jsonl"
+    words = ("data", "build", "gsm8k", str(gsm8k), "--out", str(built), "--rejects", str(rejects), "--limit", "600")
+    done = run(argv_retool(*words), mark)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [row for _, row in read_rows(built, ("messages", "tools"))]
+    given = min(600, sum(1 for _ in gsm8k.open()))
+    assert len(rows) >= 0.95 * given
+    write_model(tmp_path / "model", build_tokenizer(rows), seed=0)
+    val = tmp_path / "val.parquet"
+    write_parquet(val, rows[:16])
+    write_parquet(built, rows[16:])
+    files = (f"data.train_file={built}", f"data.val_file={val}", "data.max_length_tokens=1024")
+    size = ("train.steps=50", "train.global_batch=8", "train.val_every_steps=25", "checkpoint.every_steps=25")
+    argv = argv_sft(f"run.root={tmp_path}", f"model.path={tmp_path / 'model'}", *files, *size, "run.name=gsm8k")
+    done = run(argv, mark, timeout_s=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    metrics = read_metrics(tmp_path / "gsm8k" / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(1, 51))
+    losses = [row["loss"] for row in metrics]
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5]), losses
+    assert metrics[49]["val_loss"] < metrics[24]["val_loss"]

@@ -1,0 +1,65 @@
+"""Problem files: verl's parquet and the benchmarks' JSON lines; a bad row is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from retool_mcore.errors import DataError
+from retool_mcore.evaluate.problems import Problem, read_problems
+
+
+def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"problem": "1 + 1?", "answer": "2"},
+        {"Problem": "1 + 1?", "Answer": 2},
+        {"input": "1 + 1?", "output": "2"},
+        {"question": "1 + 1?", "answer": "One and one.\n<<1+1=2>>\n#### 2"},
+    ],
+)
+def test_the_usual_benchmarks_are_read(tmp_path: Path, row: dict[str, Any]):
+    asked = [{"role": "user", "content": "1 + 1?\nPut your final answer within \\boxed{}."}]
+    assert read_problems(jsonl(tmp_path / "p.jsonl", row)) == [Problem(id=1, messages=asked, truth="2")]
+
+
+def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
+    prompt = [{"role": "system", "content": "s", "name": None}, {"role": "user", "content": "1 + 1?", "name": "me"}]
+    rows = [{"prompt": prompt, "reward_model": {"ground_truth": "2", "style": "rule"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    (problem,) = read_problems(tmp_path / "p.parquet")
+    assert problem.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 1?", "name": "me"}]
+    assert (problem.id, problem.truth) == (0, "2")
+
+
+def test_limit_takes_the_first_rows(tmp_path: Path):
+    rows = [{"problem": str(number), "answer": str(number)} for number in range(5)]
+    assert [each.truth for each in read_problems(jsonl(tmp_path / "p.jsonl", *rows), limit=2)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"problem": "1 + 1?", "answer": None}, "line 1: the answer is empty"),
+        ({"problem": "1 + 1?", "answer": " "}, "line 1: the answer is empty"),
+        ({"text": "1 + 1?"}, r"line 1: the keys \['text'\] hold none of the pairs"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], told: str):
+    with pytest.raises(DataError, match=told):
+        read_problems(jsonl(tmp_path / "p.jsonl", row))
+
+
+def test_an_empty_file_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="no problems"):
+        read_problems(jsonl(tmp_path / "p.jsonl"))

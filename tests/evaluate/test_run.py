@@ -1,0 +1,152 @@
+"""Sampling, judging and continuing an evaluation, with an engine that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.data.task_model import build_tokenizer
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.errors import ConfigError, DataError, RolloutError
+from retool_mcore.evaluate.problems import Problem
+from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
+from retool_mcore.reward.answer import is_equivalent
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling
+from retool_mcore.rollout.protocol import TextOnly
+
+ROOT = Path(__file__).parents[2]
+PROBLEMS = [
+    Problem(id=number, messages=[{"role": "user", "content": f"{number} + {number}?"}], truth=str(2 * number))
+    for number in range(3)
+]
+N = 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(tokenizer_rows())
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings.of(load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml"), N, tool=False)
+
+
+class Says:
+    """Answers every prompt from a list, in order of the requests; an outage for None."""
+
+    def __init__(self, tokenizer, answers: Sequence[str | None]) -> None:
+        self.tokenizer, self.answers, self.asked = tokenizer, list(answers), 0
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        request_id: str,
+    ) -> EngineTurn:
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise EngineUnavailable("gone")
+        ids = self.tokenizer.encode(f"\\boxed{{{answer}}}<|im_end|>", add_special_tokens=False)
+        return EngineTurn(token_ids=ids, logprobs=[-1.0] * len(ids), stop="stop")
+
+
+async def judge(answer: str | None, truth: str) -> bool:
+    return answer is not None and await asyncio.to_thread(is_equivalent, answer, truth)
+
+
+async def run(tokenizer, settings: Settings, samples: SampleFile, answers: Sequence[str | None]) -> Says:
+    engine = Says(tokenizer, answers)
+    await sample_all(
+        PROBLEMS,
+        settings,
+        engine=engine,
+        sandbox=None,
+        protocol=TextOnly(tokenizer),
+        judge=judge,
+        samples=samples,
+        on_sample=lambda correct: None,
+    )
+    return engine
+
+
+# Problem 0: always right; 1: right twice, the wrong ones differ; 2: right once, outvoted.
+ANSWERS = ["0", "00", "0.0", "$0$", "2", "2.0", "5", "6", "4", "7", "7", "07"]
+
+
+async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Path):
+    samples = SampleFile(tmp_path, settings.identity())
+    await run(tokenizer, settings, samples, ANSWERS)
+    report = make_report(PROBLEMS, settings, samples)
+    assert [row["correct"] for row in report["per_problem"]] == [
+        [True, True, True, True],
+        [True, True, False, False],
+        [True, False, False, False],
+    ]
+    assert report["accuracy"] == pytest.approx(7 / 12)
+    assert report["scores"]["pass@1"] == pytest.approx(7 / 12)
+    assert report["scores"]["pass@4"] == 1.0
+    assert report["scores"]["worst@4"] < report["scores"]["maj@4"] < report["scores"]["best@4"]
+    assert report["behavior"]["behavior/stop/finished"] == 1.0
+    json.dumps(report)
+
+
+async def test_an_evaluation_that_was_killed_continues(tokenizer, settings, tmp_path: Path):
+    samples = SampleFile(tmp_path, settings.identity())
+    await run(tokenizer, settings, samples, ANSWERS)
+    whole = samples.path.read_bytes()
+    cut = whole[: whole.rindex(b"\n", 0, -1) + 40]  # the last line is half there
+    samples.path.write_bytes(cut)
+    again = SampleFile(tmp_path, settings.identity())
+    assert len(again.rows) == 3 * N - 1
+    engine = await run(tokenizer, settings, again, ["7"])
+    assert engine.asked == 1
+    assert samples.path.read_bytes().count(b"\n") == 3 * N
+    assert make_report(PROBLEMS, settings, again) == make_report(
+        PROBLEMS, settings, SampleFile(tmp_path, settings.identity())
+    )
+
+
+def test_other_settings_are_not_mixed_in(settings, tmp_path: Path):
+    SampleFile(tmp_path, settings.identity())
+    with pytest.raises(ConfigError, match=r"with sampling.top_p = 1.0, and this one has 0.6"):
+        SampleFile(tmp_path, {**settings.identity(), "sampling": {**settings.identity()["sampling"], "top_p": 0.6}})
+
+
+async def test_a_sample_dropped_once_is_sampled_again(tokenizer, settings, tmp_path: Path):
+    samples = SampleFile(tmp_path, settings.identity())
+    engine = await run(tokenizer, settings, samples, [None, *ANSWERS])
+    assert engine.asked == 3 * N + 1
+    assert len(samples.rows) == 3 * N
+
+
+async def test_an_outage_that_lasts_is_an_error_and_keeps_what_is_finished(tokenizer, settings, tmp_path: Path):
+    samples = SampleFile(tmp_path, settings.identity())
+    with pytest.raises(RolloutError, match="1 of 12 samples were dropped 2 times by an outage; the first: problem 0"):
+        await run(tokenizer, settings, samples, [None, None, *ANSWERS[1:]])
+    assert len(SampleFile(tmp_path, settings.identity()).rows) == 3 * N - 1
+
+
+async def test_a_prompt_over_the_budget_is_refused_before_anything_is_sampled(tokenizer, settings, tmp_path: Path):
+    samples = SampleFile(tmp_path, settings.identity())
+    problem = Problem(id=7, messages=[{"role": "user", "content": "9" * 500}], truth="1")
+    with pytest.raises(DataError, match="problem 7: the prompt has"):
+        await sample_all(
+            [problem],
+            settings,
+            engine=Says(tokenizer, []),
+            sandbox=None,
+            protocol=TextOnly(tokenizer),
+            judge=judge,
+            samples=samples,
+            on_sample=lambda correct: None,
+        )

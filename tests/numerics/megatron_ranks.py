@@ -1,0 +1,312 @@
+"""Drives verl's TrainingWorker on platform `cpu` for the tests: one process per rank, jobs from a JSON file.
+
+A job is one engine, {"name", "model", "layout": {"tp", "pp", "cp"}, "dtype", "engine", "packed", "actions"}, the last
+a list of [name of a method of Engine, *arguments]. ``launch`` returns what the actions of each job returned, on the
+rank that has the output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.platforms import get_platform
+from retool_mcore.process import die_with_parent
+
+GLOBAL_BATCH = 8
+MICRO_BATCH_TOKENS = 96  # several packed micro-batches a step
+VOCAB = 272  # 256 bytes, two special tokens, padding to a multiple of 16
+STEPS = 8
+LR = 1e-2
+
+
+def make_model(folder: Path, kind: str = "qwen2", *, tied: bool = False, seed: int = 0) -> Path:
+    """A tiny random model with a tokenizer in the Hugging Face layout, float32, grouped-query attention.
+
+    Makes the calling process one of platform `cpu`, without which transformers cannot import its models.
+    """
+    get_platform("cpu").activate()
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        "initializer_range": 0.2,
+    }
+    torch.manual_seed(seed)
+    if kind == "qwen2":
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
+    elif kind == "qwen3":
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape, head_dim=32))
+    else:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    with torch.no_grad():  # fresh norms are all ones and biases all zeros, which would hide a mix-up
+        for name, weight in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                weight.add_(torch.randn_like(weight) * 0.1)
+    model.float().save_pretrained(folder)
+    alphabet = ["<|endoftext|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def batch(step: int) -> list[tuple[list[int], list[int]]]:
+    """The global batch of a step: (token_ids, loss_mask), of varying lengths, prompts and tool outputs masked 0."""
+    draw = random.Random(step)
+    rows = []
+    for _ in range(GLOBAL_BATCH):
+        length = draw.randint(5, 40)
+        ids = [draw.randrange(2, VOCAB) for _ in range(length)]
+        prompt = draw.randint(1, length // 2)
+        rows.append((ids, [0] * prompt + [int(draw.random() < 0.8) for _ in range(length - prompt)]))
+    return rows
+
+
+def worker_config(job: dict[str, Any]) -> Any:
+    """verl's configuration of a job's engine."""
+    from verl.workers.config import HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
+    from verl.workers.config.checkpoint import McoreCheckpointConfig
+
+    from retool_mcore.platforms.cpu.engine_config import CpuEngineConfig
+
+    platform = get_platform("cpu")
+    layout = job.get("layout", {})
+    return TrainingWorkerConfig(
+        model_type="language_model",
+        model_config=HFModelConfig(
+            path=job["model"], external_lib=platform.external_lib, use_remove_padding=job.get("packed", True)
+        ),
+        engine_config=CpuEngineConfig(
+            tensor_model_parallel_size=layout.get("tp", 1),
+            pipeline_model_parallel_size=layout.get("pp", 1),
+            context_parallel_size=layout.get("cp", 1),
+            vanilla_mbridge=True,
+            dtype=job.get("dtype", "float32"),
+            use_dynamic_bsz=True,
+            max_token_len_per_gpu=MICRO_BATCH_TOKENS,
+            infer_max_token_len_per_gpu=MICRO_BATCH_TOKENS,
+            override_transformer_config={
+                "attention_backend": platform.attention_backend,
+                **job.get("transformer", {}),
+            },
+        ),
+        optimizer_config=McoreOptimizerConfig(
+            lr=LR,
+            min_lr=LR / 10,
+            lr_decay_style="cosine",
+            lr_decay_steps=STEPS,
+            lr_warmup_steps=2,
+            total_training_steps=STEPS,
+            weight_decay=0.1,
+            use_checkpoint_opt_param_scheduler=True,
+        ),
+        checkpoint_config=McoreCheckpointConfig(),
+    )
+
+
+class Engine:
+    """One rank of a TrainingWorker, from its first step to its checkpoints. Methods are the actions of a job."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        from verl.workers.engine_workers import TrainingWorker
+        from verl.workers.utils.losses import sft_loss
+
+        self.worker = TrainingWorker(worker_config(job))
+        self.worker.set_loss_fn(partial(sft_loss, config=None))
+        self.worker.reset()
+        self.engine = self.worker.engine
+        self.has_output = self.engine.is_mp_src_rank_with_outputs() and self.engine.get_data_parallel_rank() == 0
+
+    def train(self, first: int, last: int) -> list[dict[str, float]] | None:
+        """Steps first..last, each with loss, grad_norm and the learning rate after it."""
+        from verl.utils import tensordict_utils as tu
+
+        rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
+        steps = []
+        for step in range(first, last + 1):
+            output = self.worker.train_batch(as_tensordict(batch(step)[rank::size]))
+            if self.has_output:
+                metrics = tu.get(output, "metrics")
+                steps.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")})
+        return steps if self.has_output else None
+
+    def logprobs(self, sequences: list[list[int]]) -> list[list[float]] | None:
+        """Of each sequence's tokens from the second on, given those before. For layouts without data parallelism."""
+        from verl.utils import tensordict_utils as tu
+
+        data = as_tensordict([(ids, [0] + [1] * (len(ids) - 1)) for ids in sequences])
+        tu.assign_non_tensor(data, compute_loss=False)
+        output = self.worker.infer_batch(data)
+        return [row[:-1].tolist() for row in output["log_probs"].unbind()] if self.has_output else None
+
+    def save(self, folder: str) -> None:
+        self.engine.save_checkpoint(local_path=folder)
+
+    def load(self, folder: str) -> None:
+        self.engine.load_checkpoint(local_path=folder, del_local_after_load=False)
+
+    def export(self, folder: str) -> None:
+        """The Hugging Face checkpoint, as mbridge writes it."""
+        self.engine.bridge.save_weights(self.engine.module, folder)
+
+    def sync(self, port: int) -> None:
+        """Send the weights to an SGLang server, with the adapter a run uses; only verl's way to find it is left out."""
+        import asyncio
+
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from verl.workers.config import RolloutConfig
+        from verl.workers.rollout.base import get_rollout_class
+        from verl.workers.rollout.sglang_rollout.http_server_engine import AsyncHttpServerAdapter
+
+        ranks = dist.get_world_size()
+        os.environ["RAY_LOCAL_WORLD_SIZE"] = str(ranks)  # Ray's workers have it
+        config = RolloutConfig(name="sglang", tensor_model_parallel_size=ranks, free_cache_engine=False)
+        mesh = init_device_mesh("cpu", (1, ranks, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+        adapter = get_rollout_class("sglang")(config, self.worker.model_config, mesh)
+        if dist.get_rank() == 0:
+            adapter._engine = AsyncHttpServerAdapter(
+                model_path=self.worker.model_config.local_path, host="127.0.0.1", port=port, launch_server=False
+            )
+        weights, _ = self.engine.get_per_tensor_param()
+        asyncio.run(adapter.update_weights(weights))
+
+    def rollout_gap(self, port: int, prompts: list[list[int]]) -> dict[str, list[float]] | None:
+        """Log-probabilities of sampled tokens as SGLang reported them, and as Megatron computes them."""
+        import httpx
+        import torch.distributed as dist
+
+        box: list[Any] = [None]
+        if dist.get_rank() == 0:
+            sampling = {"temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True}
+            body = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True}
+            box[0] = httpx.post(f"http://127.0.0.1:{port}/generate", json=body, timeout=120, trust_env=False).json()
+        dist.broadcast_object_list(box)
+        answers = box[0]
+        rows = self.logprobs([prompt + answer["output_ids"] for prompt, answer in zip(prompts, answers, strict=True)])
+        if rows is None:
+            return None
+        return {
+            "sglang": [lp for answer in answers for lp, *_ in answer["meta_info"]["output_token_logprobs"]],
+            "megatron": [lp for row, prompt in zip(rows, prompts, strict=True) for lp in row[len(prompt) - 1 :]],
+        }
+
+    def draw(self) -> list[float]:
+        """A number from every generator a resumed run must continue."""
+        import numpy as np
+        import torch
+        from megatron.core import tensor_parallel
+
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            forked = torch.rand(1).item()
+        return [torch.rand(1).item(), random.random(), float(np.random.rand()), forked]
+
+
+def as_tensordict(rows: list[tuple[list[int], list[int]]]) -> Any:
+    """What verl's TrainingWorker takes: jagged columns of token ids, positions and loss mask."""
+    import torch
+    from tensordict.tensorclass import NonTensorData
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.dataset.dataset_utils import DatasetPadMode
+
+    columns = {
+        "input_ids": [torch.tensor(ids) for ids, _ in rows],
+        "position_ids": [torch.arange(len(ids)) for ids, _ in rows],
+        "loss_mask": [torch.tensor(mask) for _, mask in rows],
+    }
+    data = tu.get_tensordict(
+        tensor_dict={
+            name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()
+        },
+        non_tensor_dict={
+            "use_dynamic_bsz": True,
+            "temperature": 1.0,
+            "global_batch_size": GLOBAL_BATCH,
+            "pad_mode": DatasetPadMode.NO_PADDING,
+            "pad_token_id": 0,
+        },
+    )
+    tu.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData([len(ids) for ids, _ in rows]))
+    return data
+
+
+def run(job: dict[str, Any]) -> list[Any]:
+    from megatron.core import parallel_state
+
+    try:
+        engine = Engine(job)
+        return [getattr(engine, action)(*arguments) for action, *arguments in job["actions"]]
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def main(jobs_file: str, out_file: str) -> None:
+    """One rank."""
+    import torch.distributed as dist
+
+    die_with_parent()
+    get_platform("cpu").activate()
+    dist.init_process_group("gloo")
+    answers = [run(job) for job in json.loads(Path(jobs_file).read_text())]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, answers)
+    if dist.get_rank() == 0:
+        Path(out_file).write_text(json.dumps(everyone))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def launch(jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: float = 240) -> dict[str, list[Any]]:
+    """Run the jobs one after another in ``ranks`` processes. Job name -> its actions' answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", __file__, str(folder / "jobs.json"), str(folder / "out.json")]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  one system call; a killed pytest leaves no ranks
+        )
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, (folder / "log").read_text()[-6000:]
+    everyone = json.loads((folder / "out.json").read_text())
+    return {
+        job["name"]: [next((a for a in answers if a is not None), None) for answers in zip(*per_rank, strict=True)]
+        for job, per_rank in zip(jobs, zip(*everyone, strict=True), strict=True)
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,131 @@
+"""Choosing a platform, what its processes get, and what a wrong machine or installation is told."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms import get_platform
+
+accelerator = torch.accelerator.is_available()
+cpu_only = pytest.mark.skipif(accelerator, reason="platform cpu refuses an accelerator")
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Python code in a fresh process, without what this one's activation may have set."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("RETOOL_PLATFORM", "VERL_PLATFORM", "PYTHONPATH")}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=clean | env)
+
+
+def test_an_unknown_platform_is_refused_with_the_known_ones():
+    with pytest.raises(PlatformError, match=r'run\.platform = "tpu" is not a platform\. Known: cpu, cuda, ascend'):
+        get_platform("tpu")
+
+
+def test_choosing_a_platform_imports_no_engine():
+    code = (
+        "import sys; from retool_mcore.platforms import get_platform; get_platform('cpu'); get_platform('cuda');"
+        "print([m for m in ('torch', 'verl', 'megatron', 'ray', 'sglang') if m in sys.modules])"
+    )
+    assert run(code).stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(accelerator, reason="needs a machine without a CUDA device")
+def test_cuda_without_a_device_is_refused():
+    with pytest.raises(PlatformError, match=r'run\.platform = "cuda", and torch .* sees no CUDA device'):
+        get_platform("cuda").check_machine()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not accelerator, reason="needs a device to refuse")
+def test_cpu_on_a_machine_with_a_device_is_refused():
+    with pytest.raises(PlatformError, match="this process sees an accelerator"):
+        get_platform("cpu").check_machine()
+
+
+def test_the_environment_gives_a_reason_for_every_variable_and_yields_to_the_user(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "0")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    platform = get_platform("cpu")
+    assert all(len(var.reason) > 15 for var in platform.environment())
+    env = platform.process_env()
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert env["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert env["PYTHONPATH"].endswith("cpu/stubs:/somewhere")
+
+
+def test_the_environment_does_not_grow_when_a_child_activates_again(monkeypatch):
+    platform = get_platform("cpu")
+    first = platform.process_env()
+    for name, value in first.items():
+        monkeypatch.setenv(name, value)
+    assert platform.process_env() == first
+
+
+@cpu_only
+def test_verl_runs_on_our_platform_after_activation():
+    code = (
+        "from retool_mcore.platforms import get_platform; cpu = get_platform('cpu'); cpu.activate(); cpu.activate()\n"
+        "from retool_mcore.verl_plugin import assert_loaded; assert_loaded()\n"
+        "from verl.utils import device; print(device.get_device_name(), device.get_nccl_backend())"
+    )
+    done = run(code)
+    assert done.stdout.strip() == "cpu gloo", done.stderr
+
+
+@cpu_only
+def test_a_child_process_inherits_the_platform_through_the_environment():
+    done = run("import verl.utils.device as d; print(d.get_device_name())", **get_platform("cpu").process_env())
+    assert done.stdout.strip() == "cpu", done.stderr
+
+
+def test_verl_is_left_alone_outside_a_run():
+    code = "import verl; from verl.plugin.platform import PlatformRegistry as r; print('cpu' in r.registered_names())"
+    done = run(code, VERL_PLATFORM="nvidia")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_missing_plugin_is_an_error_and_not_a_fall_back():
+    code = "import verl\nfrom retool_mcore.verl_plugin import assert_loaded\nassert_loaded()"
+    done = run(code, VERL_PLATFORM="nvidia")
+    assert "RETOOL_PLATFORM is not set" in done.stderr
+
+
+@cpu_only
+def test_verl_on_another_platform_than_the_run_is_an_error():
+    env = get_platform("cpu").process_env() | {"VERL_PLATFORM": "nvidia", "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    code = (
+        "import os, verl.plugin.platform as p; p.get_platform()\n"
+        "from retool_mcore.verl_plugin import assert_loaded\nassert_loaded()"
+    )
+    assert 'verl runs on platform "nvidia" and the run asks for "cpu"' in run(code, **env).stderr
+
+
+@cpu_only
+def test_stale_installed_metadata_is_refused(tmp_path):
+    """A folder on the path with an egg-info from before a plugin existed hides the installed metadata."""
+    egg_info = tmp_path / "retool_mcore.egg-info"
+    egg_info.mkdir()
+    (egg_info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: retool_mcore\nVersion: 0.0.1\n")
+    (egg_info / "entry_points.txt").write_text("[verl.plugins]\nretool_mcore = retool_mcore.verl_plugin\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()"
+    )
+    assert "names no plugin of group sglang.srt.plugins" in run(code).stderr
+
+
+def test_the_sglang_command_carries_every_engine_setting():
+    platform = get_platform("cpu")
+    command = platform.sglang_command("some/model", 31000, dtype="float32", max_running_requests=8)
+    options = json.dumps(command)
+    for name, value in platform.sglang_engine_kwargs().items():
+        assert (f'"--{name.replace("_", "-")}"' in options) == (value is not False)
+    assert command[command.index("--attention-backend") + 1] == "torch_native"
+    assert command[command.index("--port") + 1] == "31000"

@@ -1,0 +1,160 @@
+"""Takes one patch of platform `cpu` out at a time and does, for real, what it is there for.
+
+    python tests/platforms/without_patches.py OUT_FOLDER
+
+Writes OUT_FOLDER/result.json: target -> [outcome with the patch, outcome without]. A program of its own because the
+patches concern a whole process. For every patch there is something it enables, in ENABLES.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
+import megatron_ranks
+
+from retool_mcore.platforms import get_platform
+
+
+class Probes:
+    """Each method returns what happened; two equal answers mean that the patch changed nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = str(megatron_ranks.make_model(folder / "model"))
+
+    def join_group(self) -> str:
+        import torch.distributed as dist
+        from verl.utils.distributed import initialize_global_process_group_ray
+
+        initialize_global_process_group_ray()
+        dist.destroy_process_group()
+        return "joined and left"
+
+    def train_and_resume(self) -> str:
+        """Build, train, save, load, train, with the generators' numbers in between."""
+        import torch.distributed as dist
+
+        checkpoint = self.folder / "checkpoint"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        actions = [["train", 1, 1], ["draw"], ["save", str(checkpoint)], ["load", str(checkpoint)], ["draw"]]
+        return repr(megatron_ranks.run({"model": self.model, "actions": [*actions, ["train", 2, 2], ["draw"]]}))
+
+    def rotary_embedding_of_a_context_parallel_rank(self) -> str:
+        import torch
+        import torch.distributed as dist
+        from megatron.core.models.common.embeddings.rope_utils import get_pos_emb_on_this_cp_rank
+
+        return repr(get_pos_emb_on_this_cp_rank(torch.arange(8.0).view(8, 1), 0, dist.group.WORLD).shape)
+
+    def weights_for_sglang(self) -> str:
+        import torch
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+        from verl.workers.rollout.base import get_rollout_class
+
+        from retool_mcore.platforms.cpu import sglang_adapter
+
+        named_tensors = [("weight", torch.ones(2))]
+        if issubclass(get_rollout_class("sglang"), sglang_adapter.ServerAdapter):
+            return f"{len(sglang_adapter.pack_weights(named_tensors))} bytes"
+        monkey_patch_torch_reductions()  # what verl's own adapter does, through sglang.srt.weight_sync.utils
+        return f"{len(MultiprocessingSerializer.serialize(named_tensors))} bytes by shared memory"
+
+    def kill_a_rank_that_wrote_a_checkpoint(self) -> str:
+        import psutil
+
+        from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
+
+        [writer] = [patch for patch in ENGINE_PATCHES if patch.target == WRITER]
+        command = [sys.executable, "-W", "ignore", __file__, "rank", "patched" if writer.applied else "plain"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+            children = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
+            rank.kill()
+        _, alive = psutil.wait_procs(children, timeout=5)
+        for process in alive:
+            process.kill()
+        return f"{len(children) - len(alive)} of {len(children)} children ended"
+
+    def logprobs_of_a_prompt(self) -> str:
+        import torch
+        from sglang.srt.layers.logits_processor import LogitsProcessor
+
+        metadata = SimpleNamespace(
+            extend_logprob_pruned_lens_cpu=[1], temp_scaled_logprobs=False, top_p_normalized_logprobs=False
+        )
+        LogitsProcessor._expand_metadata_for_logprobs(None, metadata, torch.device("cpu"))
+        return "expanded"
+
+
+WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue"
+ENABLES = {
+    WRITER: Probes.kill_a_rank_that_wrote_a_checkpoint,
+    "torch.distributed.init_process_group": Probes.join_group,
+    "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
+    "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
+    "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,
+}
+
+
+def outcome(probe, probes: Probes) -> str:
+    try:
+        return probe(probes)
+    except Exception as error:  # noqa: BLE001  any failure is an outcome
+        return f"{type(error).__name__}: {error}"
+
+
+def rank(patched: bool) -> None:
+    """A rank whose checkpoint writer has started: prints its children's process ids and waits to be killed."""
+    import psutil
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
+
+    for patch in ENGINE_PATCHES:
+        if patch.target == WRITER and patched:
+            patch.apply()
+    filesystem_async._get_write_results_queue()
+    print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    sys.stdin.read()
+
+
+def main(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    platform = get_platform("cpu")
+    platform.activate()
+    probes = Probes(folder)
+    import retool_mcore.platforms.cpu.engine  # noqa: F401  the patches of training processes
+    from retool_mcore.platforms.cpu import sglang_plugin
+
+    sglang_plugin.load()
+    with_all: dict[object, str] = {}
+    result = {}
+    for patch in platform.patches():
+        probe = ENABLES.get(patch.target, Probes.train_and_resume)
+        if probe not in with_all:
+            with_all[probe] = outcome(probe, probes)
+        patch.revert()
+        without = outcome(probe, probes)
+        patch.apply()
+        result[patch.target] = [with_all[probe], without]
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "rank":
+        rank(sys.argv[2] == "patched")
+    else:
+        main(Path(sys.argv[1]))

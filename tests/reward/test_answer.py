@@ -1,0 +1,190 @@
+"""Equivalence: what is equal, what is not, and that no answer can hang or crash the caller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.reward.answer import Checkers, check, is_equivalent, truth_parses
+from retool_mcore.reward.normalise import normalise
+
+EQUAL_AT_ONCE = [
+    ("034", "34"),
+    ("34", "034"),
+    ("34.0", "34"),
+    ("1/2", "0.5"),
+    ("-0", "0"),
+    ("+5", "5"),
+    ("5.", "5"),
+    ("1e3", "1000"),
+    ("1,234,567", "1234567"),
+    ("1{,}234", "1234"),
+    (r"1\,234\,567", "1234567"),
+    ("1 000 000", "1000000"),
+    (r"\$1,234.50", "1234.5"),
+    ("€5", "5"),
+    ("5 dollars", "5"),
+    ("5 cm^2", "5"),
+    (r"2\text{ million}", "2000000"),
+    ("1.5 thousand", "1500"),
+    (r"204\text{ minutes}", "204"),
+    (r"90^\circ", "90"),
+    (r"50\%", "50"),
+    (r"50\%", "0.5"),
+    ("18.5 percent", r"18.5\%"),
+    (r"$5$", "5"),
+    (r"\boxed{5}", "5"),
+    ("−5", "-5"),
+    ("[1, 2)", "[1, 2)"),
+    ("0" * 1000 + "7", "7"),
+    ("(1,2)", "(1, 2.0)"),
+    (r"\left(1,2\right]", "(1, 2]"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    (r"\left\{1, 2, 2\right\}", r"\{2,1\}"),
+]
+EQUAL_BY_MATH_VERIFY = [
+    (r"\frac{1}{2}", "0.5"),
+    (r"\dfrac12", r"\frac{1}{2}"),
+    ("1 1/2", "3/2"),
+    (r"1\frac{1}{2}", "1.5"),
+    (r"1\frac{1}{2}\text{ hours}", "1.5"),
+    (r"\sqrt{8}", r"2\sqrt{2}"),
+    ("(x+1)^2", "x^2+2x+1"),
+    ("x=5", "5"),
+    (r"(\frac12,2)", "(0.5, 2)"),
+    (r"\{1,\pi\}", r"\{\pi,1\}"),
+    (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)"),
+    ("1 < x < 2", "(1,2)"),
+    (r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", r"\begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}"),
+    (r"\text{(A)}", "A"),
+    (r"3\times 10^5", "300000"),
+]
+UNEQUAL = [
+    ("5", "6"),
+    ("", "5"),
+    ("0.333", "1/3"),
+    ("2.999999999", "3"),
+    ("-5", "5"),
+    ("(1,234)", "1234"),
+    (r"2\text{ million}", "2"),
+    (r"50\%", "5"),
+    ("[1,2)", "[1,2]"),
+    ("(1,2)", "(2,1)"),
+    (r"\{1,2\}", "(1,2)"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\4&3\end{pmatrix}"),
+    (r"\frac{", "5"),
+    ("five", "5"),
+]
+HOSTILE = [
+    "9^{9^{9^{9}}}",
+    "(10^{10^{10}})!",
+    "9" * 1900,
+    "{" * 900 + "1" + "}" * 900,
+    r"\sqrt{" * 300 + "2" + "}" * 300,
+    r"\sum_{i=1}^{10^{12}} i^{i}",
+    r"\int_0^{\infty} \frac{\sin(x^{x^x})}{x!} dx",
+    "(x+y+z+w)^{400} - (x+y+z+w)^{399}",
+    "\\" * 500,
+    "\x00\x01\ud800",
+    "1" + "+1" * 900,
+]
+
+
+@pytest.mark.parametrize("answer, truth", EQUAL_AT_ONCE)
+def test_numbers_and_texts_are_compared_at_once(answer, truth):
+    verdict = check(answer, truth)
+    assert verdict.equivalent
+    assert verdict.how == "exact"
+
+
+@pytest.mark.parametrize("answer, truth", EQUAL_BY_MATH_VERIFY)
+def test_the_rest_is_compared_by_math_verify(answer, truth):
+    assert check(answer, truth, timeout_s=60).equivalent
+
+
+@pytest.mark.parametrize("answer, truth", UNEQUAL)
+def test_other_answers_are_not_equivalent(answer, truth):
+    assert not check(answer, truth, timeout_s=60).equivalent
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_answer_is_wrong_in_time(answer):
+    is_equivalent(r"\frac12", "0.5", timeout_s=60)  # the checker is running
+    started = time.monotonic()
+    verdict = check(answer, r"\frac{355}{113}", timeout_s=1)
+    assert not verdict.equivalent
+    assert time.monotonic() - started < 5
+    assert is_equivalent(r"\frac{1}{3}", "1/3", timeout_s=60)  # and the next answer is judged as ever
+
+
+def test_an_answer_of_a_megabyte_is_wrong_at_once():
+    started = time.monotonic()
+    assert check("1+" * 500_000, "5").how == "too long"
+    assert time.monotonic() - started < 0.5
+
+
+def test_a_hanging_check_is_given_up_on_and_told():
+    assert check("9^{9^{9^{9}}}", r"\frac{355}{113}", timeout_s=0.3).how == "timeout"
+
+
+def test_a_killed_checker_is_replaced():
+    checkers = Checkers(count=1)
+    request = {"answer": r"\frac{1}{2}", "truth": "0.5", "timeout_s": 60.0}
+    first = checkers.ask(request)
+    (checker,) = checkers._all
+    os.killpg(checker._process.pid, signal.SIGKILL)
+    checker._process.wait()
+    assert checkers.ask(request) == {"failed": "crash"}
+    assert checkers.ask(request) == first == {"equal": True, "truth_parses": True}
+    checkers.close()
+
+
+def test_checks_from_many_threads_do_not_mix():
+    pairs = [(rf"\frac{{{n}}}{{7}}", f"{n}/7" if n % 2 else f"{n + 1}/7") for n in range(1, 41)]
+    with ThreadPoolExecutor(16) as pool:
+        verdicts = list(pool.map(lambda pair: is_equivalent(*pair, timeout_s=60), pairs))
+    assert verdicts == [n % 2 == 1 for n in range(1, 41)]
+    assert threading.active_count() < 30
+
+
+def test_checkers_end_with_their_parent(tmp_path):
+    script = (
+        "import os, signal\n"
+        "from retool_mcore.reward import answer\n"
+        "assert answer.is_equivalent(r'\\frac12', '0.5', timeout_s=60)\n"
+        "print([c._process.pid for c in answer._shared[1]._all][0], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    pid = int(done.stdout)
+    for _ in range(100):
+        status = Path(f"/proc/{pid}/stat")
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(pid, 9)
+    raise AssertionError("the checker outlived its parent")
+
+
+def test_truths_that_can_be_compared_with_are_told_from_others():
+    assert truth_parses("1,234")
+    assert truth_parses(r"\frac{1}{2}", timeout_s=60)
+    assert not truth_parses("")
+    assert not truth_parses(r"\frac{", timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    "text", ["5" + " cm" * 650 + "x", "1," * 1000, r"\frac{" * 330, " " * 1990 + "x", "m/" * 999, "9" * 1999]
+)
+def test_normalising_takes_no_time_to_speak_of(text):
+    started = time.process_time()
+    normalise(text)
+    assert time.process_time() - started < 0.2

@@ -1,0 +1,49 @@
+"""`retool score`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.data.files import read_jsonl
+from retool_mcore.reward.cli import app
+
+
+def run(tmp_path, content: str):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(content, encoding="utf-8", errors="surrogateescape")
+    return CliRunner().invoke(app, ["score", str(source), "--out", str(out)]), out
+
+
+def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
+    rows = [
+        {"id": n, "response": f"\\boxed{{{n:03d}}}" if n % 3 else "none", "answer": str(n % 5)} for n in range(2000)
+    ]
+    result, out = run(tmp_path, "\n".join(json.dumps(row) for row in rows))
+    assert result.exit_code == 0, result.output
+    scored = [row for _, row in read_jsonl(out)]
+    assert [row["id"] for row in scored] == list(range(2000))
+    assert scored[4] == {**rows[4], "extracted": "004", "correct": True, "reward": 1.0}
+    assert scored[3] == {**rows[3], "extracted": None, "correct": False, "reward": -1.0}
+    assert scored[7] == {**rows[7], "extracted": "007", "correct": False, "reward": -1.0}
+    assert "2000 rows, 3 correct, 667 without answer, 0 checks given up" in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "content, rule",
+    [
+        ("", "no rows"),
+        ('{"response": "x"}', "line 1: no column answer; it has response"),
+        ('{"response": 5, "answer": "5"}', "line 1, column response: 5 is no response"),
+        ('{"response": "x", "answer": ["5"]}', "line 1, column answer: ['5'] is no answer"),
+        ('{"response": "x", "answer": "5"}\n{', "line 2: not JSON"),
+        ('{"response": "x", "answer": "5"}\n\udcff', "line 2: not JSON"),
+    ],
+)
+def test_a_bad_line_is_one_error_and_nothing_is_written(tmp_path, content, rule):
+    result, out = run(tmp_path, content)
+    assert result.exit_code == 2
+    assert rule in result.output.replace("\n", " ")
+    assert not out.exists()

@@ -1,0 +1,63 @@
+"""Additions to the paper's reward: off by default, each a part of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from retool_mcore.errors import RewardError
+from retool_mcore.reward.score import compute_score
+
+
+def score(answer: str, shaping=None, **behavior):
+    counts = {"calls": 0, "response_tokens": 100, "malformed": {}, **behavior}
+    info = {"answer": answer, "behavior": counts}
+    return compute_score("math", "", "34", info, shaping=shaping)
+
+
+def test_by_default_nothing_is_added():
+    assert score("35", calls=5) == {"score": -1.0, "acc": 0.0, "pred": "35", "has_answer": 1.0, "check_failed": 0.0}
+    assert score("35", {"call_bonus": 0.0}, calls=5)["score"] == -1.0
+
+
+@pytest.mark.parametrize("calls, reward", [(0, -1.0), (1, -0.9), (3, -0.7), (4, -0.6), (7, -0.6)])
+def test_the_recipes_bonus_for_calls_of_wrong_answers_ends_at_its_cap(calls, reward):
+    got = score("35", {"call_bonus": 0.1}, calls=calls)
+    assert got["score"] == pytest.approx(reward)
+    assert got["reward_answer"] == -1.0
+    assert got["reward_calls"] == pytest.approx(reward + 1)
+
+
+def test_right_answers_get_no_bonus_for_calls():
+    got = score("34", {"call_bonus": 0.1}, calls=3)
+    assert (got["score"], got["reward_calls"]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("tokens, penalty", [(100, 0.0), (800, 0.0), (900, -0.5), (1000, -1.0), (1200, -1.0)])
+def test_overlong_responses_lose_linearly_within_the_buffer(tokens, penalty):
+    options = {"overlong_buffer_tokens": 200, "overlong_limit_tokens": 1000}
+    got = score("34", options, response_tokens=tokens)
+    assert got["reward_overlong"] == pytest.approx(penalty)
+    assert got["score"] == pytest.approx(1.0 + penalty)
+    assert got["acc"] == 1.0
+
+
+def test_a_right_answer_with_a_malformed_call_is_gated_when_asked():
+    got = score("34", {"require_format": True}, malformed={"json": 1})
+    assert (got["score"], got["reward_answer"], got["format_ok"], got["acc"]) == (-1.0, -1.0, 0.0, 1.0)
+    assert score("34", {"require_format": True})["score"] == 1.0
+    assert score("34", malformed={"json": 1})["score"] == 1.0
+
+
+def test_all_responses_of_a_run_have_the_same_parts():
+    options = {"call_bonus": 0.1, "overlong_buffer_tokens": 10, "overlong_limit_tokens": 100, "require_format": True}
+    assert score("34", options).keys() == score("35", options, calls=2, response_tokens=95).keys()
+
+
+def test_shaping_without_the_loops_counts_is_an_error():
+    with pytest.raises(RewardError, match="needs the counts of our agent loop"):
+        compute_score("math", r"\boxed{34}", "34", {}, shaping={"call_bonus": 0.1})
+
+
+def test_impossible_options_are_errors():
+    with pytest.raises(RewardError, match="not within overlong_limit_tokens"):
+        score("34", {"overlong_buffer_tokens": 200, "overlong_limit_tokens": 100})

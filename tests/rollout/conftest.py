@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.server import SglangServer
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The quickstart's tokenizer: byte-level BPE, a template of the Qwen2.5 style, </tool_call> one token."""
+    return build_tokenizer(tokenizer_rows())
+
+
+@pytest.fixture(scope="session")
+def merging_tokenizer():
+    """A tokenizer that, like Qwen's, has one token for the ">" of </code> and the line break after it."""
+    trace = "I count.\n<code>\n```python\nprint(1)\n```\n</code>\n<interpreter>\n1\n</interpreter>\n\nif a>=b: a->b\n"
+    rows = [*tokenizer_rows(), *({"messages": [{"role": "user", "content": trace}], "tools": None} for _ in range(3))]
+    made = build_tokenizer(rows)
+    assert len(made.encode(">\n", add_special_tokens=False)) == 1, "the line break does not merge"
+    return made
+
+
+@pytest.fixture(scope="session")
+def model_dir(tokenizer, tmp_path_factory):
+    """A random model of the quickstart's architecture."""
+    directory = tmp_path_factory.mktemp("model")
+    write_model(directory, tokenizer, seed=0)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def server(model_dir, tmp_path_factory):
+    """The real SGLang server on the CPU, set up as verl sets it up: tokens in, tokens out."""
+    log_path = tmp_path_factory.mktemp("server") / "server.log"
+    with SglangServer(
+        model_dir,
+        get_platform("cpu"),
+        dtype="float32",
+        log_path=log_path,
+        extra_args=["--skip-tokenizer-init", "--enable-custom-logit-processor"],
+    ) as running:
+        yield running

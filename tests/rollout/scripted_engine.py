@@ -1,0 +1,62 @@
+"""An engine that says what it is told, token by token as a real one would stop, for tests of the loop alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling
+
+ABORT = "<abort>"  # cuts a turn here: the engine is interrupted by a weight update
+
+
+def call(code: str) -> str:
+    escaped = code.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'<tool_call>\n{{"name": "code_interpreter", "arguments": {{"code": "{escaped}"}}}}\n</tool_call>'
+
+
+class ScriptedEngine:
+    """Says the script turn by turn: a request that continues exactly what it said gets the rest of that turn.
+
+    The contexts it was sent are kept.
+    """
+
+    def __init__(self, tokenizer, script: Sequence[str], fail_at: int | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.script = [part for text in script for part in _parts(text)]
+        self.fail_at = fail_at
+        self.contexts: list[list[int]] = []
+        self.version = 0
+        self._said: list[int] = []
+        self._rest: tuple[list[int], bool] = ([], False)
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        request_id: str,
+    ) -> EngineTurn:
+        if len(self.contexts) == self.fail_at:
+            raise EngineUnavailable("the server is gone")
+        self.contexts.append(list(token_ids))
+        ids, aborted = self._rest
+        if not ids or list(token_ids) != self._said:
+            text, aborted = self.script.pop(0)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        ends = [position + 1 for position, token_id in enumerate(ids) if token_id in stop_token_ids]
+        end, stop = (ends[0], "stop") if ends else (len(ids), "abort" if aborted else "length")
+        if end > max_new_tokens:
+            end, stop = max_new_tokens, "length"
+        said, self._rest = ids[:end], (ids[end:], aborted)
+        self._said = [*token_ids, *said]
+        version, self.version = self.version, self.version + (stop == "abort")
+        return EngineTurn(
+            token_ids=said, logprobs=[-0.5] * len(said), stop=stop, version=version, context_tokens=len(token_ids)
+        )
+
+
+def _parts(text: str) -> list[tuple[str, bool]]:
+    pieces = text.split(ABORT)
+    return [(piece, index + 1 < len(pieces)) for index, piece in enumerate(pieces) if piece]

@@ -1,0 +1,72 @@
+"""What verl gets of our loop: tokens, mask and logprobs, the keys its metrics need, and nothing when dropped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retool_mcore.platforms.base import get_platform
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("agent_loop_scenario.py"))],
+        env={**os.environ, **get_platform("cpu").process_env()},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_trajectory_is_stored_to_the_token(outputs: dict[str, Any]):
+    tool, (first, second) = outputs["tool"], outputs["said"]
+    between = len(tool["responses"]) - len(first) - len(second)
+    assert tool["responses"][: len(first)] == first
+    assert tool["responses"][len(first) + between :] == second
+    assert tool["response_mask"] == [1] * len(first) + [0] * between + [1] * len(second)
+    assert tool["rollout_log_probs"] == [-0.5] * len(first) + [0.0] * between + [-0.5] * len(second)
+    assert tool["num_turns"] == 4  # verl's count: the question, two of the model, one of the interpreter
+
+
+def test_the_reward_and_the_metrics_find_their_keys(outputs: dict[str, Any]):
+    extra = outputs["tool"]["extra_fields"]
+    assert (extra["min_global_steps"], extra["max_global_steps"], extra["answer"]) == (3, 3, "1379")
+    assert (extra["behavior"]["calls"], extra["behavior"]["stop_reason"]) == (1, "finished")
+    assert extra["record"]["turns"][0]["results"][0]["shown"] == "1379"
+
+
+def test_every_request_has_the_budget_that_is_left_and_stops_on_the_call(outputs: dict[str, Any]):
+    first, second = outputs["tool"]["params"]
+    assert (first["temperature"], first["top_p"], first["logprobs"]) == (0.7, 0.9, True)
+    assert outputs["call_end"] in first["stop_token_ids"]
+    assert first["max_new_tokens"] == 160
+    assert second["max_new_tokens"] == 160 - len(outputs["tool"]["responses"]) + len(outputs["said"][1])
+
+
+def test_an_outage_leaves_nothing_to_store(outputs: dict[str, Any]):
+    assert outputs["dropped"] == []
+
+
+def test_a_prompt_over_the_budget_is_an_error_and_not_cut(outputs: dict[str, Any]):
+    assert outputs["long"].startswith("DataError: ")
+    assert "more than data.max_prompt_tokens = 160" in outputs["long"]
+
+
+def test_without_the_tool_a_call_is_text_and_no_stop(outputs: dict[str, Any]):
+    text = outputs["text"]
+    assert set(text["response_mask"]) == {1}
+    assert text["num_turns"] == 2
+    assert outputs["call_end"] not in text["params"][0]["stop_token_ids"]
+    assert text["extra_fields"]["answer"] == "1379"

@@ -1,0 +1,141 @@
+"""Each behaviour metric on a trajectory made by hand, where the number can be counted on fingers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from retool_mcore.rollout.ledger import Ledger, StopReason
+from retool_mcore.rollout.loop import CallResult, Trajectory, Turn
+from retool_mcore.rollout.metrics import Behavior, summarize
+from retool_mcore.rollout.tool_call import Parsed
+
+
+def result(code: str, *, ok: bool = True, status: str = "finished", cut_chars: int = 0) -> CallResult:
+    return CallResult(code=code, ok=ok, status=status, shown="1", cut_chars=cut_chars, run_s=0.1, queue_s=0.0)
+
+
+def said(parsed: Parsed | None, tokens: int, *results: CallResult) -> tuple[Parsed | None, int, tuple[CallResult, ...]]:
+    return parsed, tokens, results
+
+
+def trajectory(*turns: tuple[Parsed | None, int, tuple[CallResult, ...]], stop: StopReason) -> Trajectory:
+    """Model turns of the given lengths, a tool turn of 5 tokens between any two."""
+    made = Trajectory(ledger=Ledger([1, 2, 3], 1000))
+    for index, (parsed, tokens, results) in enumerate(turns):
+        if index:
+            made.ledger.append_tool([9] * 5)
+        start = len(made.ledger.response_ids)
+        made.ledger.append_model([7] * tokens, [-1.0] * tokens)
+        made.turns.append(
+            Turn(start=start, tokens=tokens, text="", parsed=parsed, answer=None, results=list(results), engine_s=0.5)
+        )
+    made.ledger.close(stop)
+    return made
+
+
+CALL = Parsed(kind="tool_call", codes=("print(1)",))
+REPAIRED = Parsed(kind="tool_call", codes=("print(1)",), repairs=("backslashes", "trailing_data"))
+BAD = Parsed(kind="malformed", problem="json", error="no")
+ANSWER = Parsed(kind="answer", answer="1")
+
+# A failed call, a malformed one, the corrected call, an answer: 10 + 5 + 4 + 5 + 20 + 5 + 6 = 55 tokens, 40 sampled.
+CORRECTED = trajectory(
+    said(CALL, 10, result("x = 1\n\nprint(y)", ok=False)),
+    said(BAD, 4),
+    said(REPAIRED, 20, result("print(1)", cut_chars=3)),
+    said(ANSWER, 6),
+    stop=StopReason.FINISHED,
+)
+# An answer without code: 10 tokens.
+PLAIN = trajectory(said(ANSWER, 10), stop=StopReason.FINISHED)
+# The same failing code twice, the second stopped at the time limit, and the turns are used up: 10 + 5 + 5 = 20 tokens.
+STUBBORN = trajectory(
+    said(CALL, 10, result("loop()", ok=False)),
+    said(CALL, 5, result("loop()", ok=False, status="time_limit")),
+    stop=StopReason.TURNS,
+)
+
+
+def test_counts_of_one_trajectory():
+    assert Behavior.of(CORRECTED) == Behavior(
+        stop_reason="finished",
+        turns=4,
+        calls=2,
+        calls_ok=1,
+        calls_at_limit=0,
+        last_call_ok=True,
+        code_lines=3,
+        first_call_tokens=10,
+        response_tokens=55,
+        model_tokens=40,
+        self_corrections=1,
+        cut_outputs=1,
+        engine_s=2.0,
+        tool_s=0.0,
+        malformed={"json": 1},
+        repairs={"backslashes": 1, "trailing_data": 1},
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "corrections"),
+    [
+        ([result("a", ok=False), result("b")], 1),
+        ([result("a", ok=False), result(" a\n")], 0),  # the same code ran the second time: luck, not correction
+        ([result("a", ok=False), result("b", ok=False), result("c")], 1),
+        ([result("a"), result("b")], 0),
+        ([result("a", ok=False)], 0),
+        ([result("a", ok=False), result("b"), result("c", ok=False), result("d")], 2),
+    ],
+)
+def test_a_self_correction_is_a_failed_call_followed_by_other_code_that_runs(
+    results: list[CallResult], corrections: int
+):
+    made = trajectory(*(said(CALL, 3, each) for each in results), stop=StopReason.TURNS)
+    assert Behavior.of(made).self_corrections == corrections
+
+
+def test_the_metrics_of_a_batch():
+    metrics = summarize([Behavior.of(each) for each in (CORRECTED, PLAIN, STUBBORN)], [True, True, False])
+    assert metrics == pytest.approx(
+        {
+            "behavior/code_ratio": 2 / 3,
+            "behavior/calls": 4 / 3,
+            "behavior/turns": 7 / 3,
+            "behavior/response_tokens": 85 / 3,
+            "behavior/model_tokens": 65 / 3,
+            "behavior/self_corrections": 1 / 3,
+            "behavior/engine_s": (2.0 + 0.5 + 1.0) / 3,
+            "behavior/tool_s": 0.0,
+            "behavior/code_lines": 5 / 4,
+            "behavior/executable_fraction": 1 / 4,
+            "behavior/limit_fraction": 1 / 4,
+            "behavior/cut_output_fraction": 1 / 4,
+            "behavior/first_call_position": (10 / 55 + 10 / 20) / 2,
+            "behavior/correct_code_fraction": 1 / 2,
+            "behavior/stop/finished": 2 / 3,
+            "behavior/stop/length": 0.0,
+            "behavior/stop/turns": 1 / 3,
+            "behavior/stop/malformed_calls": 0.0,
+            "behavior/stop/tool_time": 0.0,
+            "behavior/malformed/json": 1 / 3,
+            "behavior/repaired/backslashes": 1 / 3,
+            "behavior/repaired/trailing_data": 1 / 3,
+        }
+    )
+
+
+def test_ratios_of_nothing_are_left_out():
+    metrics = summarize([Behavior.of(PLAIN)], [True])
+    assert metrics["behavior/code_ratio"] == 0.0
+    missing = {"executable_fraction", "code_lines", "first_call_position", "correct_code_fraction", "limit_fraction"}
+    assert not missing & {name.removeprefix("behavior/") for name in metrics}
+    assert summarize([]) == {}
+
+
+def test_counts_survive_json():
+    behavior = Behavior.of(CORRECTED)
+    assert Behavior(**json.loads(json.dumps(behavior.to_json()))) == replace(behavior)

@@ -1,0 +1,118 @@
+"""The ledger's columns stay equal, append-only and within budget, whatever is appended in whatever order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from retool_mcore.rollout.ledger import NO_VERSION, Ledger, Span, StopReason
+
+BUDGET = 40
+ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=12)
+
+
+def test_interpreter_tokens_carry_no_loss():
+    ledger = Ledger(prompt_ids=[1, 2], max_response_tokens=8)
+    ledger.append_model([10, 11], logprobs=[-0.1, -0.2], version=3)
+    ledger.append_tool([20, 21, 22])
+    assert ledger.response_ids == [10, 11, 20, 21, 22]
+    assert ledger.loss_mask == [1, 1, 0, 0, 0]
+    assert ledger.logprobs == [-0.1, -0.2, 0.0, 0.0, 0.0]
+    assert ledger.versions == [3, 3, NO_VERSION, NO_VERSION, NO_VERSION]
+    assert ledger.context == [1, 2, 10, 11, 20, 21, 22]
+    assert ledger.spans == [Span("model", 0, 2), Span("tool", 2, 5)]
+    assert (ledger.budget_tokens, ledger.model_tokens, ledger.tool_tokens) == (3, 2, 3)
+
+
+def test_a_turn_resumed_after_a_weight_update_is_one_turn_of_two_versions():
+    ledger = Ledger([1], 8)
+    ledger.append_model([10, 11], [-1.0, -1.0], version=4)
+    ledger.append_model([12], [-1.0], version=5)
+    assert ledger.model_turns == 1
+    assert ledger.spans == [Span("model", 0, 3)]
+    assert ledger.versions == [4, 4, 5]
+
+
+def test_nothing_is_appended_after_the_end():
+    ledger = Ledger([1], 8)
+    ledger.append_model([10], [-1.0])
+    ledger.close(StopReason.FINISHED)
+    with pytest.raises(AssertionError, match="closed"):
+        ledger.append_model([11], [-1.0])
+    with pytest.raises(AssertionError, match="closed"):
+        ledger.close(StopReason.LENGTH)
+
+
+def test_a_missing_logprob_is_refused():
+    with pytest.raises(AssertionError, match="2 tokens but 1 logprobs"):
+        Ledger([1], 8).append_model([10, 11], [-1.0])
+
+
+def test_an_engine_that_continued_another_context_is_caught():
+    with pytest.raises(AssertionError, match="continued 5 tokens"):
+        Ledger([1, 2], 8).append_model([10], [-1.0], context_tokens=5)
+
+
+def test_results_without_a_call_are_refused():
+    with pytest.raises(AssertionError, match="follows a model turn"):
+        Ledger([1], 8).append_tool([2])
+
+
+@given(ids)
+def test_budget_holds_to_the_token(tokens: list[int]):
+    ledger = Ledger([1], len(tokens))
+    ledger.append_model(tokens, [0.0] * len(tokens))
+    assert ledger.budget_tokens == 0
+    with pytest.raises(AssertionError, match="exceed the budget"):
+        ledger.append_model([1], [0.0])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any sequence of appends against a list of what was appended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger([7, 8, 9], BUDGET)
+        self.rows: list[tuple[int, int, float, int]] = []
+        self.contexts: list[list[int]] = []
+
+    @rule(tokens=ids, version=st.integers(0, 9))
+    def model(self, tokens: list[int], version: int) -> None:
+        tokens = tokens[: self.ledger.budget_tokens]
+        if tokens:
+            self.contexts.append(self.ledger.context)
+            self.ledger.append_model(tokens, [-0.5] * len(tokens), version=version, context_tokens=3 + len(self.rows))
+            self.rows += [(token, 1, -0.5, version) for token in tokens]
+
+    @precondition(lambda self: self.ledger.spans and self.ledger.spans[-1].role == "model")
+    @rule(tokens=ids)
+    def tool(self, tokens: list[int]) -> None:
+        tokens = tokens[: self.ledger.budget_tokens]
+        if tokens:
+            self.ledger.append_tool(tokens)
+            self.rows += [(token, 0, 0.0, NO_VERSION) for token in tokens]
+
+    @invariant()
+    def columns_hold_what_was_appended(self) -> None:
+        ledger = self.ledger
+        columns = (ledger.response_ids, ledger.loss_mask, ledger.logprobs, ledger.versions)
+        assert list(zip(*columns, strict=True)) == self.rows
+
+    @invariant()
+    def every_context_sent_is_a_prefix_of_the_end(self) -> None:
+        final = self.ledger.context
+        assert all(final[: len(context)] == context for context in self.contexts)
+
+    @invariant()
+    def spans_tile_the_response_and_agree_with_the_mask(self) -> None:
+        end = 0
+        for span in self.ledger.spans:
+            assert span.start == end
+            end = span.end
+            assert set(self.ledger.loss_mask[span.start : span.end]) == {int(span.role == "model")}
+        assert end == len(self.ledger.response_ids)
+
+
+TestLedgerMachine = LedgerMachine.TestCase

@@ -1,0 +1,81 @@
+"""What outages that drop trajectories do to a batch: no group holds them, they are counted, too many stop the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retool_mcore.platforms.base import get_platform
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("trajectories")
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("replay_scenario.py")), str(folder)],
+        env={**os.environ, **get_platform("cpu").process_env()},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    return {**json.loads(done.stdout.splitlines()[-1]), "rows": rows}
+
+
+def test_a_whole_batch_is_passed_on_and_measured(scenarios: dict[str, Any]):
+    whole = scenarios["whole"]
+    assert whole["keys"] == [f"{uid}_{session}_0" for uid in "ab" for session in range(4)]
+    assert whole["left"] == []
+    metrics = whole["metrics"]
+    assert metrics["rollout/dropped"] == 0
+    assert metrics["accuracy"] == 0.25
+    assert metrics["behavior/code_ratio"] == 0.25
+    assert metrics["behavior/correct_code_fraction"] == 1.0
+    assert metrics["behavior/turns"] == 1.25
+
+
+def test_a_dropped_trajectory_is_counted_and_in_no_group(scenarios: dict[str, Any]):
+    one = scenarios["one dropped"]
+    assert one["keys"] == ["c_0_0", "c_1_0", "c_3_0", "d_0_0", "d_1_0", "d_2_0", "d_3_0"]
+    assert one["metrics"]["rollout/dropped"] == 1
+    assert one["metrics"]["accuracy"] == pytest.approx(4 / 7)
+
+
+def test_a_trajectory_that_lost_its_group_is_left_out(scenarios: dict[str, Any]):
+    lonely = scenarios["one of a group left"]
+    assert lonely["keys"] == ["f_0_0", "f_1_0", "f_2_0", "f_3_0"]
+    assert lonely["metrics"]["rollout/dropped"] == 3
+    assert lonely["left"] == []
+
+
+def test_too_many_drops_stop_the_run_with_the_arithmetic(scenarios: dict[str, Any]):
+    assert "1 of 8 trajectories of step 1 (train) were dropped, 12.5%" in scenarios["too many"]["error"]
+    assert "max_dropped_fraction = 10.0%" in scenarios["too many"]["error"]
+
+
+def test_recorded_trajectories_are_written_with_tokens_and_reward(scenarios: dict[str, Any]):
+    (row,) = scenarios["rows"]
+    assert (row["key"], row["step"], row["reward"]) == ("a_0_0", 1, 1.0)
+    assert (row["prompt_ids"], row["response_ids"], row["loss_mask"]) == ([1, 2, 3], [4, 5], [1, 1])
+    assert row["logprobs"] == [-0.5, -0.25]
+
+
+def test_dynamic_sampling_replaces_groups_that_teach_nothing(scenarios: dict[str, Any]):
+    filtered = scenarios["filtered"]
+    chosen = {key.split("_")[0] for key in filtered["keys"]}
+    assert len(filtered["keys"]) == 8 and len(chosen) == 2 and chosen <= {"j", "k1", "k2"}
+    assert filtered["refilled"] == 2  # verl asks for two for each group it evicts, and throws the surplus away
+    assert filtered["metrics"]["training/filter_groups/discarded_surplus_samples"] == 1
+    assert filtered["metrics"]["training/filter_groups/evicted_samples"] == 1
+    assert filtered["metrics"]["rollout/dropped"] == 0
+    assert filtered["left"] == []

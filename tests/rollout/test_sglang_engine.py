@@ -1,0 +1,236 @@
+"""The loop against the real SGLang server: a scripted model makes exact calls, a random one samples 1,000 turns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import Any
+
+import pytest
+from scripted_server import PlannedEngine, make_plan
+
+from retool_mcore.errors import RolloutError
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.engine import EngineUnavailable, Sampling
+from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.loop import Limits, run_trajectory
+from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
+from retool_mcore.rollout.server import SglangServer
+from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.sandbox.base import open_sandbox
+
+pytestmark = pytest.mark.slow
+
+QUESTION = [{"role": "user", "content": "What is the sum of the integers from 412 to 967, inclusive?"}]
+CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}\n</tool_call>'
+
+
+def ids_of(tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+async def test_a_call_is_intercepted_on_its_last_token_and_the_answer_follows(server, tokenizer):
+    hermes = Hermes(tokenizer)
+    prompt = hermes.prompt_ids(QUESTION)
+    turns = [f"I add them up.\n{CALL}", "It is \\boxed{383362}.<|im_end|>"]
+    plan = make_plan(hermes, turns, ["383362"])
+    async with (
+        PlannedEngine(server.url, len(prompt), plan) as engine,
+        open_sandbox("local", min_level="rlimits") as sandbox,
+    ):
+        trajectory = await run_trajectory(
+            prompt,
+            engine=engine,
+            sandbox=sandbox,
+            protocol=hermes,
+            limits=Limits(max_response_tokens=400),
+            sampling=Sampling(),
+            request_id="t0",
+        )
+    ledger = trajectory.ledger
+    call_turn, answer_turn = (ids_of(tokenizer, text) for text in turns)
+    between = len(plan) - len(call_turn) - len(answer_turn)
+    assert ledger.response_ids == plan
+    assert ledger.loss_mask == [1] * len(call_turn) + [0] * between + [1] * len(answer_turn)
+    assert trajectory.stop_reason == StopReason.FINISHED
+    assert trajectory.answer == "383362"
+    assert [result.shown for turn in trajectory.turns for result in turn.results] == ["383362"]
+    one_shot = tokenizer.apply_chat_template(
+        [
+            *QUESTION,
+            {
+                "role": "assistant",
+                "content": "I add them up.",
+                "tool_calls": [
+                    {"function": {"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}}
+                ],
+            },
+            {"role": "tool", "content": "383362"},
+            {"role": "assistant", "content": "It is \\boxed{383362}."},
+        ],
+        tools=_tools(),
+        tokenize=True,
+        return_dict=False,
+    )
+    assert one_shot[: len(ledger.context)] == ledger.context
+
+
+def _tools() -> list[dict[str, Any]]:
+    from retool_mcore.data.chat import CODE_INTERPRETER
+
+    return [CODE_INTERPRETER]
+
+
+async def test_without_the_tool_a_call_is_only_text(server, tokenizer):
+    text_only = TextOnly(tokenizer)
+    script = ids_of(tokenizer, f"{CALL}\n\\boxed{{1}}<|im_end|>")
+    prompt = text_only.prompt_ids(QUESTION)
+    async with PlannedEngine(server.url, len(prompt), script) as engine:
+        trajectory = await run_trajectory(
+            prompt,
+            engine=engine,
+            sandbox=None,
+            protocol=text_only,
+            limits=Limits(max_response_tokens=400, max_turns=1),
+            sampling=Sampling(),
+            request_id="t1",
+        )
+    assert trajectory.ledger.response_ids == script
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "1")
+
+
+async def test_the_papers_form_stops_on_the_token_that_completes_its_tag(server, tokenizer):
+    retool = Retool(tokenizer)
+    prompt = retool.prompt_ids(QUESTION)
+    turns = [
+        "I count.\n<code>\n```python\nif 2 > 1:\n    print(sum(range(412, 968)))\n```\n</code>",
+        "<answer>\n\\boxed{383362}\n</answer><|im_end|>",
+    ]
+    plan = make_plan(retool, turns, ["383362"])
+    async with (
+        PlannedEngine(server.url, len(prompt), plan) as engine,
+        open_sandbox("local", min_level="rlimits") as sandbox,
+    ):
+        trajectory = await run_trajectory(
+            prompt,
+            engine=engine,
+            sandbox=sandbox,
+            protocol=retool,
+            limits=Limits(max_response_tokens=400),
+            sampling=Sampling(),
+            request_id="t2",
+        )
+        requests = engine.turns
+    assert trajectory.ledger.response_ids == plan
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "383362")
+    assert len(trajectory.turns) == 2
+    assert requests > 2, "the comparison and the other tags looked like the end of the call"
+
+
+async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continued(server, tokenizer):
+    """The server reports the length of the context it continued; the ledger asserts it at every turn."""
+    hermes = Hermes(tokenizer)
+    async with SglangEngine(server.url) as engine, open_sandbox("local", min_level="rlimits") as sandbox:
+        trajectories = await asyncio.gather(
+            *(
+                run_trajectory(
+                    hermes.prompt_ids(QUESTION),
+                    engine=engine,
+                    sandbox=sandbox,
+                    protocol=hermes,
+                    limits=Limits(max_response_tokens=200, max_malformed_calls=100, max_turns=100),
+                    sampling=Sampling(seed=index),
+                    request_id=f"r{index}",
+                )
+                for index in range(64)
+            )
+        )
+    assert not [trajectory.drop_error for trajectory in trajectories if trajectory.dropped]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    assert len(turns) > len(trajectories), "a random model of 640 tokens closes calls now and then"
+    for trajectory in trajectories:
+        ledger = trajectory.ledger
+        for span in ledger.spans:
+            ids = ledger.response_ids[span.start : span.end]
+            if span.role == "model":
+                assert not set(ids[:-1]) & set(hermes.stop_token_ids)
+                assert all(logprob < 0 for logprob in ledger.logprobs[span.start : span.end])
+
+
+async def test_a_request_the_server_refuses_is_an_error_and_no_outage(server):
+    async with SglangEngine(server.url, retry_s=5.0) as engine:
+        with pytest.raises(RolloutError, match="refuses the request") as caught:
+            await engine.generate([1] * 4000, max_new_tokens=1, sampling=Sampling(), stop_token_ids=[], request_id="x")
+    assert not isinstance(caught.value, EngineUnavailable)
+
+
+async def test_weights_can_be_replaced(server, model_dir):
+    async with SglangEngine(server.url) as engine:
+        await engine.load(str(model_dir), version=7)
+        turn = await engine.generate(
+            [1, 2, 3], max_new_tokens=2, sampling=Sampling(), stop_token_ids=[], request_id="x"
+        )
+        assert turn.version == 7
+        with pytest.raises(RolloutError, match="refuses the request"):
+            await engine.load(str(model_dir / "missing"))
+
+
+async def test_an_unreachable_engine_drops_the_trajectory(tokenizer):
+    hermes = Hermes(tokenizer)
+    async with SglangEngine("http://127.0.0.1:1", retry_s=0.5) as engine:
+        trajectory = await run_trajectory(
+            hermes.prompt_ids(QUESTION),
+            engine=engine,
+            sandbox=None,
+            protocol=hermes,
+            limits=Limits(max_response_tokens=8),
+            sampling=Sampling(),
+            request_id="x",
+        )
+    assert trajectory.dropped
+    assert "127.0.0.1:1/generate failed for 0.5 s" in (trajectory.drop_error or "")
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with (
+        pytest.raises(RolloutError, match="ended with status"),
+        SglangServer(tmp_path, get_platform("cpu"), dtype="float32", log_path=tmp_path / "server.log"),
+    ):
+        pass
+
+
+def test_a_killed_owner_leaves_no_server_behind(model_dir, tmp_path):
+    code = f"""
+        import time
+        from pathlib import Path
+        from retool_mcore.platforms.base import get_platform
+        from retool_mcore.rollout.server import SglangServer
+        with SglangServer({str(model_dir)!r}, get_platform("cpu"), dtype="float32", log_path=Path("server.log")) as s:
+            print(s.pid, flush=True)
+            time.sleep(600)
+    """
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert owner.stdout is not None
+    group = int(owner.stdout.readline())
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    deadline = time.monotonic() + 30
+    while _group_lives(group):
+        assert time.monotonic() < deadline, f"process group {group} still lives 30 s after its owner was killed"
+        time.sleep(0.2)
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,34 @@
+"""Sandboxes at every level this machine gives, opened once: a level that is refused is skipped with its reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from sandbox_helpers import open_at
+
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+
+LEVELS = [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
+SECRET = "a secret of the training process"
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=LEVELS, ids=str)
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
+    """One sandbox per level, shared by all tests: each of them also shows that the ones before left it whole."""
+    os.environ["RETOOL_TEST_SECRET"] = SECRET
+    opened = await open_at(request.param, workers=2)
+    yield opened
+    await opened.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def strongest() -> AsyncIterator[LocalSandbox]:
+    """The strongest level there is, for tests that are not about levels."""
+    opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
+    await opened.open()
+    yield opened
+    await opened.close()

@@ -1,0 +1,274 @@
+"""What else an attacker would try, beyond the table: kernel interfaces, other executions, the supervisor's channel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from sandbox_helpers import processes_named
+
+from retool_mcore.sandbox.base import MAX_FILE_BYTES, Level
+from retool_mcore.sandbox.local import LocalSandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CONFINED = (Level.NAMESPACES, Level.LANDLOCK)
+CALLS = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    result = libc.syscall(number, *arguments)
+    print("done" if result >= 0 else errno.errorcode[ctypes.get_errno()])
+"""
+# Numbers of x86_64 below 424, of every architecture from there on.
+DENIED = {
+    "io_uring_setup": (425, "EPERM"),
+    "userfaultfd": (323, "EPERM"),
+    "bpf": (321, "EPERM"),
+    "perf_event_open": (298, "EPERM"),
+    "add_key": (248, "EPERM"),
+    "keyctl": (250, "EPERM"),
+    "process_vm_readv": (310, "EPERM"),
+    "open_by_handle_at": (304, "EPERM"),
+    "memfd_create": (319, "EPERM"),
+    "memfd_secret": (447, "EPERM"),
+    "pidfd_getfd": (438, "EPERM"),
+    "setns": (308, "EPERM"),
+    "clone3": (435, "ENOSYS"),
+    "shmget": (29, "EPERM"),
+    "personality": (135, "EPERM"),
+    "seccomp": (317, "EPERM"),
+    "no such call yet": (999, "ENOSYS"),
+}
+
+
+def needs_seccomp(sandbox: LocalSandbox) -> None:
+    if sandbox.level not in CONFINED:
+        pytest.skip(f"{sandbox.level} has no system-call filter (README.md)")
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="system-call numbers of x86_64")
+async def test_dangerous_system_calls_are_refused(sandbox: LocalSandbox):
+    needs_seccomp(sandbox)
+    code = CALLS + "\n".join(f"call({number}, 0, 0, 0, 0, 0)" for number, _ in DENIED.values())
+    result = await sandbox.execute(code)
+    assert dict(zip(DENIED, result.stdout.split(), strict=True)) == {k: errno for k, (_, errno) in DENIED.items()}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="x32 is an ABI of x86_64")
+async def test_a_call_of_another_abi_kills(sandbox: LocalSandbox):
+    needs_seccomp(sandbox)
+    result = await sandbox.execute(CALLS + "call(0x40000000 + 39)")
+    assert (result.status, result.return_code) == ("finished", -signal.SIGSYS)
+
+
+async def test_the_supervisors_limits_and_signals_are_out_of_reach(sandbox: LocalSandbox):
+    """At landlock as an ordinary user the trainer has the same uid: what needs no more than that must be refused."""
+    needs_seccomp(sandbox)
+    code = f"""
+import fcntl, os, resource
+read_end, write_end = os.pipe()
+for attack in (
+    lambda: resource.prlimit({os.getpid()}, resource.RLIMIT_CPU, (1, 1)),
+    lambda: fcntl.fcntl(read_end, 8, {os.getpid()}),  # F_SETOWN
+    lambda: fcntl.fcntl(read_end, 10, 9),  # F_SETSIG
+    lambda: os.setpriority(os.PRIO_PROCESS, {os.getpid()}, 19),
+    lambda: os.sched_setaffinity({os.getpid()}, [0]),
+):
+    try: attack(); print("done")
+    except OSError: print("refused")
+print(resource.getrlimit(resource.RLIMIT_CORE), fcntl.fcntl(0, fcntl.F_GETFD))
+"""
+    assert (await sandbox.execute(code)).stdout == "refused\n" * 5 + "(0, 0) 0\n"
+
+
+async def test_no_socket_family_is_open(sandbox: LocalSandbox):
+    needs_seccomp(sandbox)
+    code = """
+import socket
+opened = []
+for family in range(0, 46):
+    for kind in (1, 2, 3, 5):
+        try: opened.append(socket.socket(family, kind))
+        except OSError: pass
+try: opened.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+except OSError: pass
+print(opened)
+"""
+    assert (await sandbox.execute(code)).stdout == "[]\n"
+
+
+async def test_asyncio_works_without_sockets(sandbox: LocalSandbox):
+    result = await sandbox.execute("import asyncio\nasync def f(): await asyncio.sleep(0); return 5\nasyncio.run(f())")
+    assert result.stdout == "5\n"
+
+
+async def test_nothing_can_be_executed(sandbox: LocalSandbox):
+    needs_seccomp(sandbox)
+    code = """
+import os
+for path in ("/bin/su", "/bin/sh"):
+    try: os.execv(path, [path])
+    except OSError as error: print(error.errno)
+"""
+    assert (await sandbox.execute(code)).stdout == "1\n1\n"
+
+
+async def test_no_privilege_and_no_core_dump(sandbox: LocalSandbox):
+    code = """
+import ctypes, os, resource
+libc = ctypes.CDLL(None)
+print(resource.getrlimit(resource.RLIMIT_CORE), os.getuid() != 0 or "root")
+for change in (lambda: os.setuid(0), lambda: os.setgroups([0]), lambda: os.chroot("/")):
+    try: change(); print("done")
+    except OSError: print("refused")
+print(sum(libc.prctl(23, c, 0, 0, 0) == 1 for c in range(41)) if os.getuid() == 65534 else 0)  # bounding set
+"""
+    result = await sandbox.execute(code)
+    assert result.stdout.split("\n")[:4] == ["(0, 0) True", "refused", "refused", "refused"]
+    if sandbox.level == Level.NAMESPACES:
+        assert result.stdout.split("\n")[4] == "0"
+
+
+async def test_limits_cannot_be_raised(sandbox: LocalSandbox):
+    code = """
+import resource as r
+for name in (r.RLIMIT_NPROC, r.RLIMIT_FSIZE, r.RLIMIT_NOFILE, r.RLIMIT_CORE):
+    try: r.setrlimit(name, (r.RLIM_INFINITY, r.RLIM_INFINITY)); print("raised")
+    except (OSError, ValueError): print("refused")
+"""
+    assert (await sandbox.execute(code)).stdout.split() == ["refused"] * 4
+
+
+async def test_only_the_standard_streams_and_the_control_socket_are_open(sandbox: LocalSandbox):
+    code = """
+import os
+found = []
+for fd in range(4096):
+    try: os.fstat(fd)
+    except OSError: continue
+    found.append(fd)
+print(found)
+"""
+    result = await sandbox.execute(code)
+    found = [fd for fd in eval(result.stdout) if fd < 200]  # from 200: Python's own directories, weaker levels as root
+    assert found == [0, 1, 2, 3]
+    if sandbox.level == Level.NAMESPACES:
+        assert result.stdout == "[0, 1, 2, 3]\n"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "os.write(3, b'garbage' * 1000)",
+        "os.write(3, struct.pack('=cI', b'H', 0))",  # asks for the other image
+        "os.write(3, struct.pack('=cI', b'D', 4) + struct.pack('=i', 0))",  # claims to be done
+        "os.write(3, struct.pack('=cI', b'N', 0xFFFFFFFF))",  # announces a file of 4 GiB
+        "os.write(3, struct.pack('=cIII', b'N', 8, 0xFFFFFFF, 7))",  # a file nobody asked for
+        "os.close(3)",
+        "os.dup2(1, 3)",
+    ],
+)
+async def test_abuse_of_the_control_socket_harms_only_the_own_result(sandbox: LocalSandbox, attack: str):
+    result = await sandbox.execute(f"import os, struct\n{attack}\nos._exit(9)", run_timeout_s=2)
+    assert (result.status, result.return_code, dict(result.files)) == ("finished", 9, {})
+    assert (await sandbox.execute("1 + 1")).stdout == "2\n"
+
+
+async def test_a_flood_on_the_control_socket_is_cut_off(sandbox: LocalSandbox):
+    announce = f"os.write(3, struct.pack('=cI', b'N', {4 * MAX_FILE_BYTES}))"
+    code = f"import os, struct\n{announce}\nwhile True: os.write(3, bytes(1 << 20))"
+    result = await sandbox.execute(code, run_timeout_s=10)
+    assert not result.ok and result.files == {}
+
+
+async def test_another_executions_files_cannot_be_read(sandbox: LocalSandbox):
+    code = "import os, time\nopen('mine', 'w').write('private'); print(os.getcwd(), flush=True); time.sleep(1.5)"
+    first = asyncio.ensure_future(sandbox.execute(code))
+    await asyncio.sleep(0.5)
+    spy = """
+import glob
+for pattern in ("/tmp/retool-sandbox-*/seat*/mine", "/box/mine", "/tmp/mine", "/proc/*/cwd/mine"):
+    for path in glob.glob(pattern):
+        try: print(open(path).read())
+        except OSError: pass
+"""
+    second = await sandbox.execute(spy)
+    assert (await first).ok
+    assert (second.stdout, second.return_code) == ("", 0)
+
+
+async def test_other_processes_memory_cannot_be_read(sandbox: LocalSandbox):
+    if sandbox.level == Level.RLIMITS and os.geteuid() != 0:
+        pytest.skip("rlimits as an ordinary user: same uid as the supervisor (README.md)")
+    code = f"""
+import os
+for pid in (os.getppid(), {os.getpid()}, 1):
+    for name in ("mem", "environ", "maps", "fd/0"):
+        if pid == os.getpid(): continue
+        try: open(f"/proc/{{pid}}/{{name}}", "rb").read(1); print("read", pid, name)
+        except OSError: pass
+"""
+    assert (await sandbox.execute(code)).stdout == ""
+
+
+async def test_sources_and_tests_of_this_repository_are_out_of_sight(sandbox: LocalSandbox):
+    needs_seccomp(sandbox)
+    root = Path(__file__).resolve().parents[2]
+    code = f"""
+for path in ({str(root / "pyproject.toml")!r}, {str(Path(__file__))!r}):
+    try: print(open(path).read(20))
+    except OSError as error: print(type(error).__name__ in ("FileNotFoundError", "PermissionError"))
+try: import retool_mcore; print(retool_mcore)
+except ImportError: print(True)
+"""
+    assert (await sandbox.execute(code)).stdout.split() == ["True"] * 3
+
+
+async def test_a_time_bomb_does_not_outlive_the_call(sandbox: LocalSandbox, tmp_path: Path):
+    target = tmp_path / "bombed"
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory != Path("/"):
+            directory.chmod(0o777 if directory == tmp_path else directory.stat().st_mode | 0o011)
+    code = f"""
+import os, signal, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)
+        time.sleep(1); open({str(target)!r}, "w").close(); os._exit(0)
+"""
+    assert (await sandbox.execute(code)).ok
+    await asyncio.sleep(1.3)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("escape", ["pass", "os.setsid()"])
+async def test_a_fork_bomb_is_over_when_the_call_returns(sandbox: LocalSandbox, escape: str):
+    name = f"rt-bomb-{os.getpid() % 10_000}"
+    code = f"""
+import ctypes, os
+ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0)
+while True:
+    try:
+        if os.fork() == 0: {escape}
+    except OSError: pass
+"""
+    started = time.monotonic()
+    result = await sandbox.execute(code, run_timeout_s=1)
+    assert result.status == "time_limit"
+    assert processes_named(name) == []
+    assert time.monotonic() - started < 8
+    assert (await sandbox.execute("1 + 1")).stdout == "2\n"
+
+
+async def test_a_printing_loop_does_not_starve_the_neighbour(sandbox: LocalSandbox):
+    noisy = asyncio.ensure_future(sandbox.execute("while True: print('x' * 1000)", run_timeout_s=1.5))
+    await asyncio.sleep(0.3)
+    quiet = await sandbox.execute("1 + 1")
+    assert (quiet.stdout, (await noisy).status) == ("2\n", "time_limit")
+    assert quiet.queue_s < 0.5

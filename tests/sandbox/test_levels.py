@@ -1,0 +1,194 @@
+"""Levels are found by trying, a refusal is told with how to lift it, and there is no silent step down."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.sandbox.base import Level, open_sandbox
+from retool_mcore.sandbox.local import LocalSandbox
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Run in a fresh process under a system-call filter, as a container runtime lays one on.
+REFUSED_SETUP = """
+import asyncio, errno, logging, sys
+import pyseccomp
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.seccomp import compile_filter
+logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
+refuse = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+for name in {refused!r}:
+    refuse.add_rule(pyseccomp.ERRNO(errno.EPERM), name)
+refuse.load()
+async def main():
+    try:
+        async with LocalSandbox(min_level=Level({min_level!r}), workers=1) as sandbox:
+            print("level", sandbox.level, (await sandbox.execute("6 * 7")).stdout)
+    except SandboxUnavailable as error:
+        print("refused:", error)
+asyncio.run(main())
+"""
+
+
+def run_refused(refused: list[str], min_level: str) -> str:
+    code = REFUSED_SETUP.format(refused=refused, min_level=min_level)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_a_refused_level_is_an_error_that_says_what_was_refused_and_how_to_allow_it():
+    text = run_refused(["unshare"], "namespaces")
+    assert "refused: this machine does not give the sandbox level 'namespaces'" in text
+    assert "unshare(0x7c020000): Operation not permitted" in text
+    assert "user.max_user_namespaces" in text
+    assert "level " + "landlock" not in text
+
+
+def test_with_a_lower_minimum_the_step_down_is_logged():
+    text = run_refused(["unshare"], "rlimits")
+    assert "WARNING sandbox level namespaces is refused here" in text
+    assert "level landlock 42" in text or "level rlimits 42" in text
+
+
+def test_the_weakest_level_is_loud():
+    text = run_refused(["unshare", "landlock_create_ruleset"], "rlimits")
+    assert "level rlimits 42" in text
+    assert "WARNING sandbox level is rlimits: model code can read files, use the network" in text
+
+
+def test_gvisor_is_refused_with_what_to_do():
+    text = run_refused(["getpgrp"], "gvisor")
+    assert "refused: this machine does not give the sandbox level 'gvisor'" in text
+    assert "runsc" in text
+
+
+def test_levels_are_ordered():
+    ranks = [level.rank for level in (Level.NONE, Level.RLIMITS, Level.LANDLOCK, Level.NAMESPACES, Level.GVISOR)]
+    assert ranks == sorted(ranks)
+
+
+@pytest.mark.parametrize(
+    "spec, options, message",
+    [
+        ("local", {"min_level": "strong"}, "min_level = 'strong' is not a level"),
+        ("local", {"workers": 0}, "workers = 0"),
+        ("ftp://x", {}, "neither 'local' nor a list of"),
+        ([], {}, "neither 'local' nor a list of"),
+        ("local", {"workers": 4, "sessions": 2}, "sessions = 2 is below workers = 4"),
+    ],
+)
+async def test_bad_options_are_configuration_errors(spec: object, options: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        open_sandbox(spec, **options)  # type: ignore[arg-type]
+
+
+async def test_the_level_is_told_in_every_result(sandbox: LocalSandbox):
+    for code in ("1", "1/0", "import numpy"):
+        assert (await sandbox.execute(code)).level == sandbox.level
+
+
+test_the_level_is_told_in_every_result = pytest.mark.asyncio(loop_scope="session")(
+    test_the_level_is_told_in_every_result
+)
+
+
+async def test_before_it_is_open_no_level_is_claimed():
+    with pytest.raises(SandboxUnavailable, match="not open yet"):
+        _ = LocalSandbox().level
+
+
+OWN_SIGNALS_ONLY = """
+import os
+from retool_mcore.sandbox import kernel, seccomp
+kernel.forbid_new_privileges()
+kernel.install_seccomp(seccomp.for_process(seccomp.compile_filter(only_own_signals=True), os.getpid()))
+os.kill(os.getpid(), 0)
+for target in (os.getppid(), 1, 0, -1):
+    try: os.kill(target, 0); print("sent")
+    except PermissionError: print("refused")
+"""
+
+
+def test_without_landlocks_signal_scope_seccomp_keeps_signals_in():
+    output = subprocess.check_output([sys.executable, "-c", OWN_SIGNALS_ONLY], text=True)
+    assert output.split() == ["refused"] * 4
+
+
+def test_a_container_that_masks_proc_still_gives_namespaces():
+    """As in Docker: uid 0 is the only id there is, and parts of /proc are mounted over, so /proc cannot be mounted."""
+    code = REFUSED_SETUP.format(refused=["getpgrp"], min_level="namespaces").replace(
+        "6 * 7", "import os; os.listdir('/proc')"
+    )
+    inside = f"mount --bind /dev/null /proc/timer_list && exec {sys.executable} -c {shlex.quote(code)}"
+    command = ["unshare", "-Urmpf", "--mount-proc", "bash", "-c", inside]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if "unshare" in result.stderr or "mount:" in result.stderr:
+        pytest.skip(f"no such container can be made here: {result.stderr}")
+    assert result.stdout == "level namespaces []\n\n"
+
+
+ORDINARY = """
+import asyncio, sys
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+async def main():
+    level = Level(sys.argv[1])
+    async with LocalSandbox(min_level=level, max_level=level, workers=2, attempts=1) as sandbox:
+        for code in ("6 * 7", "import numpy, sympy; sympy.factorint(12)", "open('f', 'w').write('x')"):
+            print((await sandbox.execute(code)).text)
+        bomb = "import os\\nwhile True:\\n try:\\n  if os.fork() == 0: os.setsid()\\n except OSError: pass"
+        print((await sandbox.execute(bomb, run_timeout_s=0.5)).status)
+        forks = "import os\\nfor n in range(200):\\n  if os.fork() == 0: __import__('time').sleep(9)"
+        print((await sandbox.execute(forks)).text.splitlines()[-1][:22])
+        if level != Level.RLIMITS:
+            kills = "import os\\nfor p in (os.getppid(), 1, -1):\\n try: os.kill(p, 9)\\n except OSError: pass"
+            await sandbox.execute(kills, run_timeout_s=2)
+        print((await sandbox.execute("6 * 7")).text)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+@pytest.mark.parametrize("level", ["namespaces", "landlock", "rlimits"])
+def test_works_as_an_ordinary_user(level: str, tmp_path: Path):
+    """Under another uid, with a Python that it may execute, which root's own need not be."""
+    python = next((p for p in (shutil.which("python3", path="/usr/bin"), sys.executable) if p and _executable(p)), None)
+    if python is None or _version(python) != sys.version_info[:2]:
+        pytest.skip(f"no Python {sys.version_info[0]}.{sys.version_info[1]} that an ordinary user may execute")
+    for directory in tmp_path.parents:
+        if directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o011)
+    tmp_path.chmod(0o777)
+    subprocess.run([python, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    (site_packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    installed = next(path for path in sys.path if path.endswith("site-packages"))
+    (site_packages / "shared.pth").write_text(installed)
+    result = subprocess.run(
+        [str(tmp_path / "venv/bin/python"), "-c", ORDINARY, level],
+        user=1500, group=1500, extra_groups=[], cwd=tmp_path, timeout=100, capture_output=True, text=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    if "does not give the sandbox level" in result.stderr:
+        pytest.skip(result.stderr[-600:])
+    expected = ["42", "{2: 2, 3: 1}", "1", "time_limit", "BlockingIOError: [Errn", "42"]
+    assert result.stdout.splitlines() == expected, result.stderr
+
+
+def _executable(python: str) -> bool:
+    real = Path(python).resolve()
+    return all(parent.stat().st_mode & 0o001 for parent in (real, *real.parents))
+
+
+def _version(python: str) -> tuple[int, int]:
+    text = subprocess.check_output([python, "-c", "import sys; print(*sys.version_info[:2])"], text=True)
+    major, minor = text.split()
+    return int(major), int(minor)

@@ -1,0 +1,178 @@
+"""Queue, cancellation, restart, sessions, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from sandbox_helpers import children_of, open_at
+
+from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_a_bounded_number_executes_in_order_of_arrival():
+    sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=2)
+    async with sandbox:
+        ended: list[int] = []
+
+        async def call(number: int) -> float:
+            result = await sandbox.execute("import time; time.sleep(0.1)")
+            ended.append(number)
+            return result.queue_s
+
+        started = time.monotonic()
+        queue_s = await asyncio.gather(*(call(number) for number in range(10)))
+        assert time.monotonic() - started >= 0.5  # 10 calls of 0.1 s, two at a time
+    assert all(abs(place - number) <= 1 for place, number in enumerate(ended))
+    assert queue_s[0] < 0.05 and queue_s[9] > 0.35
+
+
+async def test_the_run_timeout_does_not_count_the_queue():
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
+        calls = [sandbox.execute("import time; time.sleep(0.3)", run_timeout_s=0.6) for _ in range(4)]
+        results = await asyncio.gather(*calls)
+    assert [result.status for result in results] == ["finished"] * 4
+    assert results[3].queue_s > 0.6
+
+
+async def test_hundreds_of_calls_in_flight(strongest: LocalSandbox):
+    results = await asyncio.gather(*(strongest.execute(f"{n} * 2") for n in range(300)))
+    assert [result.stdout for result in results] == [f"{n * 2}\n" for n in range(300)]
+
+
+@pytest.mark.parametrize("level", [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS], ids=str)
+async def test_a_zygote_killed_mid_run_is_an_outage_and_starts_again(level: Level):
+    sandbox = await open_at(level, workers=2)
+    async with sandbox:
+        call = asyncio.ensure_future(sandbox.execute("import time; time.sleep(30)", run_timeout_s=60))
+        await asyncio.sleep(0.5)
+        assert not call.done()
+        for pid in children_of(os.getpid(), "retool_mcore.sandbox.zygote"):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SandboxUnavailable, match="the zygote died"):
+            await call
+        assert (await sandbox.execute("1 + 1")).stdout == "2\n"
+        assert (await sandbox.execute("import numpy; int(numpy.int64(3))")).stdout == "3\n"
+
+
+async def test_an_outage_is_retried_before_it_is_raised():
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
+        call = asyncio.ensure_future(sandbox.execute("import time; time.sleep(0.5)\n'done'"))
+        await asyncio.sleep(0.25)
+        for pid in children_of(os.getpid(), "retool_mcore.sandbox.zygote"):
+            os.kill(pid, signal.SIGKILL)
+        assert (await call).stdout == "'done'\n"
+
+
+async def test_close_fails_calls_in_flight_and_leaves_nothing():
+    before = set(Path(tempfile.gettempdir()).glob("retool-sandbox-*"))
+    fds_before = len(os.listdir("/proc/self/fd"))
+    sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=2)
+    await sandbox.open()
+    calls = [asyncio.ensure_future(sandbox.execute("import time; time.sleep(60)")) for _ in range(4)]
+    await asyncio.sleep(0.3)
+    await sandbox.close()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, SandboxUnavailable) for outcome in outcomes)
+    assert set(Path(tempfile.gettempdir()).glob("retool-sandbox-*")) - before == set()
+    assert len(os.listdir("/proc/self/fd")) == fds_before
+    with pytest.raises(SandboxUnavailable, match="closed"):
+        await sandbox.execute("1")
+
+
+async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):
+    codes = ["1", "1/0", "import os; os._exit(3)", "while True: pass", "import numpy", "import os; os.fork()"]
+    await asyncio.gather(*(sandbox.execute(code, run_timeout_s=0.2) for code in codes))
+    await asyncio.sleep(0.05)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        await asyncio.gather(*(sandbox.execute(code, run_timeout_s=0.2) for code in codes * 2))
+    await asyncio.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_path: Path):
+    code = """
+import asyncio, sys
+from retool_mcore.sandbox.base import open_sandbox
+async def main():
+    sandbox = open_sandbox("local", min_level="rlimits", workers=1)
+    await sandbox.open()
+    print("open", flush=True)
+    await sandbox.execute("import time; time.sleep(60)")
+asyncio.run(main())
+"""
+    environment = dict(os.environ, TMPDIR=str(tmp_path))
+    owner = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    assert owner.stdout is not None and owner.stdout.readline() == b"open\n"
+    await asyncio.sleep(0.3)
+    zygotes = children_of(owner.pid, "retool_mcore.sandbox.zygote")
+    assert zygotes
+    owner.kill()
+    owner.wait()
+    async with asyncio.timeout(10):
+        while any(Path(f"/proc/{pid}").exists() for pid in zygotes):
+            await asyncio.sleep(0.05)
+    (left,) = tmp_path.glob("retool-sandbox-*")
+    os.utime(left, (time.time() - 3600, time.time() - 3600))
+    sweep = "from retool_mcore.sandbox.state import remove_stale; from pathlib import Path; "
+    subprocess.run([sys.executable, "-c", f"{sweep}remove_stale(Path({str(tmp_path)!r}))"], check=True)
+    assert list(tmp_path.glob("retool-sandbox-*")) == []
+
+
+# ----------------------------------------------------------------- sessions
+
+
+async def test_definitions_survive_within_a_session_and_only_there(strongest: LocalSandbox):
+    assert (await strongest.execute("import numpy as np\nx = np.arange(3)", session="one")).ok
+    assert (await strongest.execute("int(x.sum())", session="one")).stdout == "3\n"
+    assert "NameError" in (await strongest.execute("x", session="two")).stderr
+    assert "NameError" in (await strongest.execute("x")).stderr
+    await strongest.end_session("one")
+    assert "NameError" in (await strongest.execute("x", session="one")).stderr
+    await strongest.end_session("one")
+    await strongest.end_session("two")
+
+
+async def test_a_session_keeps_the_output_of_its_cells_apart(strongest: LocalSandbox):
+    outputs = [(await strongest.execute(f"print({n}); 1 / {n}", session="cells")).text for n in range(3)]
+    assert outputs[0].startswith("0\nTraceback") and 'File "cell_1.py", line 1' in outputs[0]
+    assert outputs[1:] == ["1\n1.0", "2\n0.5"]
+    await strongest.end_session("cells")
+
+
+async def test_a_time_limit_ends_the_session_and_the_next_result_says_so(strongest: LocalSandbox):
+    await strongest.execute("x = 1", session="slow")
+    assert (await strongest.execute("while True: pass", session="slow", run_timeout_s=0.3)).status == "time_limit"
+    result = await strongest.execute("'x' in globals()", session="slow")
+    assert result.session_restarted
+    assert result.text == "False\n[the interpreter was restarted before this code: earlier definitions are gone]"
+    assert not (await strongest.execute("1", session="slow")).session_restarted
+    await strongest.end_session("slow")
+
+
+async def test_sessions_are_bounded_and_the_longest_idle_makes_room(strongest: LocalSandbox):
+    for name in ("a", "b", "c"):  # the fixture allows two
+        assert (await strongest.execute("x = 1", session=name)).ok
+    assert (await strongest.execute("x", session="c")).stdout == "1\n"
+    assert (await strongest.execute("x", session="b")).stdout == "1\n"
+    result = await strongest.execute("x", session="a")
+    assert result.session_restarted and "NameError" in result.stderr
+    for name in ("a", "b", "c"):
+        await strongest.end_session(name)
+
+
+async def test_sessions_are_off_by_default(sandbox: LocalSandbox):
+    with pytest.raises(ConfigError, match="without sessions"):
+        await sandbox.execute("1", session="a")

@@ -1,0 +1,76 @@
+"""A configuration is strict, complete and says what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda p: p.name)
+def test_every_shipped_config_loads(path: Path):
+    kind = SftConfig if path.name.startswith("sft_") else RlConfig
+    assert load_config(kind, path).run.name == path.stem
+
+
+def test_overrides_are_typed_toml_and_bare_words_are_strings():
+    run = load_config(
+        RlConfig, RL, ["train.steps=7", 'sandbox.where=["local"]', "run.name=other", "rollout.tool=false"]
+    )
+    assert (run.train.steps, run.sandbox.where, run.run.name, run.rollout.tool) == (7, ["local"], "other", False)
+
+
+def test_resolved_config_reads_back_equal(tmp_path: Path):
+    run = load_config(RlConfig, RL, ["verl_overrides.trainer.balance_batch=false"])
+    copy = tmp_path / "config.toml"
+    copy.write_text(run.to_toml())
+    assert load_config(RlConfig, copy).model_dump() == run.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("path", "override", "message"),
+    [
+        (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean steps?"),
+        (SFT, "train.steps=many", 'train.steps = "many": input should be a valid integer'),
+        (SFT, "train.steps=0", "train.steps = 0: input should be greater than 0"),
+        (SFT, "run.platform=tpu", "run.platform = \"tpu\": input should be 'cpu', 'cuda' or 'ascend'"),
+        (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
+        (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
+        (SFT, "run.platform=cuda", 'model.dtype = "float32" runs on platform "cpu" only'),
+        (SFT, "data.max_length_tokens=999999", "does not fit a micro-batch"),
+        (SFT, "steps=3", "is not of the form section.key=value"),
+        (RL, "rollout.group_size=1", "rollout.group_size = 1 gives GRPO no group"),
+        (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
+        (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
+        (RL, "rollout.protocol=xml", "rollout.protocol"),
+        (RL, "reward.wrong=2.0", "reward.wrong = 2.0 is not below reward.correct = 1.0"),
+        (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: str):
+    kind = SftConfig if path is SFT else RlConfig
+    with pytest.raises(ConfigError) as caught:
+        load_config(kind, path, [override])
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value) or "section.key=value" in str(caught.value)
+
+
+def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        load_config(SftConfig, tmp_path / "absent.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\n")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(SftConfig, broken)
+
+
+def test_at_most_ten_raw_verl_keys():
+    overrides = [f"verl_overrides.trainer.key{i}=1" for i in range(11)]
+    with pytest.raises(ConfigError, match="at most 10"):
+        load_config(RlConfig, RL, overrides)
