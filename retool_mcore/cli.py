@@ -15,7 +15,7 @@ import typer
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ReToolError
-from retool_mcore.process import end_with_parent_if_asked
+from retool_mcore.process import end_with_parent_if_asked, heed_sigquit
 
 Config = Annotated[Path, typer.Argument(help="one TOML file of configs/")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
@@ -133,6 +133,7 @@ def run_rl() -> None:
 
 def _run_alone(command: Callable[..., None]) -> None:
     end_with_parent_if_asked()
+    heed_sigquit()
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command()(command)
     alone()
@@ -141,6 +142,7 @@ def _run_alone(command: Callable[..., None]) -> None:
 def main() -> None:
     """Entry point of the `retool` console script."""
     end_with_parent_if_asked()
+    heed_sigquit()
     from retool_mcore.data.cli import app as data_app
     from retool_mcore.evaluate.cli import app as evaluate_app
     from retool_mcore.reward.cli import app as reward_app

@@ -34,6 +34,15 @@ def end_with_parent_if_asked() -> None:
         die_with_parent(signal.SIGTERM)
 
 
+def heed_sigquit() -> None:
+    """Undo an inherited "ignore SIGQUIT": a shell gives that to what it starts in the background.
+
+    SGLang ends its server by SIGQUIT when a part of it has died; all processes of a run inherit from this one, and
+    with the signal ignored they would wait for the dead part for ever.
+    """
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
 def exit_on_sigterm() -> None:
     """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process has started."""
 

@@ -38,15 +38,25 @@ def run(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.Comple
 
 @contextmanager
 def started(argv: list[str], mark: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in the background; killed on leaving, whatever happened."""
+    """A command in the background, as a shell's ``command &`` starts it; killed on leaving, whatever happened."""
     child = subprocess.Popen(
-        argv, cwd=ROOT, env={**os.environ, MARK: mark}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        argv,
+        cwd=ROOT,
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_ignore_like_a_shell,
     )
     try:
         yield child
     finally:
         child.kill()
         child.wait()
+
+
+def _ignore_like_a_shell() -> None:
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def marked_processes(mark: str) -> dict[int, str]:
