@@ -95,6 +95,7 @@ class SftData(Section):
     train_file: str  # parquet, rows {messages, tools}
     val_file: str
     max_length_tokens: PositiveInt
+    allow_overlap: bool = False  # True: validate on problems that are trained on, more than a tenth of them
 
 
 class SftTrain(Section):
@@ -108,6 +109,7 @@ class RlData(Section):
     train_file: str  # parquet in verl's schema: prompt, data_source, reward_model, extra_info
     val_file: str
     max_prompt_tokens: PositiveInt
+    allow_overlap: bool = False  # as in SftData
 
 
 class RlTrain(Section):

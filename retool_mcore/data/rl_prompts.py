@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from retool_mcore.config import RlConfig
 from retool_mcore.data.chat import CODE_INTERPRETER, render_prompt
 from retool_mcore.data.files import read_rows
+from retool_mcore.data.lint import require_disjoint
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -18,12 +19,14 @@ COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 def check_prompts(config: RlConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Every prompt of the training and validation file renders, fits the budget and has a truth to be judged by.
 
-    Raises DataError with file, row and column.
+    Raises DataError with file, row and column; also when validation problems are trained on without leave.
     """
     rows = {path: _check_file(path, config, tokenizer) for path in (config.data.train_file, config.data.val_file)}
     given, prompts = rows[config.data.train_file], config.train.prompts_per_step
     if given < prompts:
         raise DataError(f"{config.data.train_file} has {given} rows, fewer than train.prompts_per_step = {prompts}")
+    if not config.data.allow_overlap:
+        require_disjoint(config.data.train_file, config.data.val_file)
 
 
 def _check_file(path: str, config: RlConfig, tokenizer: PreTrainedTokenizerBase) -> int:

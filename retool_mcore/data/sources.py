@@ -11,6 +11,7 @@ from retool_mcore.data.files import column_names, read_jsonl, read_rows
 from retool_mcore.errors import DataError
 
 ENDINGS = (".parquet", ".jsonl", ".json")
+PARQUET_MAGIC = b"PAR1"
 
 
 def source_files(source: str, split: str | None = None) -> list[Path]:
@@ -22,6 +23,8 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
+        if path.suffix in ENDINGS:
+            raise DataError(f"{source}: cannot be read: there is no such file")
         path = _download(source)
     files = sorted(file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file())
     chosen = [file for file in files if split is None or split in str(file.relative_to(path))]
@@ -42,7 +45,7 @@ def read_source(
 def _read_files(source: str, required: Sequence[str], split: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     empty = True
     for file in source_files(source, split):
-        if file.suffix == ".parquet":
+        if _is_parquet(file):
             names = column_names(file)
             for index, row in read_rows(file, [*required, *(name for name in names if name not in required)]):
                 empty = False
@@ -56,6 +59,16 @@ def _read_files(source: str, required: Sequence[str], split: str | None) -> Iter
             yield f"{file}, line {line}", row
     if empty:
         raise DataError(f"{source}: no rows")
+
+
+def _is_parquet(file: Path) -> bool:
+    if file.suffix in ENDINGS:
+        return file.suffix == ".parquet"
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _download(name: str) -> Path:

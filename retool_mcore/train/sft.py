@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered, load_tokenizer
+from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.models import check_cores, check_model
@@ -38,6 +39,8 @@ def train(config: SftConfig) -> Path:
     die_with_parent()
     check_model(config)
     check_cores(config)
+    if not config.data.allow_overlap:
+        require_disjoint(config.data.train_file, config.data.val_file)
     platform = get_platform(config.run.platform)
     with output_to(config.run.dir / "logs" / f"sft_rank{os.environ.get('RANK', '0')}.log") as terminal:
         platform.activate()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
+from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.cli import app
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.lint import lint_file, ngrams, overlap, read_problem_rows, require_disjoint
 from retool_mcore.data.rl import rl_row
+from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.tasks import TaskSpec, make_task
 from retool_mcore.errors import DataError
 
+ROOT = Path(__file__).parents[2]
 LONG = "In a town there are many houses and every house has four windows and two doors, how many windows are there?"
 
 
@@ -75,20 +82,72 @@ def test_overlap_is_found_by_text_and_by_thirteen_words():
 def test_a_validation_set_that_is_the_training_set_is_refused(tmp_path):
     problems = [f"What is {n} + {n}?" for n in range(20)]
     train = sft_file(tmp_path / "train.parquet", *problems)
-    with pytest.raises(DataError, match="of 20 problems 20 are also in"):
+    with pytest.raises(DataError, match=r"20 of the 20 problems of .* are also in .*data.allow_overlap = true"):
         require_disjoint(train, train)
-    other = sft_file(tmp_path / "val.parquet", problems[0], *[f"What is {n} - {n}?" for n in range(19)])
-    assert require_disjoint(train, other).same == 1
+    # By content: another file, another order, other spacing, other answers.
+    copy = sft_file(tmp_path / "copy.parquet", *[p.replace(" + ", "+") for p in problems[::-1]], answer="\\boxed{5}")
+    with pytest.raises(DataError, match="20 of the 20 problems"):
+        require_disjoint(train, copy)
     result = CliRunner().invoke(app, ["lint", train, train])
     assert result.exit_code == 1
     assert "error:" in result.output
 
 
+def test_a_tenth_of_the_validation_set_may_be_shared(tmp_path):
+    problems = [f"What is {n} + {n}?" for n in range(20)]
+    train = sft_file(tmp_path / "train.parquet", *problems)
+    fresh = [f"What is {n} - {n}?" for n in range(20)]
+    require_disjoint(train, sft_file(tmp_path / "two.parquet", *problems[:2], *fresh[:18]))
+    with pytest.raises(DataError, match="3 of the 20 problems"):
+        require_disjoint(train, sft_file(tmp_path / "three.parquet", *problems[:3], *fresh[:17]))
+
+
 def test_the_same_problem_counts_across_sft_and_rl_files(tmp_path):
     train = sft_file(tmp_path / "train.parquet", "What is 2 + 2?")
     val = rl_file(tmp_path / "val.parquet", "What is 2 + 2?")
-    with pytest.raises(DataError, match="1 are also in"):
+    with pytest.raises(DataError, match="1 of the 1 problems"):
         require_disjoint(train, val)
+
+
+def test_solved_examples_before_the_problem_are_not_the_problem(tmp_path):
+    def few_shot(path, *problems):
+        shots = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "2"}]
+        rows = [rl_row(problem, "4", "x", "train", index) for index, problem in enumerate(problems)]
+        write_parquet(path, [{**row, "prompt": [*shots, *row["prompt"]]} for row in rows])
+        return str(path)
+
+    train = few_shot(tmp_path / "train.parquet", "What is 2 + 2?", "What is 3 + 3?")
+    require_disjoint(train, few_shot(tmp_path / "val.parquet", "What is 4 + 4?"))
+    with pytest.raises(DataError, match="1 of the 1 problems"):
+        require_disjoint(train, few_shot(tmp_path / "same.parquet", "What is 2 + 2?"))
+
+
+def test_a_missing_file_is_not_looked_for_on_a_hub(tmp_path):
+    train = sft_file(tmp_path / "train.parquet", "What is 2 + 2?")
+    with pytest.raises(DataError, match="owner/name: cannot be read"):
+        require_disjoint(train, "owner/name")
+
+
+def test_sft_does_not_start_on_its_own_validation_set(tmp_path):
+    make_task(tmp_path / "task", seed=1, spec=TaskSpec(sft_train=20, sft_val=8, rl_train=4, rl_val=4, eval=4))
+    train = tmp_path / "task" / "sft_train.parquet"
+    settings = [f"model.path={tmp_path}/task/model", f"data.train_file={train}", f"data.val_file={train}"]
+    command = [sys.executable, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", f"run.root={tmp_path}", *settings]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2, refused.stderr
+    assert refused.stderr.startswith("error: 20 of the 20 problems")
+    meant = [*command, "data.allow_overlap=true"]
+    started = subprocess.run(meant, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert started.stderr.startswith("error: no processes were started"), started.stderr  # the next check: torchrun
+
+
+def test_rl_does_not_start_on_its_own_validation_set(tmp_path, tokenizer):
+    path = rl_file(tmp_path / "a.parquet", *[f"What is {n} + {n}?" for n in range(12)])
+    files = [f"data.train_file={path}", f"data.val_file={path}"]
+    config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", files)
+    with pytest.raises(DataError, match="12 of the 12 problems"):
+        check_prompts(config, tokenizer)
+    check_prompts(load_config(RlConfig, config.source, [*files, "data.allow_overlap=true"]), tokenizer)
 
 
 def test_files_of_no_known_schema_are_errors(tmp_path):
