@@ -6,17 +6,16 @@ measured fact says so in the TOML file, where it is chosen, not here.
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from retool_mcore.config_errors import explain
 from retool_mcore.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -148,10 +147,28 @@ class Sandbox(Section):
 
 
 class Reward(Section):
+    """The paper's +-1; what is below ``workers`` shapes it, is off by default and is logged as a part of its own."""
+
     correct: float = 1.0
     wrong: float = -1.0
     timeout_s: PositiveFloat = 5.0  # of one equivalence check; a check that takes longer counts as wrong
     workers: PositiveInt = 1
+    call_bonus: Annotated[float, Field(ge=0)] = 0.0  # for each call of a wrong response; the public recipe's is 0.1
+    call_bonus_cap: float = -0.6  # what a wrong response can be worth with its bonus
+    overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0  # the last so many of max_response_tokens cost up to 1
+    require_format: bool = False  # True: a right answer counts only when no call of its response was malformed
+
+    @model_validator(mode="after")
+    def _right_is_worth_most(self) -> Reward:
+        if self.wrong >= self.correct:
+            raise ValueError(f"reward.wrong = {self.wrong} is not below reward.correct = {self.correct}")
+        if self.call_bonus and not self.wrong < self.call_bonus_cap < self.correct:
+            raise ValueError(
+                f"reward.call_bonus_cap = {self.call_bonus_cap} is not between reward.wrong = {self.wrong} and "
+                f"reward.correct = {self.correct}, so reward.call_bonus = {self.call_bonus} would do nothing, or pay "
+                "wrong answers like right ones"
+            )
+        return self
 
 
 class Algorithm(Section):
@@ -279,8 +296,16 @@ class RlConfig(RunConfig):
                 f"data.max_prompt_tokens + rollout.max_response_tokens = {self.max_sequence_tokens} does not fit a "
                 f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens"
             )
-        if self.reward.wrong >= self.reward.correct:
-            raise ValueError(f"reward.wrong = {self.reward.wrong} is not below reward.correct = {self.reward.correct}")
+        if self.reward.overlong_buffer_tokens > r.max_response_tokens:
+            raise ValueError(
+                f"reward.overlong_buffer_tokens = {self.reward.overlong_buffer_tokens} is longer than "
+                f"rollout.max_response_tokens = {r.max_response_tokens}, whose end it is"
+            )
+        if not r.tool and (self.reward.call_bonus or self.reward.require_format):
+            raise ValueError(
+                "reward.call_bonus and reward.require_format judge calls, and rollout.tool = false leaves none. Set "
+                "reward.call_bonus = 0.0 and reward.require_format = false"
+            )
         return self
 
 
@@ -306,7 +331,7 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(kind, error, str(path), overrides)) from error
+        raise ConfigError(explain(kind, error, str(path), overrides)) from error
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -324,31 +349,3 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not isinstance(table, dict):
         raise ConfigError(f"{override!r}: {parts[0]} is not a section of the configuration")
     table[parts[1]] = value
-
-
-def _explain(kind: type[RunConfig], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
-    lines: list[str] = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
-        value = json.dumps(item["input"], default=str)[:80]
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
-        elif item["type"] == "missing":
-            lines.append(f"{where} is missing")
-        elif where and item["type"] != "value_error":
-            lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
-        else:
-            lines.append(f"{item['msg'].removeprefix('Value error, ')}" + (f" (section [{where}])" if where else ""))
-    origin = source + (f" with {' '.join(overrides)}" if overrides else "")
-    return f"{origin}: " + "; ".join(lines) + "."
-
-
-def _nearest(kind: type[RunConfig], loc: tuple[int | str, ...]) -> str:
-    fields: Mapping[str, Any] = kind.model_fields
-    for part in loc[:-1]:
-        section = fields[str(part)].annotation
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return ""
-        fields = section.model_fields
-    close = difflib.get_close_matches(str(loc[-1]), list(fields), n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(fields)}"

@@ -230,6 +230,13 @@ def _reward_keys(config: RlConfig) -> dict[str, Any]:
             "correct": config.reward.correct,
             "wrong": config.reward.wrong,
             "timeout_s": config.reward.timeout_s,
+            "shaping": {
+                "call_bonus": config.reward.call_bonus,
+                "call_bonus_cap": config.reward.call_bonus_cap,
+                "overlong_buffer_tokens": config.reward.overlong_buffer_tokens,
+                "overlong_limit_tokens": config.rollout.max_response_tokens,
+                "require_format": config.reward.require_format,
+            },
         },
     }
 

@@ -50,6 +50,8 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
         (RL, "rollout.protocol=xml", "rollout.protocol"),
         (RL, "reward.wrong=2.0", "reward.wrong = 2.0 is not below reward.correct = 1.0"),
+        (RL, "reward.call_bonus=-0.1", "reward.call_bonus = -0.1: input should be greater than or equal to 0"),
+        (RL, "reward.overlong_buffer_tokens=161", "is longer than rollout.max_response_tokens = 160"),
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
     ],
 )
@@ -59,6 +61,16 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: 
         load_config(kind, path, [override])
     assert message in str(caught.value)
     assert str(path) in str(caught.value) or "section.key=value" in str(caught.value)
+
+
+def test_shaping_that_cannot_shape_is_refused():
+    with pytest.raises(ConfigError, match=r"rollout.tool = false leaves none"):
+        load_config(RlConfig, RL, ["reward.call_bonus=0.1", "rollout.tool=false"])
+    with pytest.raises(ConfigError, match=r"rollout.tool = false leaves none"):
+        load_config(RlConfig, RL, ["reward.require_format=true", "rollout.tool=false"])
+    for cap in (-1.0, 1.0):
+        with pytest.raises(ConfigError, match=f"reward.call_bonus_cap = {cap} is not between"):
+            load_config(RlConfig, RL, ["reward.call_bonus=0.1", f"reward.call_bonus_cap={cap}"])
 
 
 def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retool_mcore.errors import RewardError
@@ -56,6 +56,16 @@ def compute_score(
         added = sum(value for name, value in parts.items() if name != "format_ok")
         result |= {"score": base + added, "reward_answer": base, **parts}
     return result
+
+
+def mean_parts(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of each part over results of ``compute_score``, as metrics ``reward/NAME``; score and acc are verl's."""
+    values: dict[str, list[float]] = {}
+    for result in results:
+        for name, value in result.items():
+            if isinstance(value, float) and name not in ("score", "acc"):
+                values.setdefault(f"reward/{name.removeprefix('reward_')}", []).append(value)
+    return {name: sum(each) / len(each) for name, each in values.items()}
 
 
 def _truth(ground_truth: Any, data_source: str, extra_info: Mapping[str, Any] | None) -> str:

@@ -2,7 +2,7 @@
 
 - ``call_bonus``: the public recipe's 0.1 for every call of a wrong response, up to ``call_bonus_cap`` (-0.6).
 - ``overlong_buffer_tokens``: DAPO's overlong shaping; the last that many tokens before ``overlong_limit_tokens`` cost
-  linearly up to 1.
+  linearly up to 1. The limit is rollout.max_response_tokens, interpreter output included.
 - ``require_format``: a right answer counts only when no call of the response was malformed.
 """
 

@@ -19,6 +19,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from retool_mcore.errors import RolloutError
+from retool_mcore.reward.score import mean_parts
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.records import RecordWriter
 
@@ -88,12 +89,13 @@ class _Accounting:
         data: Any = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
         extras: list[dict[str, Any]] = [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
         rewards = [float(scores.sum()) for scores in data["rm_scores"].unbind()]
-        correct = [bool((extra.get("reward_extra_info") or {}).get("acc", 0.0)) for extra in extras]
+        results = [extra.get("reward_extra_info") or {} for extra in extras]
+        correct = [bool(result.get("acc", 0.0)) for result in results]
         for key, extra, reward in zip(keys, extras, rewards, strict=True):
             if extra.get("record"):
                 self._write(key, partition_id, extra, reward)
         metrics = summarize([Behavior(**extra["behavior"]) for extra in extras], correct)
-        return {"accuracy": sum(correct) / len(correct), **metrics}
+        return {"accuracy": sum(correct) / len(correct), **mean_parts(results), **metrics}
 
     def _write(self, key: str, partition_id: str, extra: dict[str, Any], reward: float) -> None:
         names = ["prompts", "responses", "response_mask", "rollout_log_probs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retool_mcore.errors import RewardError
-from retool_mcore.reward.score import compute_score
+from retool_mcore.reward.score import compute_score, mean_parts
 
 
 def score(answer: str, shaping=None, **behavior):
@@ -61,3 +61,16 @@ def test_shaping_without_the_loops_counts_is_an_error():
 def test_impossible_options_are_errors():
     with pytest.raises(RewardError, match="not within overlong_limit_tokens"):
         score("34", {"overlong_buffer_tokens": 200, "overlong_limit_tokens": 100})
+
+
+def test_each_part_is_logged_by_its_mean():
+    options = {"call_bonus": 0.1, "overlong_buffer_tokens": 200, "overlong_limit_tokens": 1000}
+    results = [score("34", options, response_tokens=900), score("35", options, calls=2)]
+    assert mean_parts(results) == {
+        "reward/has_answer": 1.0,
+        "reward/check_failed": 0.0,
+        "reward/answer": 0.0,
+        "reward/calls": pytest.approx(0.1),
+        "reward/overlong": -0.25,
+    }
+    assert set(mean_parts([score("34")])) == {"reward/has_answer", "reward/check_failed"}

@@ -1,0 +1,39 @@
+"""What is wrong with a configuration, in a user's words: the key, the value, the rule, the nearest known key."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+
+def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
+    """All of pydantic's findings as one sentence each, after the file and the overrides that they come from."""
+    lines: list[str] = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        value = json.dumps(item["input"], default=str)[:80]
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
+        elif item["type"] == "missing":
+            lines.append(f"{where} is missing")
+        elif where and item["type"] != "value_error":
+            lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
+        else:
+            lines.append(f"{item['msg'].removeprefix('Value error, ')}" + (f" (section [{where}])" if where else ""))
+    origin = source + (f" with {' '.join(overrides)}" if overrides else "")
+    return f"{origin}: " + "; ".join(lines) + "."
+
+
+def _nearest(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    fields: Mapping[str, Any] = kind.model_fields
+    for part in loc[:-1]:
+        section = fields[str(part)].annotation
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return ""
+        fields = section.model_fields
+    close = difflib.get_close_matches(str(loc[-1]), list(fields), n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(fields)}"
