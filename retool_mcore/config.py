@@ -20,6 +20,7 @@ from retool_mcore.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Every = Annotated[int, Field(ge=0)]  # steps between two of something, also after the last step; 0: never
 Fraction = Annotated[float, Field(ge=0, le=1)]
 MAX_VERL_OVERRIDES = 10
 
@@ -54,17 +55,40 @@ class Model(Section):
     path: str  # a local Hugging Face directory, or a hub name
     dtype: Literal["bfloat16", "float32"]  # float32 on platform cpu only
     bridge: Literal["mbridge", "megatron-bridge"] = "mbridge"
+    fp8: Literal["off", "tensorwise", "blockwise"] = "off"  # matrix products of training; Transformer Engine's recipe
 
 
 class Parallel(Section):
     tp: PositiveInt = 1
     pp: PositiveInt = 1
+    vpp: PositiveInt = 1  # model chunks of one pipeline stage, interleaved: a smaller bubble, more messages
     cp: PositiveInt = 1
+    ep: PositiveInt = 1  # experts of a mixture-of-experts model are spread over so many data-parallel ranks
     sequence_parallel: bool = True  # splits norms and dropout over the tp group; nothing to split at tp = 1
 
     @property
     def model_parallel(self) -> int:
         return self.tp * self.pp * self.cp
+
+
+class Memory(Section):
+    """What is kept, recomputed, shrunk or moved to the host, so that a model fits. Each costs time: see perf/LOG.md.
+
+    recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole layers
+    recompute_layers     with "full": so many layers of each pipeline stage; 0: all of them
+    fused_cross_entropy  logits are never written out whole: 16 k tokens of a 152 k vocabulary are 10 GB in float32
+    adam_states          bytes a parameter for master weight and two moments. "float32": 12; "compact": 10, the master
+                         weight as the bfloat16 one and its 16 missing bits, exact; "bfloat16": 6, moments in bfloat16
+    optimizer_on_cpu     fraction of the optimizer's states that live and are updated on the host
+    offload_idle         RL: the actor's weights and optimizer go to the host while the rollout engine works
+    """
+
+    recompute: Literal["none", "selective", "full"] = "none"
+    recompute_layers: Annotated[int, Field(ge=0)] = 0
+    fused_cross_entropy: bool = False
+    adam_states: Literal["float32", "compact", "bfloat16"] = "float32"
+    optimizer_on_cpu: Fraction = 0.0
+    offload_idle: bool = False
 
 
 class Optim(Section):
@@ -85,7 +109,7 @@ class Optim(Section):
 
 
 class Checkpoint(Section):
-    every_steps: PositiveInt
+    every_steps: Every
     keep: PositiveInt = 2  # the newest; older ones are deleted after a newer one is complete
     resume: str = "auto"  # "auto": the newest complete one; "never"; or a checkpoint's path
 
@@ -101,7 +125,7 @@ class SftTrain(Section):
     steps: PositiveInt
     global_batch: PositiveInt  # sequences per optimizer step, over all data-parallel ranks
     micro_batch_tokens: PositiveInt  # budget of one packed micro-batch on one rank
-    val_every_steps: PositiveInt
+    val_every_steps: Every
 
 
 class RlData(Section):
@@ -116,7 +140,7 @@ class RlTrain(Section):
     prompts_per_step: PositiveInt
     mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates a step
     micro_batch_tokens: PositiveInt
-    val_every_steps: PositiveInt
+    val_every_steps: Every
 
 
 class Rollout(Section):
@@ -188,6 +212,7 @@ class RunConfig(Section):
     cluster: Cluster
     model: Model
     parallel: Parallel = Parallel()
+    memory: Memory = Memory()
     optim: Optim
     checkpoint: Checkpoint
     verl_overrides: dict[str, Any] = {}
@@ -212,6 +237,15 @@ class RunConfig(Section):
                 f"parallel.tp * pp * cp = {p.tp} * {p.pp} * {p.cp} = {p.model_parallel} does not divide the "
                 f"{c.num_gpus} GPUs of [cluster] ({c.nodes} nodes x {c.gpus_per_node}). Lower one of them"
             )
+        if self.memory.recompute_layers and self.memory.recompute != "full":
+            raise ValueError(
+                f"memory.recompute_layers = {self.memory.recompute_layers} counts whole layers, and memory.recompute = "
+                f'"{self.memory.recompute}" recomputes none. Use "full", or leave it out'
+            )
+        if p.vpp > 1 and p.pp == 1:
+            raise ValueError(f"parallel.vpp = {p.vpp} interleaves the chunks of pipeline stages, and parallel.pp = 1")
+        if self.dp % p.ep:
+            raise ValueError(f"parallel.ep = {p.ep} does not divide the {self.dp} data-parallel ranks")
         if self.model.dtype == "float32" and self.run.platform != "cpu":
             raise ValueError(
                 f'model.dtype = "float32" runs on platform "cpu" only, and run.platform = "{self.run.platform}". '

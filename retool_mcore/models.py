@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,23 @@ def check_model(config: RunConfig) -> None:
             f"{config.source}: sequences of {wanted} tokens exceed max_position_embeddings = {longest} of "
             f"{config.model.path}."
         )
+
+
+def train_flops(shape: Mapping[str, Any], lengths: Sequence[int]) -> float:
+    """Model FLOPs of one forward and backward pass over sequences of ``lengths`` tokens: what MFU counts.
+
+    ``6 N T``, with N the weights that multiply (the embedding table is looked up, not multiplied; of experts, those a
+    token is routed to), plus ``6 L heads head_dim T^2`` a sequence for causal attention. Recomputation is not counted.
+    Source: PaLM (arXiv 2204.02311), appendix B, with half of its attention term, as causal attention computes half.
+    """
+    hidden, layers, heads = shape["hidden_size"], shape["num_hidden_layers"], shape["num_attention_heads"]
+    kv_heads = shape.get("num_key_value_heads") or heads
+    head_dim = shape.get("head_dim") or hidden // heads
+    if shape.get("num_experts"):
+        mlp = 3 * hidden * shape["moe_intermediate_size"] * shape["num_experts_per_tok"]
+        mlp += hidden * shape["num_experts"]  # the router
+    else:
+        mlp = 3 * hidden * shape["intermediate_size"]
+    weights = layers * (hidden * head_dim * 2 * (heads + kv_heads) + mlp) + hidden * shape["vocab_size"]
+    tokens, squares = sum(lengths), sum(length * length for length in lengths)
+    return 6.0 * weights * tokens + 6.0 * layers * heads * head_dim * squares

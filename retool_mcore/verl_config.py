@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from retool_mcore.config import Model, Optim, Parallel, RlConfig, RunConfig, SftConfig
+from retool_mcore.config import Memory, RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 
@@ -26,27 +26,51 @@ TRAINER_MODE = "retool_sync"
 _RUN_CONFIG_KEY = "trainer.retool_config"  # ours, in verl's tree: where Ray workers find the run's own settings
 
 
-def _megatron_keys(model: Model, parallel: Parallel, platform: Platform, seed: int) -> dict[str, Any]:
+def _megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
     """Keys of verl's McoreEngineConfig, the same under SFT's engine and under RL's actor, critic and reference."""
+    parallel, memory = config.parallel, config.memory
     sequence_parallel = parallel.sequence_parallel and parallel.tp > 1
     return {
         "tensor_model_parallel_size": parallel.tp,
         "pipeline_model_parallel_size": parallel.pp,
+        "virtual_pipeline_model_parallel_size": parallel.vpp if parallel.vpp > 1 else None,
         "context_parallel_size": parallel.cp,
+        "expert_model_parallel_size": parallel.ep,
         "sequence_parallel": sequence_parallel,
         "use_distributed_optimizer": True,
         "use_mbridge": True,
-        "vanilla_mbridge": model.bridge == "mbridge",
-        "dtype": model.dtype,
-        "seed": seed,
+        "vanilla_mbridge": config.model.bridge == "mbridge",
+        "dtype": config.model.dtype,
+        "seed": config.run.seed,
+        "param_offload": memory.offload_idle,
+        "optimizer_offload": memory.offload_idle,
+        "override_ddp_config": dict(platform.ddp_options),
         "override_transformer_config": {
-            "attention_backend": platform.attention_backend,
+            **platform.transformer_options,
             "sequence_parallel": sequence_parallel,  # mbridge takes it from here, and defaults to on
+            **({"context_parallel_size": parallel.cp} if parallel.cp > 1 else {}),
+            **_recompute_keys(memory),
+            **({"fp8": "hybrid", "fp8_recipe": config.model.fp8} if config.model.fp8 != "off" else {}),
         },
     }
 
 
-def _optim_keys(optim: Optim, steps: int) -> dict[str, Any]:
+def _recompute_keys(memory: Memory) -> dict[str, Any]:
+    """Keys of Megatron's TransformerConfig."""
+    if memory.recompute == "none":
+        return {}
+    if memory.recompute == "selective":
+        # Flash attention keeps no score matrix, so there is nothing of the core to recompute.
+        return {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
+    if memory.recompute_layers:
+        layers = {"recompute_method": "block", "recompute_num_layers": memory.recompute_layers}
+    else:
+        layers = {"recompute_method": "uniform", "recompute_num_layers": 1}
+    return {"recompute_granularity": "full", **layers}
+
+
+def _optim_keys(config: RunConfig, steps: int) -> dict[str, Any]:
+    optim = config.optim
     return {
         "lr": optim.lr,
         "min_lr": optim.min_lr,
@@ -59,7 +83,25 @@ def _optim_keys(optim: Optim, steps: int) -> dict[str, Any]:
         "total_training_steps": steps,
         # Without it verl 0.9.1 saves the schedule, does not load it, and a resumed run starts its warm-up again.
         "use_checkpoint_opt_param_scheduler": True,
+        **_state_keys(config.memory),
     }
+
+
+def _state_keys(memory: Memory) -> dict[str, Any]:
+    """Where and in how many bits the optimizer's states are kept: keys of verl's McoreOptimizerConfig."""
+    keys: dict[str, Any] = {}
+    if memory.adam_states != "float32":
+        moments = "fp32" if memory.adam_states == "compact" else "bf16"
+        # Megatron then also keeps a master weight as the bfloat16 weight and its 16 missing bits.
+        keys |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
+    if memory.optimizer_on_cpu:
+        keys["override_optimizer_config"] = {
+            "optimizer_cpu_offload": True,
+            "optimizer_offload_fraction": memory.optimizer_on_cpu,
+            "overlap_cpu_optimizer_d2h_h2d": True,
+            "use_precision_aware_optimizer": True,  # the offloading optimizer takes gradients that way only
+        }
+    return keys
 
 
 def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerConfig:
@@ -68,20 +110,47 @@ def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerCo
     from verl.workers.config import HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
 
-    model = HFModelConfig(path=config.model.path, external_lib=platform.external_lib or None, use_remove_padding=True)
-    engine = get_class(platform.engine_config_class)(
-        **_megatron_keys(config.model, config.parallel, platform, config.run.seed),
-        use_dynamic_bsz=True,
-        max_token_len_per_gpu=config.train.micro_batch_tokens,
-        infer_max_token_len_per_gpu=config.train.micro_batch_tokens,
-    )
-    return TrainingWorkerConfig(
-        model_type="language_model",
-        model_config=model,
-        engine_config=engine,
-        optimizer_config=McoreOptimizerConfig(**_optim_keys(config.optim, config.train.steps)),
-        checkpoint_config=McoreCheckpointConfig(),
-    )
+    engine = _megatron_keys(config, platform) | {
+        "use_dynamic_bsz": True,
+        "max_token_len_per_gpu": config.train.micro_batch_tokens,
+        "infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
+    }
+    sections = {
+        "model": {
+            "path": config.model.path,
+            "external_lib": platform.external_lib or None,
+            "use_remove_padding": True,
+            "use_fused_kernels": config.memory.fused_cross_entropy,
+        },
+        "engine": engine,
+        "optim": _optim_keys(config, config.train.steps),
+    }
+    for key, value in config.verl_overrides.items():
+        _override(sections, key, value, config.source)
+    try:
+        return TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=HFModelConfig(**sections["model"]),
+            engine_config=get_class(platform.engine_config_class)(**sections["engine"]),
+            optimizer_config=McoreOptimizerConfig(**sections["optim"]),
+            checkpoint_config=McoreCheckpointConfig(),
+        )
+    except TypeError as error:  # a dataclass's own words for a field it does not have
+        raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error
+
+
+def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> None:
+    """Set a key of ``[verl_overrides]`` under SFT, where verl has dataclasses and no tree."""
+    *path, name = key.split(".")
+    table: Any = sections
+    for part in path:
+        table = table.get(part) if isinstance(table, dict) else None
+    if not path or not isinstance(table, dict):
+        raise ConfigError(
+            f"{source}: [verl_overrides] {key} of an SFT run starts with one of {', '.join(sections)}, for example "
+            "engine.override_transformer_config.apply_rope_fusion."
+        )
+    table[name] = value
 
 
 def sft_tree(config: SftConfig, platform: Platform) -> str:
@@ -149,17 +218,18 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "actor_rollout_ref.model.path": config.model.path,
         "actor_rollout_ref.model.external_lib": platform.external_lib or None,
         "actor_rollout_ref.model.use_remove_padding": True,
+        "actor_rollout_ref.model.use_fused_kernels": config.memory.fused_cross_entropy,
         actor + "ppo_mini_batch_size": config.train.mini_batch_prompts,
         actor + "use_dynamic_bsz": True,
         actor + "ppo_max_token_len_per_gpu": config.train.micro_batch_tokens,
         actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
     }
-    megatron = _megatron_keys(config.model, config.parallel, platform, config.run.seed)
+    megatron = _megatron_keys(config, platform)
     transformer = megatron.pop("override_transformer_config")
     keys[f"{actor}megatron._target_"] = platform.engine_config_class
     keys |= {f"{actor}megatron.{key}": value for key, value in megatron.items()}
     keys |= {f"{actor}megatron.override_transformer_config.{key}": value for key, value in transformer.items()}
-    keys |= {f"{actor}optim.{key}": value for key, value in _optim_keys(config.optim, _optimizer_steps(config)).items()}
+    keys |= {f"{actor}optim.{key}": value for key, value in _optim_keys(config, _optimizer_steps(config)).items()}
     return keys
 
 
@@ -263,9 +333,9 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.logger": ["console", "tensorboard"],
         "trainer.default_local_dir": str(run_dir / "checkpoints"),
         "trainer.rollout_data_dir": None,
-        "trainer.save_freq": config.checkpoint.every_steps,
+        "trainer.save_freq": config.checkpoint.every_steps or -1,
         "trainer.max_actor_ckpt_to_keep": None,  # train/checkpoint.py deletes old ones, also after a restart
-        "trainer.test_freq": config.train.val_every_steps,
+        "trainer.test_freq": config.train.val_every_steps or -1,
         "trainer.val_before_train": False,
         "trainer.v1.trainer_mode": TRAINER_MODE,
         _RUN_CONFIG_KEY: str(run_dir / "config.toml"),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.patches import Patch
 
 PLATFORMS = {  # name -> module:class, imported only when asked for
     "cpu": "retool_mcore.platforms.cpu.platform:Cpu",
-    "cuda": "retool_mcore.platforms.cuda:Cuda",
+    "cuda": "retool_mcore.platforms.cuda.platform:Cuda",
     "ascend": "ascend.adapter:Ascend",
 }
 PLATFORM_ENV = "RETOOL_PLATFORM"  # tells every process of a run, Ray's too, which platform it belongs to
@@ -42,7 +43,8 @@ class Platform(ABC):
     train_dtypes: ClassVar[tuple[str, ...]]  # what model.dtype may be
     external_lib: ClassVar[str]  # module that registers engines with verl (model.external_lib); "" for none
     engine_config_class: ClassVar[str]  # Hydra _target_ of verl's Megatron engine configuration
-    attention_backend: ClassVar[str]  # Megatron's; "auto" lets the layer specification decide
+    transformer_options: ClassVar[Mapping[str, Any]]  # of Megatron's TransformerConfig: kernels that this machine has
+    ddp_options: ClassVar[Mapping[str, Any]]  # of Megatron's DistributedDataParallelConfig
     free_cache_engine: ClassVar[bool]  # the rollout engine gives its memory back while the actor trains
     enforce_eager: ClassVar[bool]  # the rollout engine runs without captured graphs
     peak_flops: ClassVar[float | None]  # dense bfloat16 flop/s of one device, for MFU; None: not known
@@ -82,8 +84,20 @@ class Platform(ABC):
         """Bind this process to its device of the node."""
 
     @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done what this process has asked of it; for clocks."""
+
+    @abstractmethod
+    def check_settings(self, config: RunConfig) -> None:
+        """Raise ConfigError for a setting that has no counterpart on this platform."""
+
+    @abstractmethod
     def peak_memory_gib(self) -> float:
         """The most memory of the device this process has held: allocator's peak, on `cpu` the resident set's."""
+
+    def gpu_percent(self) -> float | None:
+        """Share of the last second in which this process's device was busy; None where nothing counts it."""
+        return None
 
     def process_env(self) -> dict[str, str]:
         """``environment()`` as name -> value, with the user's own values where those win."""

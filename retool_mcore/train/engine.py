@@ -13,7 +13,9 @@ import torch.distributed as dist
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
 from retool_mcore.errors import CheckpointError
+from retool_mcore.models import read_shape, train_flops
 from retool_mcore.platforms.base import Platform
+from retool_mcore.train.metrics import PhaseTimer
 from retool_mcore.verl_config import sft_worker_config
 
 
@@ -23,7 +25,7 @@ class SftEngine:
     Every method is collective: all ranks call it, in the same order, with their own shard of the batch.
     """
 
-    def __init__(self, config: SftConfig, platform: Platform) -> None:
+    def __init__(self, config: SftConfig, platform: Platform, timer: PhaseTimer) -> None:
         from verl.workers.engine_workers import TrainingWorker
         from verl.workers.utils.losses import sft_loss
 
@@ -33,7 +35,9 @@ class SftEngine:
         # Megatron's schedule stands at step 0 (lr 0 under warm-up) before the first update, and verl moves it after
         # each: one move ahead, update s uses the schedule's value at s.
         self._worker.engine.lr_scheduler.step(1)
-        self._outputs = ("loss", "grad_norm") + (("mfu",) if platform.peak_flops else ())
+        self._platform = platform
+        self._shape = read_shape(config.model.path)
+        self._time_optimizer(timer)
         self._global_batch = config.train.global_batch
         self.dp_rank: int = self._worker.engine.get_data_parallel_rank()
         self.dp_size: int = self._worker.engine.get_data_parallel_size()
@@ -45,13 +49,33 @@ class SftEngine:
     def train_batch(self, sequences: Sequence[Rendered]) -> dict[str, float]:
         """Forward, backward, clip, Adam, schedule on this rank's part of the global batch.
 
-        Returns loss (nats per trained token over the global batch), grad_norm, lr, tokens, loss_tokens, and mfu
-        where the device's peak is known: the same on every rank.
+        Returns loss (nats per trained token over the global batch), grad_norm, lr, tokens, loss_tokens, flops, and
+        the peak memory of every rank: the same on all of them.
         """
         data, counts = self._tensordict(sequences)
         counts["lr"] = float(self._worker.engine.optimizer.param_groups[0]["lr"])
         output = self._worker.train_batch(data)
-        return self._share(output, self._outputs) | counts
+        return self._share(output, ("loss", "grad_norm")) | counts | self._memory()
+
+    def _memory(self) -> dict[str, float]:
+        peaks_gib: list[float] = [0.0] * dist.get_world_size()
+        dist.all_gather_object(peaks_gib, self._platform.peak_memory_gib())
+        by_rank = {f"memory_gib/rank_{rank}": peak_gib for rank, peak_gib in enumerate(peaks_gib)}
+        return {"memory_gib": max(peaks_gib), **by_rank}
+
+    def _time_optimizer(self, timer: PhaseTimer) -> None:
+        """verl's worker runs a whole update in one call; the optimizer's part gets a span of its own."""
+        engine, platform = self._worker.engine, self._platform
+        step = engine.optimizer_step
+
+        def timed_step() -> Any:
+            platform.synchronize()
+            with timer.span("optimizer"):
+                grad_norm = step()
+                platform.synchronize()
+            return grad_norm
+
+        engine.optimizer_step = timed_step
 
     def validation_loss(self, batches: Sequence[Sequence[Rendered]]) -> float:
         """Nats per trained token over all batches; each holds this rank's part."""
@@ -104,7 +128,11 @@ class SftEngine:
         dist.all_gather_object(lengths, mine, group=self._worker.engine.get_data_parallel_group())
         all_lengths = [length for rank_lengths, _ in lengths for length in rank_lengths]
         tu.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(all_lengths))
-        counts = {"tokens": float(sum(all_lengths)), "loss_tokens": float(sum(trained for _, trained in lengths))}
+        counts = {
+            "tokens": float(sum(all_lengths)),
+            "loss_tokens": float(sum(trained for _, trained in lengths)),
+            "flops": train_flops(self._shape, all_lengths),
+        }
         return data, counts
 
     def _share(self, output: Any, names: Sequence[str]) -> dict[str, float]:

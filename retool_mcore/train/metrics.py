@@ -3,9 +3,11 @@
 loss          nats per trained token, mean over the global batch
 lr, grad_norm after the optimizer's step; grad_norm before clipping
 tokens        all tokens of the step, over all ranks;  loss_tokens those the loss is taken on
-tokens_per_s  tokens / time_step_s
-mfu           model FLOPs / (peak FLOPs * GPUs * time_step_s); absent where the device's peak is not known
-memory_gib    highest so far on the logging rank: device memory, or resident memory on a CPU
+tokens_per_s  tokens / seconds of data, forward_backward and optimizer
+flops         model FLOPs of the step, by models.train_flops
+mfu           flops / (peak FLOPs * GPUs * the same seconds); absent where the device's peak is not known
+memory_gib    highest so far on any rank: the device's allocator, or resident memory on a CPU; memory_gib/rank_N: on one
+gpu_percent   share of the last second in which the logging rank's device was busy; where there is such a counter
 time_*_s      wall time by phase; the phases add up to time_step_s
 val_loss      nats per trained token of the validation file
 """
@@ -40,28 +42,40 @@ def require_finite(metrics: Mapping[str, float], step: int) -> None:
 
 
 class PhaseTimer:
-    """Wall time of a step, split by phase; what no phase claims is ``time_other_s``."""
+    """Wall time of a step, split by phase; what no phase claims is ``time_other_s``.
+
+    A span inside another one is taken out of it, so that the phases add up to the step.
+    """
 
     def __init__(self) -> None:
         self._spans_s: dict[str, float] = {}
-        self._start_s = time.perf_counter()
+        self._open: list[str] = []
+        self._start_s = self._last_s = time.perf_counter()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        start_s = time.perf_counter()
+        self._charge()
+        self._open.append(name)
         try:
             yield
         finally:
-            self._spans_s[name] = self._spans_s.get(name, 0.0) + time.perf_counter() - start_s
+            self._charge()
+            self._open.pop()
+
+    def _charge(self) -> None:
+        """Give the time since the last call to the innermost open span."""
+        now_s = time.perf_counter()
+        name = self._open[-1] if self._open else "other"
+        self._spans_s[name] = self._spans_s.get(name, 0.0) + now_s - self._last_s
+        self._last_s = now_s
 
     def flush(self) -> dict[str, float]:
         """Times since the last flush, as metric names; starts the next step."""
-        now_s = time.perf_counter()
-        step_s = now_s - self._start_s
+        assert not self._open, f"the step ends inside {self._open}"
+        self._charge()
         times = {f"time_{name}_s": span_s for name, span_s in self._spans_s.items()}
-        times["time_other_s"] = step_s - sum(self._spans_s.values())
-        times["time_step_s"] = step_s
-        self._spans_s, self._start_s = {}, now_s
+        times["time_step_s"] = self._last_s - self._start_s
+        self._spans_s, self._start_s = {}, self._last_s
         return times
 
 

@@ -18,6 +18,7 @@ from retool_mcore.errors import ReToolError
 from retool_mcore.models import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.process import exit_on_sigterm, lock_run, output_to
+from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.train import checkpoint
 from retool_mcore.train.metrics import read_metrics
 from retool_mcore.verl_plugin import assert_loaded
@@ -32,6 +33,7 @@ def resolve(config: RlConfig) -> str:
     from retool_mcore.verl_config import ppo_tree
 
     platform = get_platform(config.run.platform)
+    platform.check_settings(config)
     platform.activate()
     return OmegaConf.to_yaml(ppo_tree(config, platform), resolve=True)
 
@@ -45,11 +47,13 @@ def train(config: RlConfig) -> None:
     check_model(config)
     check_cores(config)
     platform = get_platform(config.run.platform)
+    platform.check_settings(config)
     with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
         os.environ["TENSORBOARD_DIR"] = str(config.run.dir.absolute() / "tensorboard")
         platform.activate()
         assert_loaded()
-        check_prompts(config, load_tokenizer(config.model.path))
+        protocol = protocol_of(config.rollout, load_tokenizer(config.model.path))
+        check_prompts(config, protocol.prompt_ids)
         with _progress(config, terminal):
             _run_verl(config, platform)
 

@@ -6,10 +6,10 @@ verl's own SFT trainer neither measures its step nor writes checkpoints atomical
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import torch.distributed as dist
 from rich.console import Console
@@ -31,8 +31,8 @@ from retool_mcore.verl_plugin import assert_loaded
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
-def train(config: SftConfig) -> Path:
-    """Run to ``train.steps``, resuming where the newest checkpoint left off. Returns the last checkpoint's folder.
+def train(config: SftConfig) -> None:
+    """Run to ``train.steps``, resuming where the newest checkpoint left off.
 
     Called by every rank of a torchrun. Raises ReToolError subclasses for whatever the user can mend.
     """
@@ -42,6 +42,7 @@ def train(config: SftConfig) -> Path:
     if not config.data.allow_overlap:
         require_disjoint(config.data.train_file, config.data.val_file)
     platform = get_platform(config.run.platform)
+    platform.check_settings(config)
     with output_to(config.run.dir / "logs" / f"sft_rank{os.environ.get('RANK', '0')}.log") as terminal:
         platform.activate()
         assert_loaded()
@@ -52,7 +53,6 @@ def train(config: SftConfig) -> Path:
                 _loop(config, platform, rank, Console(file=terminal))
         finally:
             dist.destroy_process_group()
-    return checkpoint.complete_checkpoints(config.run.dir / "checkpoints")[-1].path
 
 
 def _join_group(config: SftConfig, platform: Platform) -> int:
@@ -75,7 +75,8 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
     resume = checkpoint.find_resume(config)
-    engine = SftEngine(config, platform)
+    timer = PhaseTimer()
+    engine = SftEngine(config, platform, timer)
     global_batch = config.train.global_batch
     batches = PackedBatches(data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank)
     val_batches = validation_batches(val_data, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
@@ -86,24 +87,38 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     if rank == 0:
         (config.run.dir / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
-    timer = PhaseTimer()
+    timer.flush()
     with report or nullcontext():
         for step in range(done + 1, config.train.steps + 1):
-            last = step == config.train.steps
             with timer.span("data"):
                 sequences = batches(step)
-            with timer.span("train"):
+            with timer.span("forward_backward"):
                 metrics = engine.train_batch(sequences)
             require_finite(metrics, step)
-            if last or step % config.train.val_every_steps == 0:
+            if _is_due(step, config.train.val_every_steps, config.train.steps):
                 with timer.span("validate"):
                     metrics["val_loss"] = engine.validation_loss(val_batches)
-            if last or step % config.checkpoint.every_steps == 0:
+            if _is_due(step, config.checkpoint.every_steps, config.train.steps):
                 with timer.span("checkpoint"):
                     checkpoint.save(config, step, engine.save, rank=rank, barrier=dist.barrier)
             times = timer.flush()
             if report is not None:
-                report(step, metrics, times, platform.peak_memory_gib())
+                report(step, metrics | _rates(metrics, times, platform) | times)
+
+
+def _is_due(step: int, every: int, steps: int) -> bool:
+    """At every multiple and after the last step; never where ``every`` is 0."""
+    return every > 0 and (step % every == 0 or step == steps)
+
+
+def _rates(metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform) -> dict[str, float]:
+    """Speed of the update itself: validation and checkpoints are not counted."""
+    work_s = sum(times[f"time_{name}_s"] for name in ("data", "forward_backward", "optimizer"))
+    found = {"tokens_per_s": metrics["tokens"] / work_s}
+    if platform.peak_flops:
+        found["mfu"] = metrics["flops"] / (platform.peak_flops * dist.get_world_size() * work_s)
+    busy_percent = platform.gpu_percent()
+    return found if busy_percent is None else found | {"gpu_percent": busy_percent}
 
 
 def validation_batches(data: SftDataset, global_batch: int, *, dp_size: int, dp_rank: int) -> list[list[Rendered]]:
@@ -135,7 +150,6 @@ class Reporter:
         self._progress.stop()
         self._writer.close()
 
-    def __call__(self, step: int, metrics: dict[str, float], times: dict[str, float], memory_gib: float) -> None:
-        rates = {"tokens_per_s": metrics["tokens"] / times["time_step_s"], "memory_gib": memory_gib}
-        self._writer.write(step, metrics | rates | times)
+    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._writer.write(step, metrics)
         self._progress.update(self._bar, completed=step, description=f"sft  loss {metrics['loss']:.4f}")

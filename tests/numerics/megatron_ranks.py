@@ -110,7 +110,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             max_token_len_per_gpu=MICRO_BATCH_TOKENS,
             infer_max_token_len_per_gpu=MICRO_BATCH_TOKENS,
             override_transformer_config={
-                "attention_backend": platform.attention_backend,
+                **platform.transformer_options,
                 **job.get("transformer", {}),
             },
         ),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from retool_mcore.errors import PlatformError
+from retool_mcore.config import RunConfig
+from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
 from retool_mcore.platforms.patches import Patch, apply_all
 
@@ -30,7 +31,8 @@ class Cpu(Platform):
     train_dtypes = ("float32", "bfloat16")
     external_lib = "retool_mcore.platforms.cpu.engine"
     engine_config_class = "retool_mcore.platforms.cpu.engine_config.CpuEngineConfig"
-    attention_backend = "auto"
+    transformer_options: ClassVar[Mapping[str, Any]] = {"attention_backend": "auto"}
+    ddp_options: ClassVar[Mapping[str, Any]] = {}
     free_cache_engine = False  # SGLang's release_memory_occupation frees nothing on CPU
     enforce_eager = True
     peak_flops = None
@@ -76,6 +78,24 @@ class Cpu(Platform):
 
     def set_device(self, local_rank: int) -> None:
         """All processes share the one CPU."""
+
+    def synchronize(self) -> None:
+        """Work on a CPU is done when the call returns."""
+
+    def check_settings(self, config: RunConfig) -> None:
+        memory = config.memory
+        for name, value, plain in (
+            ("model.fp8", config.model.fp8, "off"),
+            ("memory.fused_cross_entropy", memory.fused_cross_entropy, False),
+            ("memory.adam_states", memory.adam_states, "float32"),
+            ("memory.optimizer_on_cpu", memory.optimizer_on_cpu, 0.0),
+            ("memory.offload_idle", memory.offload_idle, False),
+        ):
+            if value != plain:
+                raise ConfigError(
+                    f'{config.source}: {name} = {value!r} needs kernels of a GPU, and run.platform = "cpu". '
+                    f"Leave it at {plain!r} here."
+                )
 
     def peak_memory_gib(self) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB

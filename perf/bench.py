@@ -1,0 +1,158 @@
+"""One case of perf/cases.toml, run through its launcher and written down as one JSON file.
+
+    python perf/bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet --out result.json [section.key=value ...]
+
+The first steps are thrown away: the allocator, cuDNN's plans and compiled kernels settle in them. Nothing is saved and
+nothing is validated. perf/compare.py reads the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from retool_mcore.cli import guarded
+from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.train.metrics import read_metrics
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "sglang", "ray", "transformers")
+KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
+PERCENTILES = (1, 10, 50, 90, 99, 100)
+
+
+@guarded
+def bench(
+    case: Annotated[str, typer.Argument(help="a table of perf/cases.toml")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)] = None,
+    out: Annotated[Path, typer.Option(help="the result")] = Path("result.json"),
+    model: Annotated[str | None, typer.Option(help="in place of the configuration's model.path")] = None,
+    data: Annotated[str | None, typer.Option(help="in place of its data.train_file and data.val_file")] = None,
+    warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 10,
+) -> None:
+    settings = read_case(case)
+    total = warmup + steps
+    words = list(settings["set"])
+    words += [f"model.path={model}"] if model else []
+    words += [f"data.train_file={data}", f"data.val_file={data}", "data.allow_overlap=true"] if data else []
+    words += [f"train.steps={total}", "train.val_every_steps=0", "checkpoint.every_steps=0", *(overrides or ())]
+    with tempfile.TemporaryDirectory(prefix="bench_") as folder:
+        words += [f"run.root={folder}", f"run.name={case}"]
+        config = load_config(KINDS[settings["kind"]], ROOT / settings["config"], words)
+        command = launch_command(settings["kind"], config, settings["config"], words)
+        log = out.with_suffix(".log")
+        with log.open("wb") as file:
+            code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+        rows = read_metrics(config.run.dir / "metrics.jsonl") if (config.run.dir / "metrics.jsonl").exists() else []
+        logs = config.run.dir / "logs"
+        for path in sorted(logs.glob("*.log")) if logs.is_dir() else ():
+            shutil.copy(path, out.with_name(f"{out.stem}.{path.name}"))
+    record = {
+        "case": case,
+        "command": [Path(command[0]).name, *command[1:]],
+        "exit_code": code,
+        "provenance": provenance(config),
+        "lengths": length_histogram(rows[warmup:]),
+        "warmup_steps": warmup,
+        "steps": rows[warmup:],
+        "summary": summarize(rows[warmup:], config.cluster.num_gpus),
+    }
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    typer.echo(json.dumps({"case": case, "exit_code": code, "steps": len(rows), **record["summary"]}))
+    raise typer.Exit(code)
+
+
+def read_case(name: str) -> dict[str, Any]:
+    """A table of cases.toml: kind, config, set. Raises ConfigError for a name that is not there."""
+    cases = tomllib.loads((ROOT / "perf" / "cases.toml").read_text(encoding="utf-8"))
+    if name not in cases:
+        raise ConfigError(f"{name!r} is not a case of perf/cases.toml. Known: {', '.join(cases)}.")
+    return cases[name]
+
+
+def launch_command(kind: str, config: RunConfig, path: str, words: Sequence[str]) -> list[str]:
+    if kind == "rl":
+        return [sys.executable, "launch/rl.py", path, *words]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(config.cluster.gpus_per_node), "launch/sft_mcore.py", path, *words]
+
+
+def provenance(config: RunConfig) -> dict[str, Any]:
+    """What a figure depends on: the code, its versions, the machine, the settings."""
+    settings = config.model_dump(exclude={"run", "source"})
+    return {
+        "commit": os.environ.get("RETOOL_COMMIT") or _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(config.cluster.gpus_per_node),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "config_sha256": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16],
+        "settings": settings,
+    }
+
+
+def hardware(gpus: int) -> dict[str, Any]:
+    import torch
+
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "devices": sorted(set(names)) or [platform.processor() or platform.machine()],
+        "used": gpus,
+        "cpus": os.cpu_count(),
+        "driver": torch.version.cuda or "none",
+    }
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def length_histogram(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Tokens of the measured steps; a result is only compared with one of the same work."""
+    tokens = [row["tokens"] for row in rows if "tokens" in row]
+    if not tokens:
+        return {}
+    return {"tokens_per_step": {str(p): float(np.percentile(tokens, p)) for p in PERCENTILES}, "total": sum(tokens)}
+
+
+def summarize(rows: Sequence[dict[str, float]], num_gpus: int) -> dict[str, Any]:
+    """Medians over the measured steps; peak memory in GiB by rank."""
+    if not rows:
+        return {}
+    names = sorted(name for name in rows[-1] if name.startswith("time_") or name in ("tokens_per_s", "mfu"))
+    summary: dict[str, Any] = {name: round(statistics.median(row.get(name, 0.0) for row in rows), 4) for name in names}
+    if "tokens_per_s" in summary:
+        summary["tokens_per_s_per_gpu"] = round(summary["tokens_per_s"] / num_gpus, 1)
+    memory = {name.rpartition("_")[2]: value for name, value in rows[-1].items() if name.startswith("memory_gib/rank")}
+    summary["peak_gib_by_rank"] = {rank: round(value, 2) for rank, value in memory.items()}
+    return summary
+
+
+if __name__ == "__main__":
+    typer.run(bench)

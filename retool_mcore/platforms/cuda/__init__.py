@@ -1,0 +1,1 @@
+"""Platform cuda: NVIDIA GPUs."""

@@ -1,0 +1,133 @@
+"""Class Cuda: NVIDIA GPUs; Transformer Engine's layers, NCCL, and the kernels that the engines leave switched off."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from retool_mcore.config import RunConfig
+from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
+from retool_mcore.platforms.patches import Patch
+
+KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is not
+TRANSFORMER_ENGINE = "transformer_engine"
+
+
+class Cuda(Platform):
+    """Transformer Engine layers, NCCL, SGLang with its CUDA kernels."""
+
+    name = "cuda"
+    device = "cuda"
+    comm_backend = "cpu:gloo,cuda:nccl"
+    verl_platform = "nvidia"
+    ray_resource = "GPU"
+    rollout_engines = ("sglang",)
+    train_dtypes = ("bfloat16",)
+    external_lib = "retool_mcore.platforms.cuda.engine"
+    engine_config_class = "verl.workers.config.McoreEngineConfig"
+    # Each was measured on H200s, see perf/LOG.md. mbridge leaves all of them off.
+    transformer_options: ClassVar[Mapping[str, Any]] = {
+        "attention_backend": "fused",  # cuDNN's, through Transformer Engine; flash-attn is not needed
+        "bias_activation_fusion": True,  # SwiGLU in one kernel, and two of its intermediates are not kept
+        "bias_dropout_fusion": True,  # the residual's addition in one kernel
+        "apply_rope_fusion": True,
+        "gradient_accumulation_fusion": True,  # weight gradients are added by the matrix product that makes them
+    }
+    # The gradients of one layer travel while those of the layer before are computed.
+    ddp_options: ClassVar[Mapping[str, Any]] = {"overlap_grad_reduce": True}
+    free_cache_engine = True
+    enforce_eager = False
+    peak_flops = 989e12  # H100 and H200 SXM, dense bfloat16, NVIDIA's data sheet
+
+    def check_machine(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise PlatformError(
+                f'run.platform = "cuda", and torch {torch.__version__} sees no CUDA device. Check nvidia-smi and that '
+                'torch is a CUDA build, or set run.platform to "cpu".'
+            )
+
+    def environment(self) -> Sequence[EnvVar]:
+        return (
+            EnvVar(PLATFORM_ENV, self.name, "our plugins know the run's platform"),
+            EnvVar("VERL_PLATFORM", self.verl_platform, "no guessing in processes that see no device"),
+            EnvVar("PYTHONPATH", _python_path(), "a stand-in for apex's kernel, where apex is not installed"),
+            EnvVar("CUDA_DEVICE_MAX_CONNECTIONS", "1", "Megatron overlaps communication in launch order", forced=False),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
+        )
+
+    def patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.cuda.patches import PATCHES
+
+        return PATCHES if importlib.util.find_spec(TRANSFORMER_ENGINE) else ()
+
+    def activate(self) -> None:
+        os.environ.update(self.process_env())
+        if str(KERNELS) in os.environ["PYTHONPATH"] and str(KERNELS) not in sys.path:
+            sys.path.append(str(KERNELS))
+        self.check_machine()
+
+    def check_settings(self, config: RunConfig) -> None:
+        needs = {
+            "parallel.cp": config.parallel.cp > 1,
+            "model.fp8": config.model.fp8 != "off",
+            "memory.adam_states": config.memory.adam_states != "float32",
+        }
+        asked = [name for name, wanted in needs.items() if wanted]
+        if asked and importlib.util.find_spec(TRANSFORMER_ENGINE) is None:
+            raise ConfigError(
+                f"{config.source}: {' and '.join(asked)} as set needs Transformer Engine, which is not installed. "
+                "Install the extra `cuda`, or leave the setting at its default."
+            )
+
+    def set_device(self, local_rank: int) -> None:
+        import torch
+
+        torch.cuda.set_device(local_rank)
+        # Packed batches differ in length each step, and fixed segments break into unusable pieces. Not by environment:
+        # SGLang's memory saver refuses it, and verl switches it by itself where the two share a GPU.
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def peak_memory_gib(self) -> float:
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**30
+
+    def gpu_percent(self) -> float | None:
+        import torch
+
+        if importlib.util.find_spec("pynvml") is None:
+            return None
+        return float(torch.cuda.utilization())
+
+    def rollout_engine_kwargs(self) -> dict[str, Any]:
+        return {}
+
+    def sglang_command(
+        self, model_path: str, port: int, *, dtype: str, max_running_requests: int, tp: int = 1
+    ) -> list[str]:
+        command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
+        return [*command, "--max-running-requests", str(max_running_requests)]
+
+
+def _python_path() -> str:
+    parts = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(KERNELS)]
+    try:
+        apex = importlib.util.find_spec("fused_weight_gradient_mlp_cuda")
+    except ImportError:
+        apex = None
+    if apex is None or Path(str(apex.origin)).parent == KERNELS:
+        parts.append(str(KERNELS))
+    return os.pathsep.join(parts)
