@@ -268,7 +268,8 @@ def _rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "val_kwargs.temperature": r.temperature,
         rollout + "val_kwargs.top_p": r.top_p,
     }
-    keys |= {f"{rollout}engine_kwargs.sglang.{key}": value for key, value in platform.sglang_engine_kwargs().items()}
+    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout_engines[0]}."
+    keys |= {engine_kwargs + key: value for key, value in platform.rollout_engine_kwargs().items()}
     return keys
 
 

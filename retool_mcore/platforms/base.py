@@ -61,6 +61,10 @@ class Platform(ABC):
     def patches(self) -> Sequence[Patch]:
         """Every patch the platform makes, in any kind of process; for `retool preflight` and the tests."""
 
+    def tested_versions(self) -> Sequence[str]:
+        """Requirements of what pip does not install with the extra of the platform's name; for `retool preflight`."""
+        return ()
+
     @abstractmethod
     def activate(self) -> None:
         """Make this process one of the platform's. Call it first, before torch.distributed, megatron and verl are used.
@@ -70,8 +74,8 @@ class Platform(ABC):
         """
 
     @abstractmethod
-    def sglang_engine_kwargs(self) -> dict[str, Any]:
-        """Server settings for verl's SGLang rollout, beyond what verl itself sets."""
+    def rollout_engine_kwargs(self) -> dict[str, Any]:
+        """Server settings for verl's rollout engine, rollout_engines[0], beyond what verl itself sets."""
 
     @abstractmethod
     def sglang_command(

@@ -125,7 +125,7 @@ def test_the_sglang_command_carries_every_engine_setting():
     platform = get_platform("cpu")
     command = platform.sglang_command("some/model", 31000, dtype="float32", max_running_requests=8)
     options = json.dumps(command)
-    for name, value in platform.sglang_engine_kwargs().items():
+    for name, value in platform.rollout_engine_kwargs().items():
         assert (f'"--{name.replace("_", "-")}"' in options) == (value is not False)
     assert command[command.index("--attention-backend") + 1] == "torch_native"
     assert command[command.index("--port") + 1] == "31000"

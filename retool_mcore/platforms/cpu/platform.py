@@ -100,7 +100,7 @@ class Cpu(Platform):
     def peak_memory_gib(self) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB
 
-    def sglang_engine_kwargs(self) -> dict[str, Any]:
+    def rollout_engine_kwargs(self) -> dict[str, Any]:
         return {
             "device": "cpu",
             "attention_backend": "torch_native",
@@ -118,7 +118,7 @@ class Cpu(Platform):
         command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
         command += ["--max-running-requests", str(max_running_requests), "--disable-cuda-graph"]
-        for name, value in self.sglang_engine_kwargs().items():
+        for name, value in self.rollout_engine_kwargs().items():
             option = "--" + name.replace("_", "-")
             if value is True:
                 command.append(option)
