@@ -146,13 +146,16 @@ class RlTrain(Section):
 class Rollout(Section):
     """One multi-turn rollout. ``max_response_tokens`` includes interpreter output."""
 
-    protocol: Literal["hermes"] = "hermes"
+    protocol: str = "hermes"  # how calls are written: one of rollout.protocol.PROTOCOLS
     tool: bool = True  # False: text only, the baseline of the paper's comparison
     group_size: PositiveInt  # responses per prompt, GRPO's G
     max_turns: PositiveInt = 8
     max_response_tokens: PositiveInt
-    max_tool_output_chars: PositiveInt = 2048  # the rest is cut in the middle, and the model is told how much
+    calls_per_turn: Literal["first", "all"] = "first"  # a turn is cut at its first call, or all of its calls are run
+    max_tool_output_tokens: PositiveInt = 512  # of one result: more is cut in the middle, and the model is told
+    max_tool_s: PositiveFloat = 300.0  # run time of the interpreter over a whole trajectory; then it ends
     max_malformed_calls: PositiveInt = 3  # in a row; then the trajectory ends
+    max_outage_s: PositiveFloat = 60.0  # a call is tried again for so long while the sandbox is away
     max_dropped_fraction: Fraction = 0.02  # of a batch, by sandbox or engine outages; above it the run stops
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

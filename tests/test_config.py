@@ -48,7 +48,6 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "rollout.group_size=1", "rollout.group_size = 1 gives GRPO no group"),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
-        (RL, "rollout.protocol=xml", "rollout.protocol"),
         (RL, "reward.wrong=2.0", "reward.wrong = 2.0 is not below reward.correct = 1.0"),
         (RL, "reward.call_bonus=-0.1", "reward.call_bonus = -0.1: input should be greater than or equal to 0"),
         (RL, "reward.overlong_buffer_tokens=161", "is longer than rollout.max_response_tokens = 160"),

@@ -199,7 +199,7 @@ def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> 
         {"role": "system", "content": "s"},
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a", "tool_calls": [call]},
-        {"role": "tool", "content": "1\n"},
+        {"role": "tool", "content": "retool-probe\n"},
     ]
     text = _template(tokenizer, messages, [CODE_INTERPRETER], add_generation_prompt=True)
     prompt = _template(tokenizer, messages[:2], [CODE_INTERPRETER], add_generation_prompt=True)
@@ -208,6 +208,11 @@ def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> 
         raise CheckpointError(
             f"the chat template renders a tool call as {turn!r}, not in the hermes form "
             '<tool_call>\\n{...}\\n</tool_call> that rollout.protocol = "hermes" needs. Use a Qwen2.5-style template'
+        )
+    if "retool-probe\n" not in text:
+        raise CheckpointError(
+            f"the chat template of {tokenizer.name_or_path!r} drops tool messages, or changes them: what the "
+            "interpreter prints would not reach the model. Use a Qwen2.5-style template"
         )
 
 

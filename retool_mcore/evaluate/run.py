@@ -41,6 +41,7 @@ class Settings:
     max_prompt_tokens: int
     n: int = 8
     protocol: str = "hermes"
+    calls_per_turn: str = "first"
     tool: bool = True
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
@@ -55,6 +56,7 @@ class Settings:
             max_prompt_tokens=config.data.max_prompt_tokens,
             n=n,
             protocol=rollout.protocol,
+            calls_per_turn=rollout.calls_per_turn,
             tool=tool,
             sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p),
             seed=config.run.seed,
@@ -132,7 +134,7 @@ async def sample_all(
                     protocol=protocol,
                     limits=settings.limits,
                     sampling=_seeded(settings, problem, sample),
-                    request_id=f"{problem.id}-{sample}",
+                    trajectory_id=f"{problem.id}-{sample}",
                 )
                 if not trajectory.dropped:
                     correct = await judge(trajectory.answer, problem.truth)

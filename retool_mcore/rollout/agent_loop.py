@@ -21,10 +21,10 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from retool_mcore.config import RlConfig
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
-from retool_mcore.rollout.protocol import Protocol, checked_prompt, open_protocol
+from retool_mcore.rollout.protocol import Protocol, checked_prompt, protocol_of
 from retool_mcore.rollout.records import is_sampled, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
 from retool_mcore.sandbox.base import Sandbox, open_sandbox
@@ -60,7 +60,7 @@ class ReToolAgentLoop(AgentLoopBase):
                 top_p=sampling_params["top_p"],
                 top_k=sampling_params["top_k"],
             ),
-            request_id=uuid4().hex,
+            trajectory_id=uuid4().hex,
         )
         if trajectory.dropped:
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
@@ -90,8 +90,9 @@ def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
             min_level=config.sandbox.min_level,
             workers=max(1, config.sandbox.workers // per_node),
         )
-    first_reader = sglang_reader() if engine == "sglang" and config.rollout.tool else None
-    protocol = open_protocol(config.rollout.protocol, tokenizer, tool=config.rollout.tool, first_reader=first_reader)
+    hermes = config.rollout.tool and config.rollout.protocol == "hermes"
+    first_reader = sglang_reader() if engine == "sglang" and hermes else None
+    protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
     return _Shared(config, protocol, sandbox, Limits.of(config))
 
 
@@ -101,29 +102,21 @@ class VerlEngine:
     def __init__(self, client: LLMServerClient) -> None:
         self.client = client
 
-    async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: Sequence[int],
-        request_id: str,
-    ) -> EngineTurn:
+    async def generate(self, request: TurnRequest) -> EngineTurn:
         from ray.exceptions import RayError
 
         params = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
+            "top_k": request.sampling.top_k,
             "repetition_penalty": 1.0,
             "logprobs": True,
-            "max_new_tokens": max_new_tokens,
-            "stop_token_ids": list(stop_token_ids),
+            "max_new_tokens": request.max_new_tokens,
+            "stop_token_ids": list(request.stop_token_ids),
         }
         try:
             output = await self.client.generate(
-                request_id=request_id, prompt_ids=list(token_ids), sampling_params=params
+                request_id=request.trajectory_id, prompt_ids=list(request.token_ids), sampling_params=params
             )
         except RayError as error:
             raise EngineUnavailable(
@@ -134,7 +127,7 @@ class VerlEngine:
         return EngineTurn(
             token_ids=output.token_ids,
             logprobs=logprobs,
-            stop=_stop(output.stop_reason, output.token_ids, stop_token_ids),
+            stop=_stop(output.stop_reason, output.token_ids, request.stop_token_ids),
             version=int(output.extra_fields.get("max_global_steps") or 0),
         )
 

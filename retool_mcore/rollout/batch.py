@@ -57,7 +57,7 @@ class Batch:
                         protocol=protocol,
                         limits=self.limits,
                         sampling=self.sampling,
-                        request_id=f"{index}-{sample}",
+                        trajectory_id=f"{index}-{sample}",
                     )
                 dropped += trajectory.dropped
                 row = {

@@ -57,7 +57,7 @@ def rollout(
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
     max_turns: Annotated[int, typer.Option(min=1)] = 8,
     max_response_tokens: Annotated[int, typer.Option(min=1, help="interpreter output included")] = 16_384,
-    max_tool_output_chars: Annotated[int, typer.Option(min=1, help="of one result")] = 2048,
+    max_tool_output_tokens: Annotated[int, typer.Option(min=1, help="of one result")] = 512,
     sandbox: Annotated[list[str] | None, typer.Option(help="local, or SandboxFusion URLs; may be repeated")] = None,
     run_timeout_s: Annotated[float, typer.Option(min=0.1, help="of one call")] = 10.0,
 ) -> None:
@@ -79,7 +79,7 @@ def rollout(
         limits=Limits(
             max_response_tokens=max_response_tokens,
             max_turns=max_turns if tool else 1,
-            max_tool_output_chars=max_tool_output_chars,
+            max_tool_output_tokens=max_tool_output_tokens,
             run_timeout_s=run_timeout_s,
         ),
     )

@@ -24,6 +24,20 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TurnRequest:
+    """One turn to sample: ``token_ids`` [T] is continued until a stop token, which is the turn's last, or the limit.
+
+    ``trajectory_id``: turns of one trajectory go to the same replica, whose cache holds the earlier ones.
+    """
+
+    token_ids: Sequence[int]
+    max_new_tokens: int
+    stop_token_ids: Sequence[int]
+    sampling: Sampling
+    trajectory_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineTurn:
     """What the engine sampled: token_ids [T] and the logprob [T] of each under the sampled distribution's policy.
 
@@ -42,17 +56,6 @@ class EngineTurn:
 class Engine(Protocol):
     """One turn at a time, many trajectories at once."""
 
-    async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: Sequence[int],
-        request_id: str,
-    ) -> EngineTurn:
-        """Continue token_ids [T]. ``request_id`` is the trajectory's: turns of one go to the same replica's cache.
-
-        Raises EngineUnavailable when the engine cannot be reached or fails, after retries.
-        """
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        """Sample one turn. Raises EngineUnavailable when the engine cannot be reached or fails, after retries."""
         ...

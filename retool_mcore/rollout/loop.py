@@ -12,7 +12,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling
+from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.protocol import Protocol
 from retool_mcore.rollout.tool_call import Parsed
@@ -29,7 +29,7 @@ class Limits:
 
     max_response_tokens: int  # sampled and written, together
     max_turns: int = 8  # of the model
-    max_tool_output_chars: int = 2048  # of one result; the middle of a longer one is cut, and the model is told
+    max_tool_output_tokens: int = 512  # of one result; the middle of a longer one is cut, and the model is told
     max_malformed_calls: int = 3  # in a row
     max_tool_s: float = math.inf  # run time of the interpreter, over the trajectory
     run_timeout_s: float = 10.0
@@ -41,10 +41,12 @@ class Limits:
         return cls(
             max_response_tokens=config.rollout.max_response_tokens,
             max_turns=config.rollout.max_turns if config.rollout.tool else 1,
-            max_tool_output_chars=config.rollout.max_tool_output_chars,
+            max_tool_output_tokens=config.rollout.max_tool_output_tokens,
             max_malformed_calls=config.rollout.max_malformed_calls,
+            max_tool_s=config.rollout.max_tool_s,
             run_timeout_s=config.sandbox.run_timeout_s,
             memory_limit_mb=config.sandbox.memory_limit_mb,
+            max_outage_s=config.rollout.max_outage_s,
         )
 
 
@@ -56,7 +58,7 @@ class CallResult:
     ok: bool
     status: str  # finished, time_limit, memory_limit
     shown: str
-    cut_chars: int
+    cut_tokens: int
     run_s: float
     queue_s: float
 
@@ -115,7 +117,7 @@ async def run_trajectory(
     protocol: Protocol,
     limits: Limits,
     sampling: Sampling,
-    request_id: str,
+    trajectory_id: str,
 ) -> Trajectory:
     """Sample one trajectory from prompt_ids [T] to its end. ``sandbox`` may be None for a text-only protocol.
 
@@ -123,7 +125,7 @@ async def run_trajectory(
     """
     started = time.perf_counter()
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
-    conversation = _Conversation(trajectory, engine, sandbox, protocol, limits, sampling, request_id)
+    conversation = _Conversation(trajectory, engine, sandbox, protocol, limits, sampling, trajectory_id)
     try:
         reason = await conversation.run()
     except (SandboxUnavailable, EngineUnavailable) as error:
@@ -142,7 +144,7 @@ class _Conversation:
     protocol: Protocol
     limits: Limits
     sampling: Sampling
-    request_id: str
+    trajectory_id: str
 
     def __post_init__(self) -> None:
         self._stops = frozenset(self.protocol.stop_token_ids)
@@ -207,13 +209,14 @@ class _Conversation:
 
     async def _sample(self) -> EngineTurn:
         ledger = self.trajectory.ledger
-        sampled = await self.engine.generate(
-            ledger.context,
+        request = TurnRequest(
+            token_ids=ledger.context,
             max_new_tokens=ledger.budget_tokens,
-            sampling=self.sampling,
             stop_token_ids=self.protocol.stop_token_ids,
-            request_id=self.request_id,
+            sampling=self.sampling,
+            trajectory_id=self.trajectory_id,
         )
+        sampled = await self.engine.generate(request)
         assert not self._stops.intersection(sampled.token_ids[:-1]), "the engine sampled past a stop token"
         if sampled.token_ids:
             ledger.append_model(
@@ -224,12 +227,13 @@ class _Conversation:
     async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:
         """What the model is told: the output of each call, run side by side, or why the call cannot be read."""
         if parsed.kind == "malformed":
-            return [f"Error: {parsed.error}"]
+            return [self.protocol.shown(f"Error: {parsed.error}", self.limits.max_tool_output_tokens)[0]]
         started = time.perf_counter()
         outcomes = await asyncio.gather(*(self._execute(code) for code in parsed.codes))
         turn.tool_s = time.perf_counter() - started
         for code, outcome in zip(parsed.codes, outcomes, strict=True):
-            turn.results.append(_call_result(code, outcome, self.limits.max_tool_output_chars))
+            shown, cut_tokens = self.protocol.shown(outcome.text, self.limits.max_tool_output_tokens)
+            turn.results.append(_call_result(code, outcome, shown, cut_tokens))
         return [result.shown for result in turn.results]
 
     async def _execute(self, code: str) -> ExecResult:
@@ -248,27 +252,13 @@ class _Conversation:
         )
 
 
-def _call_result(code: str, outcome: ExecResult, max_chars: int) -> CallResult:
-    shown, cut_chars = cut_middle(outcome.text, max_chars)
+def _call_result(code: str, outcome: ExecResult, shown: str, cut_tokens: int) -> CallResult:
     return CallResult(
         code=code,
         ok=outcome.ok,
         status=outcome.status,
         shown=shown,
-        cut_chars=cut_chars,
+        cut_tokens=cut_tokens,
         run_s=outcome.run_s,
         queue_s=outcome.queue_s,
     )
-
-
-def cut_middle(text: str, max_chars: int) -> tuple[str, int]:
-    """``text`` with its middle cut so that ``max_chars`` characters of it are kept. Returns it and the number cut.
-
-    Head and tail are kept: prints come first, the error of a traceback last.
-    """
-    cut_chars = len(text) - max_chars
-    if cut_chars <= 0:
-        return text, 0
-    head = (max_chars + 1) // 2
-    tail = text[len(text) - (max_chars - head) :]
-    return f"{text[:head]}\n[... {cut_chars} characters cut here ...]\n{tail}", cut_chars

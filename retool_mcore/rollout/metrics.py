@@ -15,6 +15,17 @@ from typing import Any, Self
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import CallResult, Trajectory
 
+PER_TRAJECTORY = (  # fields whose metric is their mean over trajectories
+    "calls",
+    "turns",
+    "response_tokens",
+    "model_tokens",
+    "self_corrections",
+    "cut_tokens",
+    "engine_s",
+    "tool_s",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Behavior:
@@ -28,7 +39,7 @@ class Behavior:
     first_call_tokens     response tokens up to the end of the first executed call; None where there is none
     response_tokens       all response tokens; model_tokens: without interpreter output and template
     self_corrections      executed calls that failed and whose next executed call is different code that ran
-    cut_outputs           results longer than the limit, shown with their middle cut
+    cut_outputs           results over the budget, shown with their middle cut; cut_tokens: the tokens cut of them
     malformed, repairs    calls that could not be read, by kind of problem; repairs made in reading, by kind
     """
 
@@ -44,6 +55,7 @@ class Behavior:
     model_tokens: int
     self_corrections: int
     cut_outputs: int
+    cut_tokens: int
     engine_s: float
     tool_s: float
     malformed: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -66,7 +78,8 @@ class Behavior:
             response_tokens=len(trajectory.ledger.response_ids),
             model_tokens=trajectory.ledger.model_tokens,
             self_corrections=_self_corrections(results),
-            cut_outputs=sum(result.cut_chars > 0 for result in results),
+            cut_outputs=sum(result.cut_tokens > 0 for result in results),
+            cut_tokens=sum(result.cut_tokens for result in results),
             engine_s=trajectory.engine_s,
             tool_s=trajectory.tool_s,
             # dict: dataclasses.asdict rebuilds a Counter from pairs, and would count the pairs
@@ -94,7 +107,7 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     limit_fraction          calls stopped at the time or memory limit / executed calls
     correct_code_fraction   trajectories with a right answer whose last call ran / trajectories with a call
     first_call_position     first_call_tokens / response_tokens, over trajectories with a call
-    response_tokens, model_tokens, self_corrections      per trajectory
+    response_tokens, model_tokens, self_corrections, cut_tokens      per trajectory
     cut_output_fraction     results shown cut / executed calls
     malformed/KIND, repaired/KIND                        per trajectory
     stop/REASON             trajectories that ended so / trajectories
@@ -107,7 +120,7 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     count, with_code = len(rows), [row for row in rows if row.calls]
     calls = sum(row.calls for row in rows)
     out: dict[str, float] = {"code_ratio": len(with_code) / count}
-    for name in ("calls", "turns", "response_tokens", "model_tokens", "self_corrections", "engine_s", "tool_s"):
+    for name in PER_TRAJECTORY:
         out[name] = sum(getattr(row, name) for row in rows) / count
     if calls:
         out["code_lines"] = sum(row.code_lines for row in rows) / calls

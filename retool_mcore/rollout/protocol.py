@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from retool_mcore.config import Rollout
 from retool_mcore.data import chat
 from retool_mcore.data.prompts import QUESTION_MARK, plain_problem, retool_prompt
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
@@ -24,6 +25,7 @@ from retool_mcore.rollout.tool_call import (
     parse_hermes,
     parse_retool,
 )
+from retool_mcore.rollout.tool_output import cut_middle
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +69,18 @@ class Protocol(ABC):
 
     def let_all_calls(self) -> None:
         """Let a turn hold several calls. Raises ConfigError where the form has none such."""
-        raise ConfigError(f'protocol {self.name!r} is cut at its first call; several calls a turn need "hermes".')
+        raise ConfigError(
+            f'rollout.calls_per_turn = "all": a turn of rollout.protocol = "{self.name}" is cut at its first call. '
+            'Use "first", or protocol "hermes".'
+        )
+
+    def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
+        """What of an interpreter's output the model is shown, markup broken up, and the number of tokens cut of it."""
+        return cut_middle(self.clean(output), max_tokens, self.tokenizer)
+
+    def clean(self, output: str) -> str:
+        """``output`` with everything broken up that could pass for a turn, a call or a result."""
+        return chat.neutralise(output, self.format)
 
     def ended(self, turn_ids: Sequence[int]) -> bool:
         """Is the turn over, now that the engine has stopped? False where its last token only looked like the end."""
@@ -153,6 +166,12 @@ class Retool(Protocol):
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
         completing = completing_ids(tokenizer, CODE_END)
+        if tokenizer.encode(CODE_END, add_special_tokens=False)[-1] not in completing:
+            raise CheckpointError(
+                f'rollout.protocol = "retool" stops the engine on the tokens that complete {CODE_END}, and the '
+                f"vocabulary of {tokenizer.name_or_path!r} does not spell them out. Use a byte-level tokenizer "
+                "(Qwen2.5, Qwen3, Llama 3)"
+            )
         self.stop_token_ids = tuple(sorted({*self.end_ids, *completing}))
         self._completing = frozenset(completing)
 
@@ -162,9 +181,8 @@ class Retool(Protocol):
             last["content"] = retool_prompt(plain_problem(last["content"]))
         return chat.render_prompt([*messages[:-1], last], None, self.tokenizer)
 
-    def let_all_calls(self) -> None:
-        """Let a turn hold several calls. Raises ConfigError where the form has none such."""
-        raise ConfigError(f'protocol {self.name!r} is cut at its first call; several calls a turn need "hermes".')
+    def clean(self, output: str) -> str:
+        return RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", super().clean(output))
 
     def ended(self, turn_ids: Sequence[int]) -> bool:
         if turn_ids[-1] not in self._completing:
@@ -182,8 +200,7 @@ class Retool(Protocol):
         (result,) = results
         after = self.text(turn_ids).rpartition(CODE_END)[2]
         start = "" if after.endswith("\n") else "\n"
-        text = RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", chat.neutralise(result, self.format))
-        written = f"{start}<interpreter>\n{text}\n</interpreter>\n"
+        written = f"{start}<interpreter>\n{self.clean(result)}\n</interpreter>\n"
         return self.tokenizer.encode(written, add_special_tokens=False)
 
 
@@ -220,13 +237,13 @@ def open_protocol(
     calls: Literal["first", "all"] = "first",
     first_reader: CallReader | None = None,
 ) -> Protocol:
-    """The protocol of a run. ``first_reader``: the engine's own reader of hermes calls, asked before ours.
+    """A protocol by its name. ``first_reader``: the engine's own reader of hermes calls, asked before ours.
 
     ``calls``: a turn is cut at its first call, or may hold several, which run side by side. Raises ConfigError for an
     unknown name, CheckpointError for an unfit tokenizer.
     """
     if name not in PROTOCOLS:
-        raise ConfigError(f"protocol = {name!r} is none of {', '.join(PROTOCOLS)}.")
+        raise ConfigError(f"rollout.protocol = {name!r} is none of {', '.join(PROTOCOLS)}.")
     if not tool:
         return TextOnly(tokenizer)
     protocol = PROTOCOLS[name](tokenizer)
@@ -234,3 +251,16 @@ def open_protocol(
         protocol.let_all_calls()
     protocol.first_reader = first_reader
     return protocol
+
+
+def protocol_of(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, *, first_reader: CallReader | None = None
+) -> Protocol:
+    """The protocol that a run's [rollout] section asks for; see ``open_protocol``."""
+    return open_protocol(
+        rollout.protocol,
+        tokenizer,
+        tool=rollout.tool,
+        calls=rollout.calls_per_turn,
+        first_reader=first_reader,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,7 +11,7 @@ import httpx
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from retool_mcore.errors import RolloutError
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, TurnRequest
 
 logger = logging.getLogger(__name__)
 
@@ -48,18 +47,9 @@ class SglangEngine:
     ) -> None:
         await self._client.aclose()
 
-    async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: Sequence[int],
-        request_id: str,
-    ) -> EngineTurn:
+    async def generate(self, request: TurnRequest) -> EngineTurn:
         """See ``Engine.generate``. Raises RolloutError when the server refuses the request (it would do so again)."""
-        body = self.request(token_ids, max_new_tokens, sampling, stop_token_ids)
-        answer = await self._post("/generate", body)
+        answer = await self._post("/generate", self.body(request))
         meta = answer["meta_info"]
         logprobs = [float(entry[0]) for entry in meta.get("output_token_logprobs") or []]
         output_ids = [int(token_id) for token_id in answer["output_ids"]]
@@ -74,22 +64,21 @@ class SglangEngine:
             context_tokens=meta["prompt_tokens"],
         )
 
-    def request(
-        self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling, stop_token_ids: Sequence[int]
-    ) -> dict[str, Any]:
+    def body(self, request: TurnRequest) -> dict[str, Any]:
         """The body of POST /generate."""
+        sampling = request.sampling
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "max_new_tokens": max_new_tokens,
-            "stop_token_ids": list(stop_token_ids),
+            "max_new_tokens": request.max_new_tokens,
+            "stop_token_ids": list(request.stop_token_ids),
             "skip_special_tokens": False,
             "no_stop_trim": True,
         }
         if sampling.seed is not None:
             params["sampling_seed"] = sampling.seed
-        return {"input_ids": list(token_ids), "sampling_params": params, "return_logprob": True}
+        return {"input_ids": list(request.token_ids), "sampling_params": params, "return_logprob": True}
 
     async def load(self, model_path: str, version: int = 0) -> None:
         """Replace the server's weights by those of a directory of the same architecture, and forget its cache.

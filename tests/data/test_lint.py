@@ -17,6 +17,7 @@ from retool_mcore.data.rl import rl_row
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.tasks import TaskSpec, make_task
 from retool_mcore.errors import DataError
+from retool_mcore.rollout.protocol import Hermes
 
 ROOT = Path(__file__).parents[2]
 LONG = "In a town there are many houses and every house has four windows and two doors, how many windows are there?"
@@ -145,9 +146,10 @@ def test_rl_does_not_start_on_its_own_validation_set(tmp_path, tokenizer):
     path = rl_file(tmp_path / "a.parquet", *[f"What is {n} + {n}?" for n in range(12)])
     files = [f"data.train_file={path}", f"data.val_file={path}"]
     config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", files)
+    render = Hermes(tokenizer).prompt_ids
     with pytest.raises(DataError, match="12 of the 12 problems"):
-        check_prompts(config, tokenizer)
-    check_prompts(load_config(RlConfig, config.source, [*files, "data.allow_overlap=true"]), tokenizer)
+        check_prompts(config, render)
+    check_prompts(load_config(RlConfig, config.source, [*files, "data.allow_overlap=true"]), render)
 
 
 def test_files_of_no_known_schema_are_errors(tmp_path):

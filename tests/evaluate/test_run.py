@@ -16,7 +16,7 @@ from retool_mcore.errors import ConfigError, DataError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
 from retool_mcore.reward.answer import is_equivalent
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, TurnRequest
 from retool_mcore.rollout.protocol import TextOnly
 
 ROOT = Path(__file__).parents[2]
@@ -43,15 +43,7 @@ class Says:
     def __init__(self, tokenizer, answers: Sequence[str | None]) -> None:
         self.tokenizer, self.answers, self.asked = tokenizer, list(answers), 0
 
-    async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: Sequence[int],
-        request_id: str,
-    ) -> EngineTurn:
+    async def generate(self, request: TurnRequest) -> EngineTurn:
         self.asked += 1
         answer = self.answers.pop(0)
         if answer is None:

@@ -22,7 +22,7 @@ from verl.workers.rollout.replica import TokenOutput
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
-from retool_mcore.rollout.engine import Sampling
+from retool_mcore.rollout.engine import Sampling, TurnRequest
 
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
 
@@ -37,13 +37,14 @@ class Client:
         self.params.append(dict(sampling_params))
         if self.dies:
             raise ActorDiedError()
-        turn = await self.engine.generate(
-            prompt_ids,
+        request = TurnRequest(
+            token_ids=prompt_ids,
             max_new_tokens=sampling_params["max_new_tokens"],
-            sampling=Sampling(),
             stop_token_ids=sampling_params["stop_token_ids"],
-            request_id=request_id,
+            sampling=Sampling(),
+            trajectory_id=request_id,
         )
+        turn = await self.engine.generate(request)
         steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
         return TokenOutput(
             token_ids=list(turn.token_ids), log_probs=list(turn.logprobs), stop_reason=turn.stop, extra_fields=steps

@@ -38,6 +38,7 @@ def behavior(calls: int) -> dict[str, Any]:
         model_tokens=2,
         self_corrections=0,
         cut_outputs=0,
+        cut_tokens=0,
         engine_s=0.0,
         tool_s=0.0,
     ).to_json()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, TurnRequest
 
 ABORT = "<abort>"  # cuts a turn here: the engine is interrupted by a weight update
 
@@ -29,15 +29,8 @@ class ScriptedEngine:
         self._said: list[int] = []
         self._rest: tuple[list[int], bool] = ([], False)
 
-    async def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop_token_ids: Sequence[int],
-        request_id: str,
-    ) -> EngineTurn:
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        token_ids = request.token_ids
         if len(self.contexts) == self.fail_at:
             raise EngineUnavailable("the server is gone")
         self.contexts.append(list(token_ids))
@@ -45,10 +38,10 @@ class ScriptedEngine:
         if not ids or list(token_ids) != self._said:
             text, aborted = self.script.pop(0)
             ids = self.tokenizer.encode(text, add_special_tokens=False)
-        ends = [position + 1 for position, token_id in enumerate(ids) if token_id in stop_token_ids]
+        ends = [position + 1 for position, token_id in enumerate(ids) if token_id in request.stop_token_ids]
         end, stop = (ends[0], "stop") if ends else (len(ids), "abort" if aborted else "length")
-        if end > max_new_tokens:
-            end, stop = max_new_tokens, "length"
+        if end > request.max_new_tokens:
+            end, stop = request.max_new_tokens, "length"
         said, self._rest = ids[:end], (ids[end:], aborted)
         self._said = [*token_ids, *said]
         version, self.version = self.version, self.version + (stop == "abort")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from retool_mcore.rollout.engine import EngineTurn
+from retool_mcore.rollout.engine import EngineTurn, TurnRequest
 from retool_mcore.rollout.protocol import Protocol
 from retool_mcore.rollout.sglang_http import SglangEngine
 
@@ -22,14 +22,14 @@ class PlannedEngine(SglangEngine):
         self.prompt_tokens, self.plan = prompt_tokens, list(plan)
         self.turns = 0
 
-    def request(self, token_ids: Sequence[int], *args: Any) -> dict[str, Any]:
-        body = super().request(token_ids, *args)
-        rest = self.plan[len(token_ids) - self.prompt_tokens :]
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        body = super().body(request)
+        rest = self.plan[len(request.token_ids) - self.prompt_tokens :]
         body["sampling_params"]["custom_params"] = {"script": rest}
         return body | {"custom_logit_processor": script_processor()}
 
-    async def generate(self, *args: Any, **kwargs: Any) -> EngineTurn:
-        turn = await super().generate(*args, **kwargs)
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        turn = await super().generate(request)
         self.turns += 1
         return turn
 

@@ -13,8 +13,8 @@ from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.tool_call import Parsed
 
 
-def result(code: str, *, ok: bool = True, status: str = "finished", cut_chars: int = 0) -> CallResult:
-    return CallResult(code=code, ok=ok, status=status, shown="1", cut_chars=cut_chars, run_s=0.1, queue_s=0.0)
+def result(code: str, *, ok: bool = True, status: str = "finished", cut_tokens: int = 0) -> CallResult:
+    return CallResult(code=code, ok=ok, status=status, shown="1", cut_tokens=cut_tokens, run_s=0.1, queue_s=0.0)
 
 
 def said(parsed: Parsed | None, tokens: int, *results: CallResult) -> tuple[Parsed | None, int, tuple[CallResult, ...]]:
@@ -45,7 +45,7 @@ ANSWER = Parsed(kind="answer", answer="1")
 CORRECTED = trajectory(
     said(CALL, 10, result("x = 1\n\nprint(y)", ok=False)),
     said(BAD, 4),
-    said(REPAIRED, 20, result("print(1)", cut_chars=3)),
+    said(REPAIRED, 20, result("print(1)", cut_tokens=3)),
     said(ANSWER, 6),
     stop=StopReason.FINISHED,
 )
@@ -73,6 +73,7 @@ def test_counts_of_one_trajectory():
         model_tokens=40,
         self_corrections=1,
         cut_outputs=1,
+        cut_tokens=3,
         engine_s=2.0,
         tool_s=0.0,
         malformed={"json": 1},
@@ -108,6 +109,7 @@ def test_the_metrics_of_a_batch():
             "behavior/response_tokens": 85 / 3,
             "behavior/model_tokens": 65 / 3,
             "behavior/self_corrections": 1 / 3,
+            "behavior/cut_tokens": 1.0,
             "behavior/engine_s": (2.0 + 0.5 + 1.0) / 3,
             "behavior/tool_s": 0.0,
             "behavior/code_lines": 5 / 4,

@@ -87,7 +87,7 @@ async def test_both_are_killed_and_nothing_is_lost(model_dir: Path, tokenizer, t
                     protocol=hermes,
                     limits=limits,
                     sampling=Sampling(),
-                    request_id=str(index),
+                    trajectory_id=str(index),
                 )
                 for index, engine in enumerate(engines)
             ]

@@ -1,8 +1,13 @@
-"""The tokens of a rollout, put together turn by turn, are those of rendering the conversation at once (verl 6501)."""
+"""The tokens of a rollout, put together turn by turn, are those of rendering the conversation at once (verl 6501).
+
+For templates of the Qwen2.5 and the Qwen3 style, with one call a turn and with several (consecutive tool results), with
+thinking blocks, and for a tokenizer that merges line breaks with what stands before them.
+"""
 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -14,11 +19,27 @@ from retool_mcore.data.chat import CODE_INTERPRETER, neutralise, render
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, run_trajectory
-from retool_mcore.rollout.protocol import Hermes
+from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.base import ExecResult
 
 plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
 LIMITS = Limits(max_response_tokens=5000, max_turns=10)
+
+# Qwen3's: thinking is written back after the last user message; a last turn without any gets an empty block.
+TURN = "{{- '<|im_start|>assistant\\n' + message.content -}}"
+THINKING_TURN = """{{- '<|im_start|>assistant\\n' -}}
+        {%- if message.reasoning_content or loop.last -%}
+            {{- '<think>\\n' + (message.reasoning_content or '').strip('\\n') + '\\n</think>\\n\\n' -}}
+        {%- endif -%}
+        {{- message.content.lstrip('\\n') -}}"""
+
+
+@pytest.fixture(scope="module")
+def thinking_tokenizer(merging_tokenizer):
+    made = deepcopy(merging_tokenizer)
+    assert made.chat_template.count(TURN) == 1
+    made.chat_template = made.chat_template.replace(TURN, THINKING_TURN)
+    return made
 
 
 class Prints:
@@ -31,40 +52,63 @@ class Prints:
         return ExecResult(status="finished", return_code=0, stdout=self.outputs.pop(0), stderr="")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def call_text(code: str) -> str:
+    arguments = json.dumps({"code": code}, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": "code_interpreter", "arguments": {arguments}}}\n</tool_call>'
+
+
+def as_sampled(thought: str, text: str, codes: list[str], thinks: bool) -> str:
+    """A turn as the template writes it: thinking, text, each call on a line of its own."""
+    opening = f"<think>\n{thought}\n</think>\n\n" if thinks else ""
+    return opening + "\n".join([*([text] if text else []), *(call_text(code) for code in codes)])
+
+
+def written(thought: str, text: str, thinking: bool) -> tuple[str, str]:
+    """Thought and text as Qwen3's template writes them, without the line breaks at their edges; or no thought."""
+    return (thought.strip("\n"), text.lstrip("\n")) if thinking else ("", text)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     question=plain,
-    calls=st.lists(st.tuples(plain, plain, plain), max_size=4),
-    answer=plain,
+    turns=st.lists(st.tuples(plain, plain, st.lists(st.tuples(plain, plain), min_size=1, max_size=3)), max_size=3),
+    end=st.tuples(plain, plain),
 )
-@pytest.mark.parametrize("style", ["tokenizer", "merging_tokenizer"])
-async def test_a_rollout_has_the_tokens_of_the_one_shot_rendering(request, style, question, calls, answer):
-    tokenizer = request.getfixturevalue(style)
-    protocol = Hermes(tokenizer)
+@pytest.mark.parametrize("calls", ["first", "all"])
+@pytest.mark.parametrize("style", ["tokenizer", "merging_tokenizer", "thinking_tokenizer"])
+async def test_a_rollout_has_the_tokens_of_the_one_shot_rendering(request, style, calls, *, question, turns, end):
+    tokenizer, thinking = request.getfixturevalue(style), style == "thinking_tokenizer"
+    protocol = open_protocol("hermes", tokenizer, calls=calls)
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     script: list[str] = []
-    for text, code, output in calls:
-        # As the template writes it: text first, then the call on a line of its own.
-        arguments = json.dumps({"code": code}, ensure_ascii=False)
-        body = f'<tool_call>\n{{"name": "code_interpreter", "arguments": {arguments}}}\n</tool_call>'
-        script.append(f"{text}\n{body}" if text else body)
-        function = {"name": "code_interpreter", "arguments": {"code": code}}
-        messages.append({"role": "assistant", "content": text, "tool_calls": [{"function": function}]})
-        shown = ExecResult(status="finished", return_code=0, stdout=output, stderr="").text
-        messages.append({"role": "tool", "content": neutralise(shown, protocol.format)})
-    script.append(f"{answer}<|im_end|>")
-    messages.append({"role": "assistant", "content": answer})
+    outputs: list[str] = []
+    for *words, all_runs in turns:
+        runs = all_runs if calls == "all" else all_runs[:1]
+        thought, text = written(*words, thinking)
+        codes = [code for code, _ in runs]
+        script.append(as_sampled(thought, text, codes, bool(thought)) + ("<|im_end|>" if calls == "all" else ""))
+        functions = [{"function": {"name": "code_interpreter", "arguments": {"code": code}}} for code in codes]
+        messages.append({"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": functions})
+        for _, output in runs:
+            outputs.append(output)
+            shown = ExecResult(status="finished", return_code=0, stdout=output, stderr="").text
+            messages.append({"role": "tool", "content": neutralise(shown, protocol.format)})
+    thought, text = written(*end, thinking)
+    script.append(as_sampled(thought, text, [], thinking) + "<|im_end|>")
+    messages.append({"role": "assistant", "content": text, "reasoning_content": thought})
     trajectory = await run_trajectory(
         protocol.prompt_ids(messages[:1]),
         engine=ScriptedEngine(tokenizer, script),
-        sandbox=Prints([output for _, _, output in calls]),
+        sandbox=Prints(outputs),
         protocol=protocol,
         limits=LIMITS,
         sampling=Sampling(),
-        request_id="t",
+        trajectory_id="t",
     )
     assert trajectory.stop_reason == StopReason.FINISHED
     rendered = render(messages, [CODE_INTERPRETER], tokenizer)
     context = trajectory.ledger.context
-    assert context == rendered.token_ids[: len(context)]
+    assert rendered.token_ids[: len(context)] == context
     assert tokenizer.decode(rendered.token_ids[len(context) :]) == "\n", "the template ends with a line break"
+    one_shot = tokenizer.apply_chat_template(messages, tools=[CODE_INTERPRETER], tokenize=False)
+    assert tokenizer.decode(context) + "\n" == one_shot

@@ -111,7 +111,7 @@ async def play(tokenizer, sandbox, *script: str, limits: Limits = LIMITS) -> Tra
         protocol=protocol,
         limits=limits,
         sampling=Sampling(),
-        request_id="t",
+        trajectory_id="t",
     )
     for context in engine.contexts:
         assert trajectory.ledger.context[: len(context)] == context

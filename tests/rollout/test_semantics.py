@@ -23,7 +23,7 @@ from scripted_engine import ABORT, ScriptedEngine, call
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Limits, Trajectory, cut_middle, run_trajectory
+from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, Protocol, TextOnly, open_protocol
 from retool_mcore.sandbox.base import ExecResult, open_sandbox
 
@@ -58,7 +58,7 @@ async def play(
         protocol=protocol,
         limits=limits,
         sampling=Sampling(),
-        request_id="t",
+        trajectory_id="t",
     )
     final = trajectory.ledger.context
     for context in engine.contexts:
@@ -164,11 +164,11 @@ async def test_a_call_at_the_time_limit_is_an_observation(tokenizer, sandbox):
 
 @ON_ONE_LOOP
 async def test_a_long_output_is_cut_in_the_middle_and_the_model_is_told(tokenizer, sandbox):
-    limits = replace(LIMITS, max_tool_output_chars=20)
-    trajectory = await play(tokenizer, sandbox, call("print('a' * 100 + 'z' * 100)"), ANSWER, limits=limits)
-    assert shown(trajectory) == ["aaaaaaaaaa\n[... 180 characters cut here ...]\nzzzzzzzzzz"]
-    assert "180 characters cut here" in tool_text(tokenizer, trajectory)
-    assert trajectory.turns[0].results[0].cut_chars == 180
+    limits = replace(LIMITS, max_tool_output_tokens=20)  # a digit is a token
+    trajectory = await play(tokenizer, sandbox, call("print('1' * 100 + '2' * 100)"), ANSWER, limits=limits)
+    assert shown(trajectory) == ["1111111111\n[... 180 tokens cut here ...]\n2222222222"]
+    assert "180 tokens cut here" in tool_text(tokenizer, trajectory)
+    assert trajectory.turns[0].results[0].cut_tokens == 180
 
 
 @ON_ONE_LOOP
@@ -209,7 +209,7 @@ async def test_all_calls_of_a_turn_run_side_by_side_and_answer_in_order(tokenize
 
 
 def test_the_papers_form_has_one_call_a_turn(tokenizer):
-    with pytest.raises(ConfigError, match="cut at its first call"):
+    with pytest.raises(ConfigError, match="is cut at its first call"):
         open_protocol("retool", tokenizer, calls="all")
 
 
@@ -224,7 +224,7 @@ async def test_without_the_tool_one_turn_is_all(tokenizer):
         protocol=protocol,
         limits=LIMITS,
         sampling=Sampling(),
-        request_id="t",
+        trajectory_id="t",
     )
     assert (trajectory.stop_reason, trajectory.answer, len(trajectory.turns)) == (StopReason.FINISHED, "1379", 1)
     assert "code_interpreter" not in tokenizer.decode(trajectory.ledger.prompt_ids)
@@ -285,17 +285,6 @@ async def test_trajectories_wait_for_their_tools_side_by_side(tokenizer, sandbox
     both = await asyncio.gather(*(play(tokenizer, sandbox, slow, ANSWER) for _ in range(2)))
     assert asyncio.get_running_loop().time() - started < 0.95
     assert [each.stop_reason for each in both] == [StopReason.FINISHED] * 2
-
-
-@given(st.text(max_size=60), st.integers(1, 20))
-def test_cutting_keeps_head_and_tail_and_counts_the_rest(text: str, max_chars: int):
-    kept, cut_chars = cut_middle(text, max_chars)
-    assert cut_chars == max(0, len(text) - max_chars)
-    if cut_chars:
-        head, tail = kept.split(f"\n[... {cut_chars} characters cut here ...]\n")
-        assert text.startswith(head) and text.endswith(tail) and len(head) + len(tail) == max_chars
-    else:
-        assert kept == text
 
 
 PIECES = st.sampled_from(

@@ -16,7 +16,7 @@ from scripted_server import PlannedEngine, make_plan
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.rollout.engine import EngineUnavailable, Sampling
+from retool_mcore.rollout.engine import EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
@@ -50,7 +50,7 @@ async def test_a_call_is_intercepted_on_its_last_token_and_the_answer_follows(se
             protocol=hermes,
             limits=Limits(max_response_tokens=400),
             sampling=Sampling(),
-            request_id="t0",
+            trajectory_id="t0",
         )
     ledger = trajectory.ledger
     call_turn, answer_turn = (ids_of(tokenizer, text) for text in turns)
@@ -98,7 +98,7 @@ async def test_without_the_tool_a_call_is_only_text(server, tokenizer):
             protocol=text_only,
             limits=Limits(max_response_tokens=400, max_turns=1),
             sampling=Sampling(),
-            request_id="t1",
+            trajectory_id="t1",
         )
     assert trajectory.ledger.response_ids == script
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "1")
@@ -123,7 +123,7 @@ async def test_the_papers_form_stops_on_the_token_that_completes_its_tag(server,
             protocol=retool,
             limits=Limits(max_response_tokens=400),
             sampling=Sampling(),
-            request_id="t2",
+            trajectory_id="t2",
         )
         requests = engine.turns
     assert trajectory.ledger.response_ids == plan
@@ -145,7 +145,7 @@ async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continue
                     protocol=hermes,
                     limits=Limits(max_response_tokens=200, max_malformed_calls=100, max_turns=100),
                     sampling=Sampling(seed=index),
-                    request_id=f"r{index}",
+                    trajectory_id=f"r{index}",
                 )
                 for index in range(64)
             )
@@ -162,19 +162,21 @@ async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continue
                 assert all(logprob < 0 for logprob in ledger.logprobs[span.start : span.end])
 
 
+def plain_request(token_ids: list[int]) -> TurnRequest:
+    return TurnRequest(token_ids=token_ids, max_new_tokens=2, stop_token_ids=[], sampling=Sampling(), trajectory_id="x")
+
+
 async def test_a_request_the_server_refuses_is_an_error_and_no_outage(server):
     async with SglangEngine(server.url, retry_s=5.0) as engine:
         with pytest.raises(RolloutError, match="refuses the request") as caught:
-            await engine.generate([1] * 4000, max_new_tokens=1, sampling=Sampling(), stop_token_ids=[], request_id="x")
+            await engine.generate(plain_request([1] * 4000))
     assert not isinstance(caught.value, EngineUnavailable)
 
 
 async def test_weights_can_be_replaced(server, model_dir):
     async with SglangEngine(server.url) as engine:
         await engine.load(str(model_dir), version=7)
-        turn = await engine.generate(
-            [1, 2, 3], max_new_tokens=2, sampling=Sampling(), stop_token_ids=[], request_id="x"
-        )
+        turn = await engine.generate(plain_request([1, 2, 3]))
         assert turn.version == 7
         with pytest.raises(RolloutError, match="refuses the request"):
             await engine.load(str(model_dir / "missing"))
@@ -190,7 +192,7 @@ async def test_an_unreachable_engine_drops_the_trajectory(tokenizer):
             protocol=hermes,
             limits=Limits(max_response_tokens=8),
             sampling=Sampling(),
-            request_id="x",
+            trajectory_id="x",
         )
     assert trajectory.dropped
     assert "127.0.0.1:1/generate failed for 0.5 s" in (trajectory.drop_error or "")

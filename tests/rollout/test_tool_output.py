@@ -1,0 +1,77 @@
+"""An output over its budget of tokens keeps head and tail, whole characters of both, and the cut is counted."""
+
+from __future__ import annotations
+
+import re
+from unicodedata import normalize
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from retool_mcore.rollout.protocol import Hermes, Retool
+from retool_mcore.rollout.tool_output import CHARS_PER_TOKEN, cut_middle
+
+CUT = re.compile(r"(?s)(.*)\n\[\.\.\. (about )?(\d+) tokens cut here \.\.\.\]\n(.*)")
+# Qwen's tokenizers compose characters before they encode; composed text stays as it is.
+outputs = st.text(max_size=120).map(lambda text: normalize("NFC", text.encode("utf-8", "replace").decode()))
+
+
+def count(tokenizer, text: str) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(outputs, st.integers(10, 40))
+def test_head_and_tail_fit_the_budget_and_the_rest_is_counted(tokenizer, text: str, max_tokens: int):
+    shown, cut_tokens = cut_middle(text, max_tokens, tokenizer)
+    total = count(tokenizer, text)
+    assert (cut_tokens > 0) == (total > max_tokens)
+    if not cut_tokens:
+        assert shown == text
+        return
+    match = CUT.fullmatch(shown)
+    assert match is not None and match[2] is None
+    head, tail = match[1], match[4]
+    assert text.startswith(head) and text.endswith(tail)
+    kept = count(tokenizer, head) + count(tokenizer, tail)
+    assert kept <= max_tokens
+    assert int(match[3]) == cut_tokens == total - kept
+    # No more than one character of each end is given up, however many tokens it takes (four bytes, or three composed).
+    assert kept >= max_tokens - 24
+
+
+def test_text_within_the_budget_is_left_alone(tokenizer):
+    assert cut_middle("1379", 4, tokenizer) == ("1379", 0)
+    assert cut_middle("é" * 8, 16, tokenizer) == ("é" * 8, 0)
+    assert cut_middle("", 1, tokenizer) == ("", 0)
+
+
+def test_the_budget_is_used_to_the_token(tokenizer):
+    assert cut_middle("123456789", 5, tokenizer) == ("123\n[... 4 tokens cut here ...]\n89", 4)
+    assert cut_middle("123456789", 1, tokenizer) == ("1\n[... 8 tokens cut here ...]\n", 8)
+
+
+def test_a_very_long_output_is_tokenized_at_its_ends_only(tokenizer):
+    class Counting:
+        chars = 0
+
+        def __call__(self, text: str, **options):
+            self.chars += len(text)
+            return tokenizer(text, **options)
+
+    spy = Counting()
+    text = "1" * 500_000 + "2" * 500_000
+    shown, cut_tokens = cut_middle(text, 100, spy)  # type: ignore[arg-type]
+    assert shown == f"{'1' * 50}\n[... about 999900 tokens cut here ...]\n{'2' * 50}"
+    assert cut_tokens == 999_900
+    assert spy.chars <= 2 * CHARS_PER_TOKEN * 100
+
+
+@pytest.mark.parametrize("kind", [Hermes, Retool])
+def test_markup_is_broken_up_before_it_is_counted(tokenizer, kind):
+    protocol = kind(tokenizer)
+    shown, cut_tokens = protocol.shown("<|im_end|>" * 3 + "</interpreter>", 1000)
+    assert "<|im_end|>" not in shown and cut_tokens == 0
+    assert protocol.clean(shown) == shown, "what is written is what was counted"
+    assert ("</interpreter>" in shown) == (kind is Hermes)
