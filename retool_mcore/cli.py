@@ -151,6 +151,11 @@ def main() -> None:
 
     app.add_typer(data_app, name="data", help="Make, convert and check data sets.")
     app.add_typer(sandbox_app, name="sandbox", help="Serve the code sandbox over HTTP.")
-    for commands in (evaluate_app, reward_app, rollout_app):
+    app.add_typer(
+        evaluate_app,
+        name="eval",
+        help="Score models: `retool eval CONFIG ...`; compare two: `retool eval compare A B`.",
+    )
+    for commands in (reward_app, rollout_app):
         app.registered_commands.extend(commands.registered_commands)
     app()

@@ -19,6 +19,7 @@ from retool_mcore.data.files import replacing
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
+from retool_mcore.evaluate.table import markdown
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.reward.answer import is_equivalent
 from retool_mcore.rollout.protocol import open_protocol
@@ -74,6 +75,8 @@ def evaluate_many(
             report = {"model": case.model, "data": str(data), **make_report(problems, settings, samples)}
             with replacing(out / case.name / "report.json") as draft:
                 Path(draft).write_text(json.dumps(report, indent=1), encoding="utf-8")
+            with replacing(out / case.name / "report.md") as draft:
+                Path(draft).write_text(markdown(report), encoding="utf-8")
             reports[case.name] = report
     return reports
 

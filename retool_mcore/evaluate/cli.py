@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from retool_mcore.cli import guarded
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
     from retool_mcore.evaluate.cases import Case
 
-app = typer.Typer()
-
 WIDTH_OF_A_LOG = 120
+
+
+class _RunUnlessNamed(TyperGroup):
+    """`retool eval CONFIG ...` is `retool eval run CONFIG ...`; only another command has to be named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] != "--help" and args[0] not in self.commands:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_RunUnlessNamed, no_args_is_help=True)
 
 
 @app.callback()
 def evaluation() -> None:
-    """Score models on a file of problems."""
+    """Score models on a file of problems, and compare two evaluations. The command `run` need not be named."""
 
 
-@app.command("eval")
+@app.command("run")
 @guarded
 def evaluate(
     config: Annotated[Path, typer.Argument(help="the RL configuration whose rollout, sandbox and platform are used")],
@@ -46,6 +60,7 @@ def evaluate(
     Models are scored one after the other; those of one architecture share a server. Run again to continue.
     """
     from retool_mcore.evaluate.cases import evaluate_many
+    from retool_mcore.evaluate.table import interval_note, summary_table
 
     run = load_config(RlConfig, config, overrides or ())
     cases = _cases(model, tool)
@@ -53,7 +68,36 @@ def evaluate(
         reports = evaluate_many(
             run, cases, data=data, out=out, n=n, limit=limit, url=url, on_start=bars.start, on_sample=bars.advance
         )
-    _show(reports)
+    _console().print(summary_table(reports))
+    for line in dict.fromkeys(interval_note(report) for report in reports.values()):
+        typer.echo(line)
+
+
+@app.command("compare")
+@guarded
+def compare_two(
+    first: Annotated[Path, typer.Argument(help="a report.json of `retool eval`, or its folder")],
+    second: Annotated[Path, typer.Argument(help="another one of the same problems")],
+    out: Annotated[Path | None, typer.Option(help="the comparison as JSON")] = None,
+) -> None:
+    """Two evaluations of the same problems: the paired difference, its interval, and the problems that flipped."""
+    from retool_mcore.data.files import replacing
+    from retool_mcore.evaluate.compare import compare, read_report
+    from retool_mcore.evaluate.table import comparison_lines
+
+    reports = [read_report(path) for path in (first, second)]
+    found = compare(*reports)
+    for line in comparison_lines(found):
+        typer.echo(line)
+    if out is not None:
+        with replacing(out) as draft:
+            Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)
 
 
 def _cases(models: list[str], tool: str) -> list[Case]:
@@ -100,30 +144,3 @@ class _Bars:
         self._new[name] += 1
         share = f"{self._right[name] / self._new[name]:.3f} right"
         self._progress.update(self._tasks[name], advance=1, right=share)
-
-
-def _show(reports: dict[str, dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    n = next(iter(reports.values()))["n"]
-    table = Table()
-    columns = {
-        f"mean@{n}": "{:.3f}",
-        **({f"{kind}@{n}": "{:.3f}" for kind in ("best", "maj", "worst")} if n > 1 else {}),
-    }
-    for heading in ("model", "tool", *columns, "95 % of mean", "turns", "calls", "tokens"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
-    for name, report in reports.items():
-        scores, behavior = report["scores"], report["behavior"]
-        table.add_row(
-            name,
-            "on" if report["tool"] else "off",
-            *(form.format(scores[column]) for column, form in columns.items()),
-            f"{scores[f'mean@{n}/low']:.3f} to {scores[f'mean@{n}/high']:.3f}",
-            f"{behavior['behavior/turns']:.2f}",
-            f"{behavior['behavior/calls']:.2f}",
-            f"{behavior['behavior/response_tokens']:.0f}",
-        )
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)
-    console.print(table)

@@ -8,7 +8,7 @@ al. 2021 (https://arxiv.org/abs/2107.03374), without replacement.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,20 +31,27 @@ class Samples:
 
 
 def summarize(problems: Sequence[Samples]) -> dict[str, float]:
-    """mean@k with its interval, best@n, worst@n, maj@n, pass@n, averaged over problems of k samples each."""
+    """mean@k, best@n, worst@n, maj@n, pass@n, averaged over problems of k samples each; of each NAME/low, /high."""
     k = len(problems[0].scores)
     assert all(len(problem.scores) == k for problem in problems), "problems of unequal numbers of samples"
-    means = np.array([np.mean(problem.scores) for problem in problems])
-    low, high = interval(means)
-    out = {f"mean@{k}": float(means.mean()), f"mean@{k}/low": low, f"mean@{k}/high": high}
-    for n in sizes(k):
-        draws = _draws(k, n)
-        rows = [_at(problem, draws) for problem in problems]
-        for name in ("best", "worst", "maj"):
-            out[f"{name}@{n}"] = float(np.mean([row[name] for row in rows]))
-    for n in (1, *sizes(k)):
-        out[f"pass@{n}"] = float(np.mean([pass_at(k, sum(score > 0 for score in p.scores), n) for p in problems]))
+    draws = {n: _draws(k, n) for n in sizes(k)}
+    rows = [_estimates(problem, draws) for problem in problems]
+    names = list(rows[0])
+    values_PM = np.array([[row[name] for name in names] for row in rows])
+    lows, highs = intervals(values_PM)
+    out: dict[str, float] = {}
+    for name, value, low, high in zip(names, values_PM.mean(axis=0), lows, highs, strict=True):
+        out |= {name: float(value), f"{name}/low": float(low), f"{name}/high": float(high)}
     return out
+
+
+def _estimates(problem: Samples, draws: Mapping[int, np.ndarray]) -> dict[str, float]:
+    """All estimates of one problem."""
+    k, right = len(problem.scores), sum(score > 0 for score in problem.scores)
+    out = {f"mean@{k}": float(np.mean(problem.scores))}
+    for n, drawn in draws.items():
+        out |= {f"{name}@{n}": value for name, value in _at(problem, drawn).items()}
+    return out | {f"pass@{n}": pass_at(k, right, n) for n in (1, *draws)}
 
 
 def sizes(k: int) -> list[int]:
@@ -57,11 +64,24 @@ def pass_at(k: int, correct: int, n: int) -> float:
     return 1.0 - math.comb(k - correct, n) / math.comb(k, n)
 
 
-def interval(means: np.ndarray, seed: int = 0) -> tuple[float, float]:
+def interval(means: np.ndarray) -> tuple[float, float]:
     """95 % bootstrap interval of the mean over problems: other problems could have been asked."""
-    draws = np.random.default_rng(seed).choice(means, size=(INTERVAL_DRAWS, len(means)))
-    low, high = np.quantile(draws.mean(axis=1), [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2])
-    return float(low), float(high)
+    lows, highs = intervals(means[:, None])
+    return float(lows[0]), float(highs[0])
+
+
+def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """``interval`` of each of M metrics, on the same draws of P problems: lows [M], highs [M]."""
+    problems = len(values_PM)
+    generator = np.random.default_rng(seed)
+    means_DM = np.concatenate(
+        [
+            generator.multinomial(problems, np.full(problems, 1 / problems), size=INTERVAL_DRAWS // 10) @ values_PM
+            for _ in range(10)  # in parts: thousands of problems are 100 MB at once
+        ]
+    )
+    lows, highs = np.quantile(means_DM / problems, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
+    return lows, highs
 
 
 def _draws(k: int, n: int) -> np.ndarray:

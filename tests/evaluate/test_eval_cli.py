@@ -46,6 +46,11 @@ def test_models_are_scored_with_one_server_and_a_second_run_starts_none(folder: 
         report = json.loads((folder / "out" / name / "report.json").read_text())
         assert (report["problems"], report["n"], report["tool"]) == (4, 2, not name.endswith("_text"))
         assert len((folder / "out" / name / "samples.jsonl").read_text().splitlines()) == 8
+        assert "| mean@2 | " in (folder / "out" / name / "report.md").read_text()
+    assert "4 problems give a wide one" in done.stdout
+    compared = retool("eval", "compare", "out/first", "out/b", cwd=folder)
+    assert compared.returncode == 0, compared.stderr
+    assert "paired over 4 problems" in compared.stdout
     log = folder / "out" / "server.log"
     assert log.read_text(errors="replace").count("server_args=ServerArgs") == 1
     log.unlink()

@@ -1,0 +1,108 @@
+"""Two evaluations of the same problems: the paired difference, its interval, and the problems that flipped.
+
+Pairing takes out how hard the problems are, which is most of what makes a mean over few problems uncertain: the
+interval of the difference is narrower than the two intervals suggest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retool_mcore.errors import DataError
+from retool_mcore.evaluate.stats import interval
+
+REPORT = "report.json"
+SOLVED = 0.5  # a problem counts as solved when more than this share of its samples is right
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """A problem that one evaluation solved, by more than half of its samples, and the other did not."""
+
+    id: int
+    truth: str
+    first: str  # "7/8": right samples of all
+    second: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """``difference`` is the second's mean@k minus the first's; gained and lost are the second's."""
+
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    problems: int
+    gained: tuple[Flip, ...]
+    lost: tuple[Flip, ...]
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report.json, or that of an evaluation's folder. Raises DataError when it is none."""
+    file = path / REPORT if path.is_dir() else path
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        found = sorted(each.parent.name for each in path.glob(f"*/{REPORT}")) if path.is_dir() else []
+        inside = f"; its folders {', '.join(found)} hold one each: name one of them" if found else ""
+        raise DataError(f"{file}: no report of `retool eval` can be read: {error.strerror}{inside}") from error
+    except ValueError as error:
+        raise DataError(f"{file}: not a report of `retool eval`: {error}") from error
+    rows = report.get("per_problem") if isinstance(report, dict) else None
+    if not isinstance(rows, list) or not rows or not all(map(_is_problem, rows)):
+        raise DataError(f"{file}: not a report of `retool eval`: it has no per_problem with id, truth and correct")
+    return report
+
+
+def _is_problem(row: object) -> bool:
+    if not isinstance(row, dict) or not {"id", "truth"} <= row.keys():
+        return False
+    correct = row.get("correct")
+    return isinstance(correct, list) and bool(correct) and all(isinstance(each, bool) for each in correct)
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
+    """The second report against the first. Raises DataError when they are not of the same problems."""
+    mine, theirs = ({row["id"]: row for row in report["per_problem"]} for report in (first, second))
+    if mine.keys() != theirs.keys():
+        only = [sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())]
+        raise DataError(
+            f"the evaluations are not of the same problems: {len(only[0])} are only in the first ({only[0][:5]}), "
+            f"{len(only[1])} only in the second ({only[1][:5]})"
+        )
+    for id_, row in mine.items():
+        if row["truth"] != theirs[id_]["truth"]:
+            raise DataError(
+                f"the evaluations are not of the same problems: the truth of problem {id_} is {row['truth']!r} in the "
+                f"first, {theirs[id_]['truth']!r} in the second"
+            )
+    shares = np.array([[np.mean(rows[id_]["correct"]) for id_ in mine] for rows in (mine, theirs)])
+    differences = shares[1] - shares[0]
+    low, high = interval(differences)
+    flips: dict[bool, list[Flip]] = {True: [], False: []}  # solved by the second?
+    for id_, before, after in zip(mine, *shares, strict=True):
+        if (before > SOLVED) != (after > SOLVED):
+            counts = {"first": _count(mine[id_]), "second": _count(theirs[id_])}
+            flips[bool(after > SOLVED)].append(Flip(id=id_, truth=mine[id_]["truth"], **counts))
+    return Comparison(
+        first=float(shares[0].mean()),
+        second=float(shares[1].mean()),
+        difference=float(differences.mean()),
+        low=low,
+        high=high,
+        problems=len(mine),
+        gained=tuple(flips[True]),
+        lost=tuple(flips[False]),
+    )
+
+
+def _count(row: Mapping[str, Any]) -> str:
+    return f"{sum(row['correct'])}/{len(row['correct'])}"

@@ -1,0 +1,104 @@
+"""An evaluation for people: a table on the terminal, and ``report.md`` with the matrix of problems and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from retool_mcore.evaluate.stats import sizes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from retool_mcore.evaluate.compare import Comparison
+
+KINDS = ("best", "maj", "worst", "pass")
+FEW_PROBLEMS = 100
+MARKS = "# right, . wrong, - without an answer"
+
+
+def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One row for each evaluation of the same n."""
+    from rich.table import Table
+
+    n = next(iter(reports.values()))["n"]
+    table = Table()
+    scores = [f"mean@{n}", *(f"{kind}@{n}" for kind in ("best", "maj", "worst") if n > 1)]
+    for heading in ("model", "tool", *scores, "95 % of mean", "turns", "calls", "tokens"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for name, report in reports.items():
+        behavior = report["behavior"]
+        table.add_row(
+            name,
+            "on" if report["tool"] else "off",
+            *(f"{report['scores'][score]:.3f}" for score in scores),
+            _interval(report["scores"], f"mean@{n}"),
+            f"{behavior['behavior/turns']:.2f}",
+            f"{behavior['behavior/calls']:.2f}",
+            f"{behavior['behavior/response_tokens']:.0f}",
+        )
+    return table
+
+
+def interval_note(report: Mapping[str, Any]) -> str:
+    """What the interval is over, and how wide few problems make it."""
+    n, scores = report["n"], report["scores"]
+    width = scores[f"mean@{n}/high"] - scores[f"mean@{n}/low"]
+    wide = (
+        f" {report['problems']} problems give a wide one, here {width:.3f}: a smaller difference of two models may "
+        "be chance. `retool eval compare A B` pairs the problems, which narrows it."
+        if report["problems"] < FEW_PROBLEMS
+        else ""
+    )
+    return f"Intervals are 95 % bootstrap intervals over the {report['problems']} problems.{wide}"
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """``report.md``: scores with their intervals, behaviour, and one line for each problem."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    n, scores = report["n"], report["scores"]
+    tool = "with the tool" if report["tool"] else "text only"
+    yield f"# {report['model']} on {report['data']}"
+    yield f"\n{report['problems']} problems, {n} samples each, protocol {report['protocol']}, {tool}.\n"
+    yield "| score | value | 95 % interval |"
+    yield "|---|---|---|"
+    names = [f"mean@{n}", *(f"{kind}@{size}" for kind in KINDS for size in sizes(n))]
+    for name in names:
+        yield f"| {name} | {scores[name]:.4f} | {_interval(scores, name)} |"
+    yield f"\n{interval_note(report)}\n"
+    yield "| behaviour | value |"
+    yield "|---|---|"
+    for name, value in report["behavior"].items():
+        yield f"| {name.removeprefix('behavior/')} | {value:.4g} |"
+    yield f"\nEach problem's samples in order ({MARKS}).\n"
+    yield "| problem | truth | right | samples |"
+    yield "|---|---|---|---|"
+    for row in report["per_problem"]:
+        truth = row["truth"].replace("|", "\\|").replace("\n", " ")
+        yield f"| {row['id']} | {truth:.60} | {sum(row['correct'])}/{n} | `{_marks(row)}` |"
+
+
+def _marks(row: Mapping[str, Any]) -> str:
+    pairs = zip(row["correct"], row["answers"], strict=True)
+    return "".join("#" if right else "-" if answer is None else "." for right, answer in pairs)
+
+
+def _interval(scores: Mapping[str, float], name: str) -> str:
+    return f"{scores[f'{name}/low']:.3f} to {scores[f'{name}/high']:.3f}"
+
+
+def comparison_lines(found: Comparison) -> Iterator[str]:
+    """The difference in words, and each flip."""
+    yield (
+        f"{found.first:.3f} to {found.second:.3f}: {found.difference:+.3f}, 95 % interval {found.low:+.3f} to "
+        f"{found.high:+.3f}, paired over {found.problems} problems"
+    )
+    if found.low <= 0 <= found.high:
+        yield "The interval holds 0: the difference may be chance."
+    yield f"{len(found.gained)} problems are solved that were not, {len(found.lost)} are not that were."
+    for sign, flips in (("+", found.gained), ("-", found.lost)):
+        for flip in flips:
+            yield f"  {sign} problem {flip.id} (truth {flip.truth:.60}): {flip.first} right, then {flip.second}"

@@ -1,0 +1,110 @@
+"""Two reports against each other: the paired difference, its interval, what flipped, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.errors import DataError
+from retool_mcore.evaluate.cli import app
+from retool_mcore.evaluate.compare import Flip, compare, read_report
+
+
+def report(*rows: str, truth: str = "7") -> dict[str, Any]:
+    """A report whose problem i has samples as its string says: "1101" is three right of four."""
+    per_problem = [
+        {"id": index, "truth": truth, "correct": [mark == "1" for mark in row], "answers": ["?"] * len(row)}
+        for index, row in enumerate(rows)
+    ]
+    scores = {"mean@4": 0.5, "mean@4/low": 0.4, "mean@4/high": 0.6}
+    return {"model": "m", "data": "d", "tool": True, "protocol": "hermes", "n": 4, "scores": scores} | {
+        "per_problem": per_problem
+    }
+
+
+def test_the_difference_is_paired_and_flips_are_named():
+    found = compare(report("1111", "1100", "0000", "1110"), report("1111", "1110", "1111", "1000"))
+    assert (found.first, found.second, found.problems) == (9 / 16, 12 / 16, 4)
+    assert found.difference == pytest.approx(3 / 16)
+    assert found.gained == (
+        Flip(id=1, truth="7", first="2/4", second="3/4"),
+        Flip(id=2, truth="7", first="0/4", second="4/4"),
+    )
+    assert found.lost == (Flip(id=3, truth="7", first="3/4", second="1/4"),)
+    assert found.low < 0 < found.high
+
+
+def test_half_of_the_samples_do_not_solve_a_problem():
+    found = compare(report("1100"), report("1110"))
+    assert [flip.id for flip in found.gained] == [0]
+    assert compare(report("1100"), report("0000")).lost == ()
+
+
+def test_the_same_gain_everywhere_has_an_interval_without_width():
+    # However hard the problems are: the difference of each is a quarter.
+    found = compare(report("1000", "1100", "1110"), report("1100", "1110", "1111"))
+    assert (found.low, found.difference, found.high) == pytest.approx((0.25, 0.25, 0.25))
+
+
+def test_the_interval_is_the_bootstraps_over_problems():
+    # One of two problems gained in full: half of the draws of two problems hold it once, a quarter never.
+    found = compare(report("0000", "0000"), report("1111", "0000"))
+    assert (found.low, found.difference, found.high) == (0.0, 0.5, 1.0)
+
+
+def test_the_order_of_problems_and_the_number_of_samples_may_differ():
+    first, second = report("1111", "0000"), report("11", "00")
+    second["per_problem"].reverse()
+    assert compare(first, second).difference == 0.0
+
+
+def test_other_problems_are_not_compared():
+    with pytest.raises(DataError, match=r"1 are only in the first \(\[1\]\), 0 only in the second"):
+        compare(report("1", "1"), report("1"))
+    with pytest.raises(DataError, match="the truth of problem 0 is '7' in the first, '8' in the second"):
+        compare(report("1"), report("1", truth="8"))
+
+
+def write(folder: Path, content: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_user_compares_two_folders(tmp_path: Path):
+    first = write(tmp_path / "out" / "base", report("1111", "0000", "1000"))
+    second = write(tmp_path / "out" / "tuned", report("1111", "1110", "1000"))
+    out = tmp_path / "difference.json"
+    done = CliRunner().invoke(app, ["compare", str(first), str(second / "report.json"), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "+0.250" in done.output and "problem 1" in done.output and "3 problems" in done.output
+    assert "may be chance" in done.output
+    written = json.loads(out.read_text())
+    assert (written["difference"], written["gained"][0]["id"], written["lost"]) == (0.25, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ([], "has no per_problem"),
+        ({"per_problem": []}, "has no per_problem"),
+        ({"per_problem": [{"id": 1, "truth": "1", "correct": []}]}, "has no per_problem"),
+        ({"per_problem": [{"id": 1, "truth": "1", "correct": [0.5]}]}, "has no per_problem"),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, content: Any, told: str):
+    with pytest.raises(DataError, match=told):
+        read_report(write(tmp_path / "a", content))
+
+
+def test_a_folder_of_evaluations_says_which_it_holds(tmp_path: Path):
+    write(tmp_path / "out" / "base", report("1"))
+    with pytest.raises(DataError, match="its folders base hold one each"):
+        read_report(tmp_path / "out")
+    (tmp_path / "out" / "base" / "report.json").write_text('{"per_')
+    with pytest.raises(DataError, match="not a report"):
+        read_report(tmp_path / "out" / "base")
