@@ -98,7 +98,8 @@ class PackedBatches:
 
     The stream is epoch after epoch, each in an order of its own drawn from (seed, epoch). Step s takes the next
     ``global_batch`` rows of the stream, whatever dp_size is, and deals them to the ranks: equally many each, at costs
-    as equal as a greedy deal makes them. The cost is tokens, plus attention where ``hidden_size`` is given.
+    as equal as a greedy deal makes them. The cost is tokens, plus attention where ``hidden_size`` is given. A rank's
+    share is packed into micro-batches, without attention across sequences and balanced by cost too, by verl's engine.
     """
 
     examples: Sequence[Rendered]

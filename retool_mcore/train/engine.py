@@ -16,7 +16,7 @@ from retool_mcore.errors import CheckpointError
 from retool_mcore.models import read_shape, train_flops
 from retool_mcore.platforms.base import Platform
 from retool_mcore.train.metrics import PhaseTimer
-from retool_mcore.verl_config import sft_worker_config
+from retool_mcore.verl_config_sft import sft_worker_config
 
 
 class SftEngine:
@@ -41,6 +41,7 @@ class SftEngine:
         self._global_batch = config.train.global_batch
         self.dp_rank: int = self._worker.engine.get_data_parallel_rank()
         self.dp_size: int = self._worker.engine.get_data_parallel_size()
+        self.hidden_size: int = self._worker.model_config.hf_config.get_text_config().hidden_size
         has_output = self._worker.engine.is_mp_src_rank_with_outputs() and self.dp_rank == 0
         flags: list[bool] = [False] * dist.get_world_size()
         dist.all_gather_object(flags, has_output)

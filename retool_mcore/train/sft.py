@@ -25,7 +25,7 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.process import die_with_parent, lock_run, output_to
 from retool_mcore.train import checkpoint
 from retool_mcore.train.metrics import MetricWriter, PhaseTimer, require_finite
-from retool_mcore.verl_config import sft_tree
+from retool_mcore.verl_config_sft import sft_tree
 from retool_mcore.verl_plugin import assert_loaded
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -78,7 +78,9 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     timer = PhaseTimer()
     engine = SftEngine(config, platform, timer)
     global_batch = config.train.global_batch
-    batches = PackedBatches(data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank)
+    batches = PackedBatches(
+        data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank, hidden_size=engine.hidden_size
+    )
     val_batches = validation_batches(val_data, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
     if resume is not None:
         engine.load(str(resume.path / "actor"))
