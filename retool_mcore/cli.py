@@ -7,19 +7,25 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import ReToolError
 from retool_mcore.process import end_with_parent_if_asked, heed_sigquit
 
 Config = Annotated[Path, typer.Argument(help="one TOML file of configs/")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the resolved settings, start nothing")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="resolve through verl, print what differs from its defaults, start nothing")
+]
+PlatformName = Annotated[
+    str | None, typer.Option("--platform", help="cpu, cuda or ascend, instead of run.platform", show_default=False)
+]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,10 +63,12 @@ def guarded(function: F) -> F:
 
 
 @guarded
-def _sft_rank(config: Config, overrides: Overrides = None, dry_run: DryRun = False) -> None:
-    run = load_config(SftConfig, config, overrides or ())
+def _sft_rank(
+    config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False
+) -> None:
+    run = load_config(SftConfig, config, _settings(overrides, platform))
     if dry_run:
-        typer.echo(run.to_toml())
+        _print_dry_run(run)
         return
     from retool_mcore.train import sft
 
@@ -69,32 +77,46 @@ def _sft_rank(config: Config, overrides: Overrides = None, dry_run: DryRun = Fal
 
 @app.command()
 @guarded
-def sft(config: Config, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+def sft(config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False) -> None:
     """Supervised fine-tuning on this node: checks the settings, then starts torchrun on launch/sft_mcore.py."""
-    run = load_config(SftConfig, config, overrides or ())
+    settings = _settings(overrides, platform)
+    run = load_config(SftConfig, config, settings)
     from retool_mcore.models import check_cores, check_model
 
     check_model(run)
     check_cores(run)
     if dry_run:
-        typer.echo(run.to_toml())
+        _print_dry_run(run)
         return
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(run.cluster.gpus_per_node)]
-    argv = [*torchrun, "--standalone", "launch/sft_mcore.py", str(config), *(overrides or ())]
+    argv = [*torchrun, "--standalone", "launch/sft_mcore.py", str(config), *settings]
     os.execv(argv[0], argv)  # torchrun takes our place: signals and the exit code are its own
 
 
 @app.command()
 @guarded
-def rl(config: Config, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+def rl(config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False) -> None:
     """Reinforcement learning with verl's PPO trainer under Ray."""
-    run = load_config(RlConfig, config, overrides or ())
+    run = load_config(RlConfig, config, _settings(overrides, platform))
+    if dry_run:
+        _print_dry_run(run)
+        return
     from retool_mcore.train import rl as trainer
 
-    if dry_run:
-        typer.echo(trainer.resolve(run))
-        return
     trainer.train(run)
+
+
+def _settings(overrides: list[str] | None, platform: str | None) -> list[str]:
+    return [*(overrides or ()), *([f"run.platform={platform}"] if platform else ())]
+
+
+def _print_dry_run(run: RunConfig) -> None:
+    """The report goes to stdout; whatever the engines print while they are imported goes to stderr."""
+    from retool_mcore.train.resolve import dry_run
+
+    with redirect_stdout(sys.stderr):
+        report = dry_run(run)
+    typer.echo(report)
 
 
 @app.command()

@@ -1,32 +1,30 @@
-"""From our configuration to verl 0.9.1's. The only file that spells a verl key path.
+"""From our configuration to verl 0.9.1's: what SFT and RL share, and RL's whole tree.
 
-SFT drives verl's TrainingWorker directly and needs three of its dataclasses. RL runs verl's PPO trainer, which takes
+This file and verl_config_sft.py are the only ones that spell a verl key path. RL runs verl's PPO trainer, which takes
 the whole Hydra tree: its defaults are composed by verl itself and changed here, key by key.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from retool_mcore.config import Memory, RlConfig, RunConfig, SftConfig
+from retool_mcore.config import Memory, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from verl.workers.config import TrainingWorkerConfig
 
 AGENT_NAME = "retool"
 TRAINER_MODE = "retool_sync"
 _RUN_CONFIG_KEY = "trainer.retool_config"  # ours, in verl's tree: where Ray workers find the run's own settings
 
 
-def _megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
+def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
     """Keys of verl's McoreEngineConfig, the same under SFT's engine and under RL's actor, critic and reference."""
     parallel, memory = config.parallel, config.memory
     sequence_parallel = parallel.sequence_parallel and parallel.tp > 1
@@ -69,7 +67,7 @@ def _recompute_keys(memory: Memory) -> dict[str, Any]:
     return {"recompute_granularity": "full", **layers}
 
 
-def _optim_keys(config: RunConfig, steps: int) -> dict[str, Any]:
+def optim_keys(config: RunConfig, steps: int) -> dict[str, Any]:
     optim = config.optim
     return {
         "lr": optim.lr,
@@ -104,67 +102,8 @@ def _state_keys(memory: Memory) -> dict[str, Any]:
     return keys
 
 
-def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerConfig:
-    """What verl's TrainingWorker takes. ``platform.activate()`` must have run: verl reads the device at import."""
-    from hydra.utils import get_class
-    from verl.workers.config import HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
-    from verl.workers.config.checkpoint import McoreCheckpointConfig
-
-    engine = _megatron_keys(config, platform) | {
-        "use_dynamic_bsz": True,
-        "max_token_len_per_gpu": config.train.micro_batch_tokens,
-        "infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
-    }
-    sections = {
-        "model": {
-            "path": config.model.path,
-            "external_lib": platform.external_lib or None,
-            "use_remove_padding": True,
-            "use_fused_kernels": config.memory.fused_cross_entropy,
-        },
-        "engine": engine,
-        "optim": _optim_keys(config, config.train.steps),
-    }
-    for key, value in config.verl_overrides.items():
-        _override(sections, key, value, config.source)
-    try:
-        return TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=HFModelConfig(**sections["model"]),
-            engine_config=get_class(platform.engine_config_class)(**sections["engine"]),
-            optimizer_config=McoreOptimizerConfig(**sections["optim"]),
-            checkpoint_config=McoreCheckpointConfig(),
-        )
-    except TypeError as error:  # a dataclass's own words for a field it does not have
-        raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error
-
-
-def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> None:
-    """Set a key of ``[verl_overrides]`` under SFT, where verl has dataclasses and no tree."""
-    *path, name = key.split(".")
-    table: Any = sections
-    for part in path:
-        table = table.get(part) if isinstance(table, dict) else None
-    if not path or not isinstance(table, dict):
-        raise ConfigError(
-            f"{source}: [verl_overrides] {key} of an SFT run starts with one of {', '.join(sections)}, for example "
-            "engine.override_transformer_config.apply_rope_fusion."
-        )
-    table[name] = value
-
-
-def sft_tree(config: SftConfig, platform: Platform) -> str:
-    """The settings that verl's TrainingWorker runs with, defaults included, as YAML."""
-    worker = sft_worker_config(config, platform)
-    parts = {"engine": worker.engine_config, "optim": worker.optimizer_config, "checkpoint": worker.checkpoint_config}
-    return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)
-
-
-def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -> DictConfig:
-    """verl's complete, resolved tree for its PPO trainer; ``resume`` is a complete checkpoint's folder.
-
-    Raises ConfigError when a key of ``[verl_overrides]`` does not exist in verl's tree.
-    """
+def ppo_defaults() -> DictConfig:
+    """verl's own tree for its PPO trainer on a Megatron engine, before a key of ours."""
     import verl
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
@@ -173,6 +112,34 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
     with initialize_config_dir(folder, version_base=None):
         tree = compose("ppo_trainer", overrides=["model_engine=megatron"])
     OmegaConf.set_struct(tree, True)
+    return tree
+
+
+def check_ppo_tree(tree: DictConfig) -> None:
+    """Run the tree through verl's own configuration classes and its own check. Raises ConfigError with verl's words."""
+    from hydra.errors import InstantiationException
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
+    try:
+        for part in ("actor", "rollout"):
+            omega_conf_to_dataclass(resolved.actor_rollout_ref[part])
+        validate_config(resolved, need_reference_policy(resolved), need_critic(resolved))
+    except (InstantiationException, ValueError, AssertionError, TypeError) as error:
+        raise ConfigError(f"verl refuses the resolved settings: {error}") from error
+
+
+def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -> DictConfig:
+    """verl's complete, resolved tree for its PPO trainer; ``resume`` is a complete checkpoint's folder.
+
+    Raises ConfigError when a key of ``[verl_overrides]`` does not exist in verl's tree.
+    """
+    import verl
+    from omegaconf import OmegaConf
+
+    tree = ppo_defaults()
     for key, value in (_ppo_keys(config, platform) | _resume_keys(resume)).items():
         # force_add: verl's tree leaves some documented keys out of its YAML (Ray's and the engines' own arguments).
         OmegaConf.update(tree, key, value, merge=False, force_add=True)
@@ -224,12 +191,12 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         actor + "ppo_max_token_len_per_gpu": config.train.micro_batch_tokens,
         actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
     }
-    megatron = _megatron_keys(config, platform)
+    megatron = megatron_keys(config, platform)
     transformer = megatron.pop("override_transformer_config")
     keys[f"{actor}megatron._target_"] = platform.engine_config_class
     keys |= {f"{actor}megatron.{key}": value for key, value in megatron.items()}
     keys |= {f"{actor}megatron.override_transformer_config.{key}": value for key, value in transformer.items()}
-    keys |= {f"{actor}optim.{key}": value for key, value in _optim_keys(config, _optimizer_steps(config)).items()}
+    keys |= {f"{actor}optim.{key}": value for key, value in optim_keys(config, _optimizer_steps(config)).items()}
     return keys
 
 

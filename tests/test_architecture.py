@@ -16,8 +16,8 @@ SOURCES = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build", "runs"}
 # door of the house and may import anything.
 LEVELS = [
     ("cli", "quickstart", "__main__"),
-    ("train", "evaluate"),
-    ("verl_config", "rollout", "reward", "models"),
+    ("train", "evaluate", "preflight", "planner"),
+    ("verl_config", "verl_config_sft", "rollout", "reward", "models"),
     ("data", "sandbox"),
     ("config", "platforms", "verl_plugin"),
     ("errors", "process"),

@@ -26,18 +26,6 @@ from retool_mcore.verl_plugin import assert_loaded
 PROGRESS_INTERVAL_S = 0.5
 
 
-def resolve(config: RlConfig) -> str:
-    """verl's complete resolved tree as YAML, through verl's own configuration files; starts nothing."""
-    from omegaconf import OmegaConf
-
-    from retool_mcore.verl_config import ppo_tree
-
-    platform = get_platform(config.run.platform)
-    platform.check_settings(config)
-    platform.activate()
-    return OmegaConf.to_yaml(ppo_tree(config, platform), resolve=True)
-
-
 def train(config: RlConfig) -> None:
     """Run to ``train.steps``, resuming from the newest checkpoint. Returns when the last step is saved.
 
