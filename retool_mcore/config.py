@@ -13,22 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from retool_mcore.config_base import Every, Fraction, PositiveFloat, PositiveInt, Section
 from retool_mcore.config_errors import explain
+from retool_mcore.config_rl import Algorithm, Critic, Rollout
 from retool_mcore.errors import ConfigError
 
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Every = Annotated[int, Field(ge=0)]  # steps between two of something, also after the last step; 0: never
-Fraction = Annotated[float, Field(ge=0, le=1)]
 MAX_VERL_OVERRIDES = 10
-
-
-class Section(BaseModel):
-    """A frozen table of the TOML file; unknown keys and coerced types are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Run(Section):
@@ -141,32 +133,12 @@ class RlTrain(Section):
     mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates a step
     micro_batch_tokens: PositiveInt
     val_every_steps: Every
-
-
-class Rollout(Section):
-    """One multi-turn rollout. ``max_response_tokens`` includes interpreter output."""
-
-    protocol: str = "hermes"  # how calls are written: one of rollout.protocol.PROTOCOLS
-    tool: bool = True  # False: text only, the baseline of the paper's comparison
-    group_size: PositiveInt  # responses per prompt, GRPO's G
-    max_turns: PositiveInt = 8
-    max_response_tokens: PositiveInt
-    calls_per_turn: Literal["first", "all"] = "first"  # a turn is cut at its first call, or all of its calls are run
-    max_tool_output_tokens: PositiveInt = 512  # of one result: more is cut in the middle, and the model is told
-    max_tool_s: PositiveFloat = 300.0  # run time of the interpreter over a whole trajectory; then it ends
-    max_malformed_calls: PositiveInt = 3  # in a row; then the trajectory ends
-    max_outage_s: PositiveFloat = 60.0  # a call is tried again for so long while the sandbox is away
-    max_dropped_fraction: Fraction = 0.02  # of a batch, by sandbox or engine outages; above it the run stops
-    temperature: PositiveFloat = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    engine_tp: PositiveInt = 1
-    engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
-    max_running_requests: PositiveInt = 64
-    agent_workers: PositiveInt = 1
+    mode: Literal["sync", "partial_rollout"] = "sync"  # see rollout/README.md, "Scheduling"
+    prefetch_batches: PositiveFloat = 1.0  # partial_rollout: batches of prompts in flight beyond the one waited for
 
 
 class Sandbox(Section):
-    where: Annotated[list[str], Field(min_length=1)] = ["local"]  # "local", or URLs that speak SandboxFusion
+    where: list[str] = Field(default=["local"], min_length=1)  # "local", or URLs that speak SandboxFusion
     min_level: Literal["gvisor", "namespaces", "landlock", "rlimits"] = "rlimits"
     workers: PositiveInt = 2  # executions at the same time, per node
     run_timeout_s: PositiveFloat = 10.0
@@ -198,15 +170,6 @@ class Reward(Section):
         return self
 
 
-class Algorithm(Section):
-    name: Literal["grpo"] = "grpo"
-    clip_low: PositiveFloat = 0.2
-    clip_high: PositiveFloat = 0.28
-    clip_c: PositiveFloat = 10.0
-    loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
-    normalize_by_std: bool = True
-
-
 class RunConfig(Section):
     """What SFT and RL share. ``source`` names the file in every error."""
 
@@ -218,7 +181,7 @@ class RunConfig(Section):
     memory: Memory = Memory()
     optim: Optim
     checkpoint: Checkpoint
-    verl_overrides: dict[str, Any] = {}
+    verl_overrides: dict[str, Any] = Field(default={})
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -301,6 +264,7 @@ class RlConfig(RunConfig):
     sandbox: Sandbox = Sandbox()
     reward: Reward = Reward()
     algorithm: Algorithm = Algorithm()
+    critic: Critic = Critic()
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -315,6 +279,8 @@ class RlConfig(RunConfig):
         t, r, c = self.train, self.rollout, self.cluster
         if self.algorithm.name == "grpo" and r.group_size < 2:
             raise ValueError("rollout.group_size = 1 gives GRPO no group to compare within. Use at least 2")
+        if self.algorithm.filter_groups and r.group_size < 2:
+            raise ValueError("algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1")
         if t.prompts_per_step % t.mini_batch_prompts:
             raise ValueError(
                 f"train.mini_batch_prompts = {t.mini_batch_prompts} does not divide "

@@ -1,7 +1,7 @@
 """From our configuration to verl 0.9.1's: what SFT and RL share, and RL's whole tree.
 
-This file and verl_config_sft.py are the only ones that spell a verl key path. RL runs verl's PPO trainer, which takes
-the whole Hydra tree: its defaults are composed by verl itself and changed here, key by key.
+This file, verl_config_sft.py and verl_config_rollout.py are the only ones that spell a verl key path. RL runs verl's
+PPO trainer, which takes the whole Hydra tree: its defaults are composed by verl itself and changed here, key by key.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from retool_mcore.config import Memory, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.verl_config_rollout import TRAINER_MODES, algorithm_keys, rollout_keys, sampler_keys
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-AGENT_NAME = "retool"
-TRAINER_MODE = "retool_sync"
 _RUN_CONFIG_KEY = "trainer.retool_config"  # ours, in verl's tree: where Ray workers find the run's own settings
 
 
@@ -154,28 +151,13 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
 
 def _ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     return {
-        **_algorithm_keys(config),
+        **algorithm_keys(config),
         **_actor_keys(config, platform),
-        **_rollout_keys(config, platform),
-        **_sampler_keys(config),
+        **_critic_keys(config, platform),
+        **rollout_keys(config, platform),
+        **sampler_keys(config),
         **_reward_keys(config),
         **_trainer_keys(config, platform),
-    }
-
-
-def _algorithm_keys(config: RlConfig) -> dict[str, Any]:
-    a = config.algorithm
-    actor = "actor_rollout_ref.actor."
-    return {
-        "algorithm.adv_estimator": a.name,
-        "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
-        "algorithm.use_kl_in_reward": False,
-        actor + "use_kl_loss": False,  # the paper sets the KL coefficient to 0
-        actor + "clip_ratio": a.clip_low,
-        actor + "clip_ratio_low": a.clip_low,
-        actor + "clip_ratio_high": a.clip_high,
-        actor + "clip_ratio_c": a.clip_c,
-        actor + "loss_agg_mode": a.loss_agg,
     }
 
 
@@ -191,70 +173,40 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         actor + "ppo_max_token_len_per_gpu": config.train.micro_batch_tokens,
         actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
     }
+    return keys | _engine_keys(actor, config, platform)
+
+
+def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    if config.algorithm.name != "ppo":
+        return {}
+    return {
+        "critic.model.path": config.model.path,
+        "critic.model.external_lib": platform.external_lib or None,
+        "critic.model.use_remove_padding": True,
+        # verl 0.9.1's trainer takes this one for training, too.
+        "critic.ppo_infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
+        "critic.cliprange_value": config.critic.clip_value,
+        "critic.checkpoint.save_contents": ["model", "optimizer", "extra"],
+        **_engine_keys("critic.", config, platform),
+        "critic.optim.lr": config.critic.lr,
+        "critic.optim.min_lr": min(config.optim.min_lr, config.critic.lr),
+        "trainer.max_critic_ckpt_to_keep": None,
+    }
+
+
+def _engine_keys(role: str, config: RlConfig, platform: Platform) -> dict[str, Any]:
+    """Engine and optimizer of one role ("critic."): the same Megatron layout for each."""
     megatron = megatron_keys(config, platform)
     transformer = megatron.pop("override_transformer_config")
-    keys[f"{actor}megatron._target_"] = platform.engine_config_class
-    keys |= {f"{actor}megatron.{key}": value for key, value in megatron.items()}
-    keys |= {f"{actor}megatron.override_transformer_config.{key}": value for key, value in transformer.items()}
-    keys |= {f"{actor}optim.{key}": value for key, value in optim_keys(config, _optimizer_steps(config)).items()}
+    keys: dict[str, Any] = {f"{role}megatron._target_": platform.engine_config_class}
+    keys |= {f"{role}megatron.{key}": value for key, value in megatron.items()}
+    keys |= {f"{role}megatron.override_transformer_config.{key}": value for key, value in transformer.items()}
+    keys |= {f"{role}optim.{key}": value for key, value in optim_keys(config, _optimizer_steps(config)).items()}
     return keys
 
 
 def _optimizer_steps(config: RlConfig) -> int:
     return config.train.steps * (config.train.prompts_per_step // config.train.mini_batch_prompts)
-
-
-def _rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    r = config.rollout
-    rollout = "actor_rollout_ref.rollout."
-    keys: dict[str, Any] = {
-        rollout + "name": platform.rollout_engines[0],
-        rollout + "mode": "async",
-        rollout + "n": r.group_size,
-        rollout + "temperature": r.temperature,
-        rollout + "top_p": r.top_p,
-        rollout + "dtype": config.model.dtype,
-        rollout + "seed": config.run.seed,
-        rollout + "tensor_model_parallel_size": r.engine_tp,
-        rollout + "gpu_memory_utilization": r.engine_memory_fraction,
-        rollout + "max_num_seqs": r.max_running_requests,
-        rollout + "max_model_len": config.max_sequence_tokens,
-        rollout + "load_format": "dummy",  # the first weight sync fills it before the first rollout
-        rollout + "calculate_log_probs": True,
-        rollout + "free_cache_engine": platform.free_cache_engine,
-        rollout + "enforce_eager": platform.enforce_eager,
-        rollout + "agent.num_workers": r.agent_workers,
-        rollout + "agent.default_agent_loop": AGENT_NAME,
-        rollout + "agent.agent_loop_config_path": str(agent_loop_file(config)),
-        rollout + "multi_turn.enable": True,
-        rollout + "multi_turn.max_assistant_turns": r.max_turns,
-        rollout + "multi_turn.format": r.protocol,
-        # Validation samples as the paper's recipe does; k is the group size so that mean@k means the same twice.
-        rollout + "val_kwargs.n": r.group_size,
-        rollout + "val_kwargs.do_sample": True,
-        rollout + "val_kwargs.temperature": r.temperature,
-        rollout + "val_kwargs.top_p": r.top_p,
-    }
-    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout_engines[0]}."
-    keys |= {engine_kwargs + key: value for key, value in platform.rollout_engine_kwargs().items()}
-    return keys
-
-
-def _sampler_keys(config: RlConfig) -> dict[str, Any]:
-    from retool_mcore.rollout import replay
-
-    sampler = "trainer.v1.sampler."
-    return {
-        sampler + "custom_sampler.path": replay.__file__,
-        sampler + "custom_sampler.name": "SyncReplay",
-        sampler + "sampler_kwargs": {
-            "group_size": config.rollout.group_size,
-            "val_group_size": config.rollout.group_size,
-            "max_dropped_fraction": config.rollout.max_dropped_fraction,
-            "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
-            "train_batch_size": config.train.prompts_per_step,
-        },
-    }
 
 
 def _reward_keys(config: RlConfig) -> dict[str, Any]:
@@ -305,7 +257,7 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.max_actor_ckpt_to_keep": None,  # train/checkpoint.py deletes old ones, also after a restart
         "trainer.test_freq": config.train.val_every_steps or -1,
         "trainer.val_before_train": False,
-        "trainer.v1.trainer_mode": TRAINER_MODE,
+        "trainer.v1.trainer_mode": TRAINER_MODES[config.train.mode],
         _RUN_CONFIG_KEY: str(run_dir / "config.toml"),
     }
     if platform.device == "cpu":
@@ -338,18 +290,3 @@ def run_config_file(tree: DictConfig) -> Path:
     from omegaconf import OmegaConf
 
     return Path(OmegaConf.select(tree, _RUN_CONFIG_KEY))
-
-
-def agent_loop_file(config: RunConfig) -> Path:
-    """Where ``write_agent_loop`` puts the file through which verl finds our agent loop."""
-    return config.run.dir.absolute() / "agent_loop.yaml"
-
-
-def write_agent_loop(config: RlConfig) -> None:
-    """verl instantiates the agent loop inside Ray workers from this file; the whole run's settings travel in it."""
-    entry = {
-        "name": AGENT_NAME,
-        "_target_": "retool_mcore.rollout.agent_loop.ReToolAgentLoop",
-        "settings_json": config.model_dump_json(),
-    }
-    agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")

@@ -17,9 +17,9 @@ SOURCES = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build", "runs"}
 LEVELS = [
     ("cli", "quickstart", "__main__"),
     ("train", "evaluate", "preflight", "planner"),
-    ("verl_config", "verl_config_sft", "rollout", "reward", "models"),
+    ("verl_config", "verl_config_sft", "verl_config_rollout", "rollout", "reward", "models"),
     ("data", "sandbox"),
-    ("config", "platforms", "verl_plugin"),
+    ("config", "config_rl", "config_base", "config_errors", "platforms", "verl_plugin"),
     ("errors", "process"),
 ]
 LEVEL_OF = {room: depth for depth, rooms in enumerate(LEVELS) for room in rooms}

@@ -47,6 +47,8 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (SFT, "steps=3", "is not of the form section.key=value"),
         (RL, "rollout.group_size=1", "rollout.group_size = 1 gives GRPO no group"),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
+        (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": input should be 'grpo' or 'ppo'"),
+        (RL, "algorithm.importance_threshold=0.5", "algorithm.importance_threshold = 0.5"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
         (RL, "reward.wrong=2.0", "reward.wrong = 2.0 is not below reward.correct = 1.0"),
         (RL, "reward.call_bonus=-0.1", "reward.call_bonus = -0.1: input should be greater than or equal to 0"),

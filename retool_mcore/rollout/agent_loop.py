@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReToolAgentLoop(AgentLoopBase):
-    """One trajectory of a run. ``settings_json``: the resolved RlConfig, see ``verl_config.write_agent_loop``."""
+    """One trajectory of a run. ``settings_json``: its RlConfig, see ``verl_config_rollout.write_agent_loop``."""
 
     def __init__(self, *args: Any, settings_json: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -6,6 +6,7 @@ step or an evaluation. A ratio whose denominator is 0 (the executable fraction o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -141,3 +142,17 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
             totals.update(getattr(row, group))
         out |= {f"{name}/{kind}": total / count for kind, total in totals.items()}
     return {f"behavior/{name}": value for name, value in out.items()}
+
+
+def mismatch(rollout: Sequence[float], actor: Sequence[float]) -> dict[str, float]:
+    """How far the engine that sampled is from the weights that are trained; log-probabilities [N] of the same tokens.
+
+    mismatch/kl    mean of rollout - actor: estimates the divergence of the two over sampled tokens
+    mismatch/max, mismatch/p99    of |rollout - actor| over tokens, in nats
+    """
+    if not rollout:
+        return {}
+    gaps = [sampled - trained for sampled, trained in zip(rollout, actor, strict=True)]
+    sizes = sorted(map(abs, gaps))
+    p99 = sizes[math.ceil(0.99 * len(sizes)) - 1]  # the smallest that 99 of 100 tokens do not exceed
+    return {"mismatch/kl": sum(gaps) / len(gaps), "mismatch/max": sizes[-1], "mismatch/p99": p99}

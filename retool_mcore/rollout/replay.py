@@ -14,13 +14,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.reward.score import mean_parts
-from retool_mcore.rollout.metrics import Behavior, summarize
+from retool_mcore.rollout.metrics import Behavior, mismatch, summarize
 from retool_mcore.rollout.records import RecordWriter
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,10 @@ POLL_INTERVAL_S = 0.1
 class _Accounting:
     """Mixed in before one of verl's replay buffers. Keys of ``sampler_kwargs``:
 
-    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size; and for DAPO's dynamic sampling
-    filter_groups_metric, as algorithm.filter_groups.metric: groups in which it is the same for all are sampled anew.
+    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size; ``compares_groups``: advantages
+    are taken within groups; for DAPO's dynamic sampling ``filter_groups_metric``, as algorithm.filter_groups.metric:
+    another prompt takes the place of a group in which it is the same for all; ``max_refill_batches``: of such prompts,
+    for one batch.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,6 +43,9 @@ class _Accounting:
         self.group_size = {"train": int(settings["group_size"]), "val": int(settings["val_group_size"])}
         self.max_dropped_fraction = float(settings["max_dropped_fraction"])
         self.writer = RecordWriter(Path(settings["trajectory_dir"]))
+        self.compares_groups = bool(settings["compares_groups"])
+        self.max_refills = int(settings["max_refill_batches"]) * int(settings["train_batch_size"])
+        self.refilled = 0  # prompts sampled in place of others, for the batch that is waited for
         self.dropped_total = 0
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
@@ -47,17 +53,40 @@ class _Accounting:
         kwargs |= {"poll_interval": POLL_INTERVAL_S, "filter_groups_metric": metric, "train_batch_size": batch}
         # verl fetches prompts one by one when groups are filtered, so that it can refill exactly what it evicts.
         kwargs["gen_batch_size"] = 1 if metric else batch
-        super().__init__(*args, **kwargs)
+        self._add_prompts = kwargs["refill_fn"]
+        super().__init__(*args, **(kwargs | {"refill_fn": self._refill}))
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """verl's sample, with our metrics. Raises RolloutError above max_dropped_fraction."""
-        self.global_steps = global_steps
+        self.global_steps, self.refilled = global_steps, 0
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         measured = {**self._measure(batch.keys, partition_id), **self.dropped}
         if partition_id == "val":  # verl drops the metrics returned here; ReToolTrainer takes these instead
             self.val_metrics = {f"val/{name}": value for name, value in measured.items()}
             return batch, metrics
-        return batch, {**metrics, **measured}
+        return batch, {**metrics, **measured, "rollout/refilled_prompts": self.refilled}
+
+    def _refill(self, prompts: int) -> None:
+        """What verl calls for ``prompts`` new ones. Raises RolloutError instead of sampling for ever."""
+        self.refilled += prompts
+        if self.refilled > self.max_refills:
+            raise RolloutError(
+                f"step {self.global_steps} has asked for {self.refilled} prompts in place of others and is not full; "
+                f"rollout.max_refill_batches * train.prompts_per_step = {self.max_refills} is the limit. Under "
+                "algorithm.filter_groups most groups are then all right or all wrong: take other problems, or a larger "
+                "rollout.group_size. Of trajectories that failed the log says why: look for 'Error in _run_prompt'"
+            )
+        self._add_prompts(prompts)
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        """verl's, which takes a group that an outage left empty for one without the metric and ends the run."""
+        finished = self.finished_keys[partition_id]
+        empty = finished - {key.rsplit("_", 2)[0] for key in self.partitions[partition_id]}
+        finished -= empty
+        try:
+            return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+        finally:
+            finished |= empty  # counted as dropped when they are chosen
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
@@ -77,7 +106,8 @@ class _Accounting:
                 "says why for each: look for 'dropped' and 'Error in _run_prompt'. Mend the sandbox or the engine and "
                 "start the same command again; it continues from the last checkpoint"
             )
-        lonely = {uid for uid in uids if present[uid] == 1 < size} if partition_id == "train" else set[str]()
+        compared = self.compares_groups and partition_id == "train"
+        lonely = {uid for uid in uids if present[uid] == 1 < size} if compared else set[str]()
         if lonely:
             keys = [key for key in snapshot if key.rsplit("_", 2)[0] in lonely]
             tq.kv_clear(partition_id=partition_id, keys=keys)
@@ -124,3 +154,13 @@ class SyncReplay(_Accounting, ReplayBuffer):
 
 class AsyncReplay(_Accounting, ReplayBufferAsync):
     """For verl's asynchronous trainers."""
+
+
+def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
+    """``mismatch/`` metrics of a batch: the engine's log-probabilities against the actor's before its update."""
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    names = ["rollout_log_probs", "old_log_probs", "response_mask"]
+    data: Any = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+    rollout_N, actor_N, mask_N = (torch.cat(list(data[name].unbind())) for name in names)
+    sampled = mask_N.bool()
+    return mismatch(rollout_N[sampled].tolist(), actor_N[sampled].tolist())

@@ -53,7 +53,8 @@ def _run_verl(config: RlConfig, platform: Platform) -> None:
     from verl.trainer.main_ppo import run_ppo
 
     from retool_mcore.train.runner import ReToolTaskRunner
-    from retool_mcore.verl_config import ppo_tree, write_agent_loop
+    from retool_mcore.verl_config import ppo_tree
+    from retool_mcore.verl_config_rollout import write_agent_loop
 
     resume = checkpoint.find_resume(config)
     if resume is not None and resume.step >= config.train.steps:

@@ -1,8 +1,8 @@
-"""Our part of verl's PPO trainer: metrics that survive a kill, and checkpoints that are complete or absent.
+"""Our part of verl's PPO trainers: metrics that survive a kill, and checkpoints that are complete or absent.
 
-verl's synchronous trainer runs unchanged; this subclass, registered under a name of its own, gives its metrics our
-names and a JSONL file, and publishes a checkpoint only when all of it is on disk. verl's own tracker file is truncated
-before it is written and its own clean-up forgets across restarts, so neither is used.
+verl's trainers run unchanged; these subclasses, registered under names of their own, give their metrics our names and a
+JSONL file, and publish a checkpoint only when all of it is on disk. verl's own tracker file is truncated before it is
+written and its own clean-up forgets across restarts, so neither is used.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import shutil
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.rollout.replay import mismatch_metrics
 from retool_mcore.train import checkpoint
 from retool_mcore.train.metrics import MetricWriter, require_finite
-from retool_mcore.verl_config import TRAINER_MODE, run_config_file
+from retool_mcore.verl_config import run_config_file
+from retool_mcore.verl_config_rollout import TRAINER_MODES
 
 # Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
 RENAMED = {
@@ -25,6 +28,7 @@ RENAMED = {
     "actor/pg_loss": "loss",
     "actor/grad_norm": "grad_norm",
     "actor/lr": "lr",
+    "critic/vf_loss": "value_loss",
     "response_length/mean": "response_tokens",
     "training/num_turns/mean": "num_turns",
     "training/rollout_probs_diff_mean": "rollout_actor_prob_diff_mean",
@@ -36,13 +40,14 @@ RENAMED = {
 PHASES = ("gen", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "save_checkpoint", "testing")
 
 
-@register_trainer(TRAINER_MODE)
-class ReToolTrainer(PPOTrainerSync):
-    """verl's synchronous PPO trainer with our metrics and checkpoints."""
+class _Ours(PPOTrainer):
+    """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
+
+    verl_mode: str
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl compares the name, not the class
+            config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
         self._run = load_config(RlConfig, run_config_file(config))
         super().__init__(config)
         self._writer: MetricWriter | None = None
@@ -53,6 +58,7 @@ class ReToolTrainer(PPOTrainerSync):
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        metrics |= mismatch_metrics(batch)
         buffer = self.replay_buffer
         metrics |= buffer.val_metrics  # of a validation in this step; verl drops them
         buffer.val_metrics = {}
@@ -69,3 +75,17 @@ class ReToolTrainer(PPOTrainerSync):
         shutil.rmtree(folder, ignore_errors=True)  # what a kill left of the same step
         super()._save_checkpoint()
         checkpoint.publish(self._run, self.global_steps)
+
+
+@register_trainer(TRAINER_MODES["sync"])
+class ReToolTrainer(_Ours, PPOTrainerSync):
+    """Each step waits for all of its trajectories."""
+
+    verl_mode = "sync"
+
+
+@register_trainer(TRAINER_MODES["partial_rollout"])
+class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
+    """More prompts are in flight than a step needs; what a step leaves unfinished goes on in the next."""
+
+    verl_mode = "colocate_async"

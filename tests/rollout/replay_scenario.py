@@ -84,7 +84,9 @@ def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], N
             {
                 "group_size": GROUP,
                 "val_group_size": GROUP,
+                "compares_groups": True,
                 "max_dropped_fraction": max_dropped_fraction,
+                "max_refill_batches": 2,
                 "trajectory_dir": str(folder),
                 "train_batch_size": 2,
                 "filter_groups_metric": "acc" if refill else None,
@@ -130,6 +132,17 @@ def main(folder: Path) -> None:
             put_group(f"k{len(asked)}", [0.0, 0.0, 1.0, 1.0])
 
     out["filtered"] = {**sample(sampler(folder, 0.0, refill)), "refilled": len(asked)}
+    put_group("l", [None, None, None, None])
+    put_group("m", [0.0, 1.0, 1.0, 1.0])
+    out["filtered, a group empty"] = sample(sampler(folder, 0.5, refill))
+
+    def refill_in_vain(count: int) -> None:
+        for _ in range(count):
+            asked.append(count)
+            put_group(f"n{len(asked)}", [1.0, 1.0, 1.0, 1.0])
+
+    put_group("o", [0.0, 0.0, 0.0, 0.0])
+    out["filtered in vain"] = sample(sampler(folder, 0.0, refill_in_vain))
     print(json.dumps(out))
     ray.shutdown()
 

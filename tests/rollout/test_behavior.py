@@ -9,7 +9,7 @@ import pytest
 
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.loop import CallResult, Trajectory, Turn
-from retool_mcore.rollout.metrics import Behavior, summarize
+from retool_mcore.rollout.metrics import Behavior, mismatch, summarize
 from retool_mcore.rollout.tool_call import Parsed
 
 
@@ -141,3 +141,11 @@ def test_ratios_of_nothing_are_left_out():
 def test_counts_survive_json():
     behavior = Behavior.of(CORRECTED)
     assert Behavior(**json.loads(json.dumps(behavior.to_json()))) == replace(behavior)
+
+
+def test_the_mismatch_of_engine_and_actor():
+    rollout = [-1.0] * 98 + [-1.5, -3.0]
+    actor = [-1.0] * 98 + [-1.0, -1.0]
+    assert mismatch(rollout, actor) == pytest.approx({"mismatch/kl": -0.025, "mismatch/max": 2.0, "mismatch/p99": 0.5})
+    assert mismatch([-0.5], [-0.25]) == {"mismatch/kl": -0.25, "mismatch/max": 0.25, "mismatch/p99": 0.25}
+    assert mismatch([], []) == {}

@@ -79,3 +79,15 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(scenarios: dict[str
     assert filtered["metrics"]["training/filter_groups/evicted_samples"] == 1
     assert filtered["metrics"]["rollout/dropped"] == 0
     assert filtered["left"] == []
+
+
+def test_a_group_that_an_outage_left_empty_is_dropped_and_not_filtered(scenarios: dict[str, Any]):
+    left = scenarios["filtered, a group empty"]
+    assert left["keys"] == [f"m_{session}_0" for session in range(4)]
+    assert (left["metrics"]["rollout/dropped"], left["metrics"]["rollout/refilled_prompts"]) == (4, 0)
+
+
+def test_filtering_that_never_fills_the_batch_stops_the_run(scenarios: dict[str, Any]):
+    assert scenarios["filtered"]["metrics"]["rollout/refilled_prompts"] == 2
+    error = scenarios["filtered in vain"]["error"]
+    assert "rollout.max_refill_batches * train.prompts_per_step = 4 is the limit" in error

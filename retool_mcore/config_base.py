@@ -1,0 +1,18 @@
+"""What every section of a run file is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Every = Annotated[int, Field(ge=0)]  # steps between two of something, also after the last step; 0: never
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A frozen table of the TOML file; unknown keys and coerced types are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -1,0 +1,107 @@
+"""The part of verl's tree that says how responses are sampled, which of them are learnt from, and by what loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.platforms.base import Platform
+
+AGENT_NAME = "retool"
+TRAINER_MODES = {"sync": "retool_sync", "partial_rollout": "retool_partial_rollout"}  # train.mode -> our trainers
+ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
+
+
+def algorithm_keys(config: RlConfig) -> dict[str, Any]:
+    a = config.algorithm
+    actor = "actor_rollout_ref.actor."
+    return {
+        "algorithm.adv_estimator": ESTIMATORS[a.name],
+        "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
+        "algorithm.use_kl_in_reward": False,
+        # verl then fetches prompts one by one; the filter itself is the sampler's, see sampler_keys.
+        "algorithm.filter_groups.enable": a.filter_groups,
+        "algorithm.rollout_correction.rollout_is": None if a.importance_sampling == "off" else a.importance_sampling,
+        "algorithm.rollout_correction.rollout_is_threshold": a.importance_threshold,
+        actor + "use_kl_loss": False,  # the paper sets the KL coefficient to 0
+        actor + "clip_ratio": a.clip_low,
+        actor + "clip_ratio_low": a.clip_low,
+        actor + "clip_ratio_high": a.clip_high,
+        actor + "clip_ratio_c": a.clip_c,
+        actor + "loss_agg_mode": a.loss_agg,
+    }
+
+
+def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    r = config.rollout
+    rollout = "actor_rollout_ref.rollout."
+    keys: dict[str, Any] = {
+        rollout + "name": platform.rollout_engines[0],
+        rollout + "mode": "async",
+        rollout + "n": r.group_size,
+        rollout + "temperature": r.temperature,
+        rollout + "top_p": r.top_p,
+        rollout + "dtype": config.model.dtype,
+        rollout + "seed": config.run.seed,
+        rollout + "tensor_model_parallel_size": r.engine_tp,
+        rollout + "gpu_memory_utilization": r.engine_memory_fraction,
+        rollout + "max_num_seqs": r.max_running_requests,
+        rollout + "max_model_len": config.max_sequence_tokens,
+        rollout + "load_format": "dummy",  # the first weight sync fills it before the first rollout
+        rollout + "calculate_log_probs": True,
+        rollout + "free_cache_engine": platform.free_cache_engine,
+        rollout + "enforce_eager": platform.enforce_eager,
+        rollout + "agent.num_workers": r.agent_workers,
+        rollout + "agent.default_agent_loop": AGENT_NAME,
+        rollout + "agent.agent_loop_config_path": str(agent_loop_file(config)),
+        rollout + "multi_turn.enable": True,
+        rollout + "multi_turn.max_assistant_turns": r.max_turns,
+        # Validation samples as the paper's recipe does; k is the group size so that mean@k means the same twice.
+        rollout + "val_kwargs.n": r.group_size,
+        rollout + "val_kwargs.do_sample": True,
+        rollout + "val_kwargs.temperature": r.temperature,
+        rollout + "val_kwargs.top_p": r.top_p,
+    }
+    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout_engines[0]}."
+    keys |= {engine_kwargs + key: value for key, value in platform.rollout_engine_kwargs().items()}
+    return keys
+
+
+def sampler_keys(config: RlConfig) -> dict[str, Any]:
+    from retool_mcore.rollout import replay
+
+    sampler = "trainer.v1.sampler."
+    return {
+        sampler + "custom_sampler.path": replay.__file__,
+        sampler + "custom_sampler.name": "SyncReplay" if config.train.mode == "sync" else "AsyncReplay",
+        sampler + "sampler_kwargs": {
+            "group_size": config.rollout.group_size,
+            "val_group_size": config.rollout.group_size,
+            "compares_groups": config.algorithm.name == "grpo",
+            "max_dropped_fraction": config.rollout.max_dropped_fraction,
+            "max_refill_batches": config.rollout.max_refill_batches,
+            "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
+            "train_batch_size": config.train.prompts_per_step,
+            # The answer, not the reward: a group that is all wrong teaches nothing about answers, however it is shaped.
+            "filter_groups_metric": "acc" if config.algorithm.filter_groups else None,
+        },
+        "trainer.v1.colocate_async.num_warmup_batches": config.train.prefetch_batches,
+    }
+
+
+def agent_loop_file(config: RunConfig) -> Path:
+    """Where ``write_agent_loop`` puts the file through which verl finds our agent loop."""
+    return config.run.dir.absolute() / "agent_loop.yaml"
+
+
+def write_agent_loop(config: RlConfig) -> None:
+    """verl instantiates the agent loop inside Ray workers from this file; the whole run's settings travel in it."""
+    entry = {
+        "name": AGENT_NAME,
+        "_target_": "retool_mcore.rollout.agent_loop.ReToolAgentLoop",
+        "settings_json": config.model_dump_json(),
+    }
+    agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")
