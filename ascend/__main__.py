@@ -1,0 +1,7 @@
+"""``python -m ascend``: the mapping table of README.md."""
+
+import sys
+
+from ascend.limits import markdown
+
+sys.stdout.write(markdown())

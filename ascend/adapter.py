@@ -1,0 +1,195 @@
+"""Class Ascend: Huawei NPUs. MindSpeed under Megatron-core for training, vLLM with vllm-ascend for rollouts.
+
+verl 0.9.1 already knows the device (platform `huawei`) and registers a MindSpeed engine for (megatron, npu), so there
+is nothing to patch. What this class adds: the order of imports that MindSpeed needs, the environment, and a clear error
+for whatever a machine or a configuration lacks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ascend import limits
+from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
+from retool_mcore.platforms.patches import Patch
+
+CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
+# verl's image for CANN 9.0 (Dockerfile.ascend_9.0.0_a2_v0.8.0) and its ReTool page for Ascend of 2026-07 name these.
+# vllm-ascend 0.18.0's own page names CANN 8.5.1 with the same torch. verl's newest scripts go on to torch 2.10 with
+# vllm-ascend 0.23: not taken here.
+CANN = ("9.0",)
+VERSIONS = (
+    "torch>=2.9.0,<2.10",
+    "torch-npu>=2.9.0,<2.10",
+    "megatron-core>=0.16,<0.17",
+    "mindspeed>=0.16,<0.17",
+    "vllm>=0.18.0,<0.19",
+    "vllm-ascend>=0.18.0,<0.19",
+)
+# The guide exports these too. vLLM and vllm-ascend 0.18.0 read none of them any more.
+GUIDE_DROPPED = {
+    "VLLM_USE_V1": "V1 is vLLM's only engine since 0.11; nothing reads the variable",
+    "VLLM_ENABLE_GRAPH_MODE": "not in vllm-ascend 0.18.0; graphs are on unless enforce_eager",
+    "VLLM_ASCEND_ENABLE_MLP_OPTIMIZE": "not in vllm-ascend 0.18.0 but for its release notes of 0.9",
+    "LD_PRELOAD": "must be set before Python starts: launch/env_a2.sh does it where jemalloc is installed",
+}
+
+
+class Ascend(Platform):
+    """Atlas A2 (Ascend 910B). No patches of ours. Nothing in this class has been run on an NPU: see README.md."""
+
+    name = "ascend"
+    device = "npu"
+    comm_backend = "cpu:gloo,npu:hccl"
+    verl_platform = "huawei"
+    ray_resource = "NPU"
+    rollout_engines = ("vllm",)
+    train_dtypes = ("bfloat16",)
+    external_lib = ""
+    engine_config_class = "verl.workers.config.McoreEngineConfig"
+    # verl's own default backend; MindSpeed's attention takes its place where use_flash_attn is set.
+    transformer_options: ClassVar[Mapping[str, Any]] = {"attention_backend": "flash", "use_flash_attn": True}
+    ddp_options: ClassVar[Mapping[str, Any]] = {}
+    free_cache_engine = True
+    enforce_eager = False
+    peak_flops = 354e12  # Ascend 910B, dense bfloat16, as in verl's flops counter
+
+    def check_machine(self) -> None:
+        home = Path(os.environ.get("ASCEND_HOME_PATH", CANN_HOME))
+        if importlib.util.find_spec("torch_npu") is None:
+            cann = f"CANN is at {home}" if home.is_dir() else f"CANN is not at {home} either"
+            raise PlatformError(
+                'run.platform = "ascend" needs torch_npu, which is not installed here '
+                f"({cann}). Use an image of the versions in ascend/README.md on a machine with NPUs; on a machine "
+                "without, only --dry-run, `retool plan` and `retool preflight` work."
+            )
+        try:
+            importlib.import_module("torch_npu")
+        except (ImportError, OSError) as error:  # OSError: a shared library of CANN is missing
+            raise PlatformError(
+                f"torch_npu is installed and cannot be imported: {error}. Source CANN's set_env.sh "
+                f"({home.parent / 'set_env.sh'}) in the shell that starts the run, and check `npu-smi info`."
+            ) from error
+        import torch
+
+        npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
+        if not npu.is_available():
+            raise PlatformError(
+                'run.platform = "ascend", and torch_npu sees no device. Check `npu-smi info`, that /dev/davinci* are '
+                "in the container, and ASCEND_RT_VISIBLE_DEVICES."
+            )
+
+    def cann_version(self) -> str | None:
+        """Of the toolkit that the environment points to; None where there is none."""
+        home = Path(os.environ.get("ASCEND_HOME_PATH", CANN_HOME))
+        for info in sorted(home.glob("*-linux/ascend_toolkit_install.info")):
+            for line in info.read_text(encoding="utf-8").splitlines():
+                name, _, value = line.partition("=")
+                if name == "version":
+                    return value.strip()
+        return None
+
+    def environment(self) -> Sequence[EnvVar]:
+        return (
+            EnvVar(PLATFORM_ENV, self.name, "our plugins know the run's platform"),
+            EnvVar("VERL_PLATFORM", self.verl_platform, 'verl\'s name for it; "npu" is not registered'),
+            EnvVar(
+                "VLLM_ASCEND_ENABLE_NZ",
+                "0",
+                "guide; weights are replaced in place at every sync, and vllm-ascend refuses to wake up otherwise",
+            ),
+            EnvVar(
+                "TASK_QUEUE_ENABLE",
+                "1",
+                "guide; operators are launched from a second thread; level 2 and ACL graphs exclude each other",
+            ),
+            EnvVar(
+                "HCCL_OP_EXPANSION_MODE",
+                "AIV",
+                "guide; collectives are driven by vector cores, which also lets vllm-ascend capture more graphs",
+                forced=False,
+            ),
+            EnvVar(
+                "TORCHDYNAMO_DISABLE",
+                "1",
+                "guide, also in its edition for vllm-ascend 0.18; Megatron's small compiled functions stay eager",
+                forced=False,
+            ),
+            EnvVar(
+                "HCCL_CONNECT_TIMEOUT",
+                "1800",
+                "s; a rank that loads its weights late must not end the others, whose default patience is 120 s",
+                forced=False,
+            ),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
+        )
+
+    def patches(self) -> Sequence[Patch]:
+        return ()
+
+    def tested_versions(self) -> Sequence[str]:
+        return VERSIONS
+
+    def check_settings(self, config: RunConfig) -> None:
+        limits.check(config)
+        if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" and not self.enforce_eager:
+            raise ConfigError(
+                "ASCEND_LAUNCH_BLOCKING = 1 is exported, and vllm-ascend refuses it with ACL graphs. Unset it."
+            )
+        if isinstance(config, RlConfig) and "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
+            raise ConfigError(
+                "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's memory pool refuses. "
+                "Unset it: verl switches it by itself while the actor trains."
+            )
+
+    def activate(self) -> None:
+        os.environ.update(self.process_env())
+        if "mindspeed.megatron_adaptor" in sys.modules:
+            return
+        if "megatron.core" in sys.modules:
+            raise PlatformError(
+                "megatron.core was imported before the platform was activated, so MindSpeed cannot patch it. "
+                "Call activate() first."
+            )
+        self.check_machine()
+        try:
+            importlib.import_module("mindspeed.megatron_adaptor")
+        except ImportError as error:
+            # verl goes on without it, and Megatron-core then fails on its first CUDA call.
+            raise PlatformError(
+                f"MindSpeed cannot be imported: {error}. Install the version in ascend/README.md beside Megatron-core."
+            ) from error
+
+    def set_device(self, local_rank: int) -> None:
+        _npu().set_device(local_rank)
+
+    def synchronize(self) -> None:
+        _npu().synchronize()
+
+    def peak_memory_gib(self) -> float:
+        return _npu().max_memory_allocated() / 2**30
+
+    def rollout_engine_kwargs(self) -> dict[str, Any]:
+        return {"compilation_config": {"cudagraph_mode": "PIECEWISE"}}
+
+    def sglang_command(
+        self, model_path: str, port: int, *, dtype: str, max_running_requests: int, tp: int = 1
+    ) -> list[str]:
+        raise PlatformError(
+            '`retool eval` starts a SGLang server, and run.platform = "ascend" has none. Validate in training '
+            "(train.val_every_steps), or evaluate the export on a CUDA or CPU machine."
+        )
+
+
+def _npu() -> Any:
+    import torch
+
+    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it

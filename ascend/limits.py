@@ -1,0 +1,214 @@
+"""From a CUDA run's settings to an Ascend run's: what is the same, what is put in its place, what is refused.
+
+The table is the single source: ``check`` enforces its refusals, ``retool plan --platform ascend`` prints it, and
+README.md holds what ``markdown`` makes of it (a test compares). "Seen in" names where the claim was read; nothing here
+was run on an NPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from retool_mcore.config import RunConfig
+from retool_mcore.errors import ConfigError
+
+VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.16.0", "vllm-ascend 0.18.0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the mapping.
+
+    ``asked`` tells whether a run's own settings ask for what cannot be had; ``overrides`` are patterns (of fnmatch) of
+    the raw verl keys that do. Both only in rows of kind "refused".
+    """
+
+    cuda: str
+    ascend: str
+    kind: Literal["same", "substituted", "refused"]
+    reason: str
+    seen_in: str
+    asked: Callable[[RunConfig], bool] | None = None
+    overrides: tuple[str, ...] = ()
+
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        cuda="[parallel] tp, pp, vpp, ep, sequence_parallel; distributed optimizer; packed sequences",
+        ascend="the same keys of verl's Megatron engine",
+        kind="same",
+        reason="MindSpeed patches Megatron-core underneath",
+        seen_in=VERL,
+    ),
+    Row(
+        cuda="[memory] recompute, offload_idle, optimizer_on_cpu",
+        ascend="the same",
+        kind="same",
+        reason="Megatron-core's and verl's own, above the device",
+        seen_in=VERL,
+    ),
+    Row(
+        cuda="GRPO, data, tool loop, ledger, sandbox, reward, checkpoints, export",
+        ascend="the same",
+        kind="same",
+        reason="no line of it knows the device",
+        seen_in="retool_mcore",
+    ),
+    Row(
+        cuda="device cuda, NCCL, Ray resource GPU",
+        ascend="device npu, HCCL, Ray resource NPU",
+        kind="substituted",
+        reason="verl's own platform `huawei`",
+        seen_in=VERL,
+    ),
+    Row(
+        cuda="verl's Megatron engine",
+        ascend="verl's MindSpeed engine, registered for (megatron, npu)",
+        kind="substituted",
+        reason="it patches Megatron-core again once the run's context parallelism is known",
+        seen_in=VERL,
+    ),
+    Row(
+        cuda="Transformer Engine's layers and fused attention",
+        ascend="MindSpeed's, `use_flash_attn = true`",
+        kind="substituted",
+        reason="verl's tuning guide for Ascend calls it a must; there is no Transformer Engine for NPUs",
+        seen_in=MINDSPEED,
+    ),
+    Row(
+        cuda="fused RMSNorm, SwiGLU and rotary embedding kernels",
+        ascend="Megatron's plain ones",
+        kind="substituted",
+        reason="MindSpeed has fused ones (use_fused_rmsnorm, use_fused_swiglu, use_fused_rotary_pos_emb); "
+        "they stay off until somebody has measured them, [verl_overrides] switches them on",
+        seen_in=MINDSPEED,
+    ),
+    Row(
+        cuda="[parallel] cp: ring attention of Transformer Engine",
+        ascend="MindSpeed's ulysses_cp_algo",
+        kind="substituted",
+        reason="its default; attention heads must be divisible by tp * cp",
+        seen_in=MINDSPEED,
+    ),
+    Row(
+        cuda="SGLang",
+        ascend="vLLM with vllm-ascend, through verl's vLLM server",
+        kind="substituted",
+        reason="the same agent loop: a turn's end is judged by its last token, whatever the engine calls it",
+        seen_in=VERL,
+    ),
+    Row(
+        cuda="rollout engine releases weights and cache while the actor trains",
+        ascend="vLLM's sleep at level 1: cache dropped, weights in host memory",
+        kind="substituted",
+        reason="verl chooses level 1 where torch_npu is installed: plan a copy of the weights per engine on the host",
+        seen_in=VERL,
+    ),
+    Row(
+        cuda="CUDA graphs of the rollout engine",
+        ascend="ACL graphs, piecewise",
+        kind="substituted",
+        reason="what vllm-ascend makes of verl's FULL_AND_PIECEWISE; said in the tree so that it shows",
+        seen_in=VLLM_ASCEND,
+    ),
+    Row(
+        cuda="TE's FusedAdam",
+        ascend="Adam as MindSpeed patches it into Megatron's optimizer",
+        kind="substituted",
+        reason="float32 states",
+        seen_in=MINDSPEED,
+    ),
+    Row(
+        cuda='model.fp8 = "tensorwise" or "blockwise"',
+        ascend="",
+        kind="refused",
+        reason='Transformer Engine\'s recipes on Hopper tensor cores; Atlas A2 has no FP8. Set model.fp8 = "off"',
+        seen_in=VERL,
+        asked=lambda config: config.model.fp8 != "off",
+        overrides=("*.fp8", "*.fp8_*", "*rollout.quantization*"),
+    ),
+    Row(
+        cuda='memory.adam_states = "compact" or "bfloat16"',
+        ascend="",
+        kind="refused",
+        reason="Megatron's precision-aware optimizer needs TE's FusedAdam, unless the states are on the host. "
+        'Set memory.adam_states = "float32", and memory.optimizer_on_cpu if memory is short',
+        seen_in="Megatron-core 0.16.1",
+        asked=lambda config: config.memory.adam_states != "float32",
+        overrides=("*optim.exp_avg_*", "*optim.use_precision_aware_optimizer"),
+    ),
+    Row(
+        cuda="memory.fused_cross_entropy = true",
+        ascend="",
+        kind="refused",
+        reason="verl's kernel is written in Triton for CUDA. Set it to false and lower train.micro_batch_tokens",
+        seen_in=VERL,
+        asked=lambda config: config.memory.fused_cross_entropy,
+        overrides=("*.use_fused_kernels", "*fused_kernel_options*"),
+    ),
+    Row(
+        cuda="[verl_overrides] ...engine_kwargs.sglang.*",
+        ascend="",
+        kind="refused",
+        reason="there is no SGLang in this run. vLLM's options go under ...engine_kwargs.vllm",
+        seen_in=VERL,
+        overrides=("*engine_kwargs.sglang*", "*engine_kwargs.trtllm*"),
+    ),
+    Row(
+        cuda="[verl_overrides] CUDA graphs of training (enable_cuda_graph, external_cuda_graph, cuda_graph_*)",
+        ascend="",
+        kind="refused",
+        reason="ACL graphs exist for the rollout engine only. Leave the key out",
+        seen_in=MINDSPEED,
+        overrides=("*override_transformer_config.*cuda_graph*",),
+    ),
+    Row(
+        cuda="[verl_overrides] gradient_accumulation_fusion, attention_backend (apex's and cuDNN's kernels)",
+        ascend="",
+        kind="refused",
+        reason="neither apex nor cuDNN exists for NPUs. Leave the key out",
+        seen_in=MINDSPEED,
+        overrides=("*gradient_accumulation_fusion", "*.attention_backend"),
+    ),
+    Row(
+        cuda="[verl_overrides] global_profiler.tool = nsys",
+        ascend="",
+        kind="refused",
+        reason='NVIDIA\'s profiler. verl has global_profiler.tool = "npu"',
+        seen_in=VERL,
+        overrides=("global_profiler.*nsys*",),
+    ),
+    Row(
+        cuda="retool eval, which starts a SGLang server of its own",
+        ascend="",
+        kind="refused",
+        reason="its client speaks SGLang's HTTP. Validate in training (train.val_every_steps), or evaluate the export "
+        "on a CUDA or CPU machine",
+        seen_in="retool_mcore",
+    ),
+)
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError for every setting of the run that an NPU has no counterpart for, all of them at once."""
+    found: list[str] = []
+    for row in TABLE:
+        if row.asked is not None and row.asked(config):
+            found.append(f"{row.cuda}: {row.reason}")
+        for key, value in config.verl_overrides.items():
+            # A key whose value names the tool ("global_profiler.tool" = "nsys") is matched with its value.
+            if any(fnmatchcase(key, pattern) or fnmatchcase(f"{key}={value}", pattern) for pattern in row.overrides):
+                found.append(f"[verl_overrides] {key}: {row.reason}")
+    if found:
+        raise ConfigError(f'{config.source}: not on run.platform = "ascend": {"; ".join(dict.fromkeys(found))}.')
+
+
+def markdown(rows: Sequence[Row] = TABLE) -> str:
+    """The table as it stands in README.md."""
+    lines = ["| on CUDA | on Ascend | | why | seen in |", "|---|---|---|---|---|"]
+    for row in rows:
+        lines.append(f"| {row.cuda} | {row.ascend or '—'} | {row.kind} | {row.reason} | {row.seen_in} |")
+    return "\n".join(lines) + "\n"

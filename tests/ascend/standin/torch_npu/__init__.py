@@ -1,0 +1,62 @@
+"""A stand-in for torch_npu: PyTorch's PrivateUse1 backend under the name "npu", and a torch.npu of few functions.
+
+It answers what an adapter may ask before any kernel runs. Every other name raises, with the name, so a call that a test
+does not expect cannot pass for an answer.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import torch
+
+CALLS: list[str] = []  # what was asked of torch.npu, in order
+NUM_DEVICES = 8
+
+
+def __getattr__(name: str):
+    """Kernels (npu_fusion_attention and its like): transformers imports them by name, nobody may call one."""
+    if not name.startswith("npu_"):
+        raise AttributeError(f"module torch_npu has no attribute {name}")
+
+    def kernel(*_: object, **__: object) -> None:
+        raise RuntimeError(f"torch_npu.{name} is a kernel, and there is no NPU")
+
+    return kernel
+
+
+class _Npu(types.ModuleType):
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(f"torch.npu.{name} is a call the adapter must not make before a run starts")
+
+
+_npu = _Npu("torch.npu")
+
+
+def _answer(name: str, value: object = None) -> None:
+    def ask(*arguments: object, **_: object) -> object:
+        CALLS.append(f"{name}{arguments}")
+        return value
+
+    setattr(_npu, name, ask)
+
+
+_answer("is_available", True)
+_answer("device_count", NUM_DEVICES)
+_answer("current_device", 0)
+_answer("_is_in_bad_fork", False)  # what PyTorch itself asks of a registered device module
+_answer("is_initialized", False)
+_answer("set_device")
+_answer("synchronize")
+_answer("max_memory_allocated", 3 * 2**30)
+_answer("get_device_name", "Ascend910B3")
+_answer("get_device_capability", None)
+
+_npu.mstx = types.SimpleNamespace()  # the profiler's marks, which verl imports by name
+sys.modules["torch_npu.npu"] = _npu
+
+torch.utils.rename_privateuse1_backend("npu")
+torch._register_device_module("npu", _npu)

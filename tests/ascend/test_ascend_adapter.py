@@ -1,0 +1,196 @@
+"""Class Ascend on a simulated NPU, through verl's real code, and on a machine that has none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend.adapter import GUIDE_DROPPED, Ascend
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.platforms import get_platform
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CONFIGS = ROOT / "configs"
+STANDIN = HERE / "standin"
+# transformers imports torchvision, whose wheel is linked against CUDA: the CPU platform's stub stands before it.
+STUBS = ROOT / "retool_mcore" / "platforms" / "cpu" / "stubs"
+RECORDED = json.loads((HERE / "names_v0_18_0.json").read_text(encoding="utf-8"))["files"]
+no_npu = pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed here")
+verl_here = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+
+
+@lru_cache
+def scenario(name: str) -> dict[str, Any]:
+    ours = ("RETOOL_PLATFORM", "VERL_PLATFORM", "PYTHONPATH")
+    env = {key: value for key, value in os.environ.items() if key not in ours}
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, STANDIN, STUBS)))
+    command = [sys.executable, "-W", "ignore", str(HERE / "npu_scenario.py"), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@verl_here
+@no_npu
+def test_verl_takes_its_npu_paths_and_nothing_runs_on_the_device():
+    found = scenario("activated")
+    assert (found["device"], found["backend"], found["resource"]) == ("npu", "hccl", "NPU")
+    assert found["visible_devices"] == "ASCEND_RT_VISIBLE_DEVICES"
+    assert found["engine"] == "MindspeedEngineWithLMHead"
+    assert found["peak_gib"] == 3.0
+    questions = ("is_available", "device_count", "current_device", "get_device", "_is_in_bad_fork", "is_initialized")
+    ours = {"set_device(3,)", "synchronize()", "max_memory_allocated()"}
+    assert ours <= set(found["calls"])
+    assert all(call.startswith(questions) for call in set(found["calls"]) - ours), found["calls"]
+
+
+@verl_here
+@no_npu
+def test_mindspeed_patches_before_megatron_is_imported():
+    assert scenario("activated")["mindspeed_came_first"]
+    assert "megatron.core was imported before" in scenario("late")["error"]
+
+
+@verl_here
+@no_npu
+def test_verls_engine_hands_our_settings_to_mindspeed():
+    options = scenario("repatched")
+    assert options["use_flash_attn"] == "True"
+    assert options["context_parallel_size"] == "2"
+    assert options["recompute_granularity"] == "full"
+    assert options["attention_backend"] == "AttnBackend.flash"
+
+
+@verl_here
+@no_npu
+def test_the_dry_run_on_a_device_says_nothing_of_a_missing_one():
+    found = scenario("dry_run")
+    assert "cannot start it" not in found["report"]
+    assert "trainer.device: cuda -> npu" in found["report"]
+    assert "actor_rollout_ref.rollout.name: ??? -> vllm" in found["report"]
+    assert found["device"] == "npu"
+
+
+@pytest.fixture(scope="session")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trees")
+    command = [sys.executable, "-W", "ignore", str(HERE / "golden_tree.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@verl_here
+@pytest.mark.parametrize("path", sorted((HERE / "golden").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_resolved_tree_is_the_golden_one(path: Path, trees: Path):
+    """A change of verl's defaults or of ours shows as a diff to read: see golden_tree.py for how to record it."""
+    assert (trees / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
+
+
+def test_every_ascend_config_has_a_golden_tree():
+    assert {p.stem for p in (HERE / "golden").glob("*.yaml")} == {p.stem for p in CONFIGS.glob("*_a2x*.toml")}
+
+
+@no_npu
+def test_a_machine_without_an_npu_explains_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "absent"))
+    with pytest.raises(PlatformError, match=r"needs torch_npu, which is not installed here \(CANN is not at .*absent"):
+        get_platform("ascend").check_machine()
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    with pytest.raises(PlatformError, match=r"\(CANN is at "):
+        get_platform("ascend").check_machine()
+
+
+def test_cann_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert Ascend().cann_version() is None
+    info = tmp_path / "aarch64-linux" / "ascend_toolkit_install.info"
+    info.parent.mkdir()
+    info.write_text("package_name=Ascend-cann-toolkit\nversion=9.0.0\n")
+    assert Ascend().cann_version() == "9.0.0"
+
+
+def _verl_sources() -> str:
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
+    return "\n".join(p.read_text(encoding="utf-8") for p in folder.rglob("*.py"))
+
+
+@verl_here
+def test_every_variable_is_known_to_who_reads_it():
+    """Ours and verl's in the installed sources; the engine's in what was recorded of vllm-ascend 0.18.0."""
+    sources = _verl_sources()
+    read_by = {
+        "RETOOL_PLATFORM": "retool_mcore",
+        "VERL_PLATFORM": "verl",
+        "VLLM_ASCEND_ENABLE_NZ": "vllm-ascend",
+        "TASK_QUEUE_ENABLE": "torch_npu",  # its Dockerfile and guides set it
+        "HCCL_OP_EXPANSION_MODE": "vllm-ascend",
+        "TORCHDYNAMO_DISABLE": "torch",
+        "HCCL_CONNECT_TIMEOUT": "CANN",
+        "TOKENIZERS_PARALLELISM": "verl",
+    }
+    assert set(read_by) == {variable.name for variable in Ascend().environment()}
+    for name, reader in read_by.items():
+        if reader == "verl":
+            assert name in sources, name
+        elif reader == "vllm-ascend":
+            assert RECORDED[name]["code"] > 0, name
+        elif reader in ("torch_npu", "CANN"):
+            assert RECORDED[name]["other"] > 0, name
+        elif reader == "torch":
+            import torch
+
+            dynamo = Path(str(torch.__file__)).parent / "_dynamo"
+            assert any(name in path.read_text(encoding="utf-8") for path in dynamo.glob("*.py"))
+    assert all(len(variable.reason) > 15 for variable in Ascend().environment())
+
+
+def test_the_guides_other_variables_are_read_by_nobody():
+    for name, reason in GUIDE_DROPPED.items():
+        assert len(reason) > 15
+        if name != "LD_PRELOAD":
+            assert RECORDED[name]["code"] == 0, name
+
+
+def test_the_guides_settings_are_the_shipped_ones():
+    run = load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_a2x8.toml")
+    assert (run.train.prompts_per_step, run.rollout.group_size, run.train.mini_batch_prompts) == (32, 16, 16)
+    assert (run.rollout.max_turns, run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (16, 2048, 20480)
+    assert (run.rollout.engine_tp, run.rollout.max_running_requests) == (2, 1024)
+    assert (run.cluster.nodes, run.cluster.gpus_per_node, run.optim.lr) == (1, 8, 1e-6)
+    assert (run.checkpoint.every_steps, run.train.val_every_steps) == (100, 20)
+    assert (run.algorithm.clip_low, run.algorithm.clip_high, run.algorithm.clip_c) == (0.2, 0.28, 10.0)
+    sft = load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_a2x8.toml")
+    assert (sft.train.global_batch, sft.train.steps, sft.data.max_length_tokens) == (32, 372, 16384)
+    assert sft.data.train_file != sft.data.val_file
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ASCEND_LAUNCH_BLOCKING", "1", "ASCEND_LAUNCH_BLOCKING = 1"),
+        ("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "PYTORCH_NPU_ALLOC_CONF"),
+    ],
+)
+def test_an_exported_variable_that_the_engine_refuses(monkeypatch, name: str, value: str, message: str):
+    run = load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_a2x8.toml")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        Ascend().check_settings(run)
+
+
+def test_evaluation_on_an_npu_is_refused():
+    with pytest.raises(PlatformError, match="retool eval"):
+        Ascend().sglang_command("model", 1, dtype="bfloat16", max_running_requests=1)

@@ -1,0 +1,82 @@
+"""What a CUDA run's configuration becomes on NPUs: mapped, or refused in one error; never dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ascend.limits import TABLE, check, markdown
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+A2 = ROOT / "configs" / "rl_qwen2.5_7b_a2x8.toml"
+
+
+def refused(*settings: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(load_config(RlConfig, A2, settings))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.fp8=tensorwise", "Atlas A2 has no FP8"),
+        ("memory.adam_states=compact", "precision-aware optimizer"),
+        ("memory.fused_cross_entropy=true", "Triton for CUDA"),
+        ("verl_overrides.actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3", "no SGLang"),
+        ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.fp8=hybrid", "FP8"),
+        ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.enable_cuda_graph=true", "ACL"),
+        ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.cuda_graph_impl=local", "ACL"),
+        (
+            "verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.gradient_accumulation_fusion=true",
+            "apex",
+        ),
+        (
+            "verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.attention_backend=fused",
+            "cuDNN",
+        ),
+        ("verl_overrides.global_profiler.tool=nsys", "NVIDIA's profiler"),
+        ("verl_overrides.actor_rollout_ref.rollout.quantization=fp8", "FP8"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_with_its_reason(setting: str, message: str):
+    text = refused(setting)
+    assert message in text and setting.partition("=")[0].removeprefix("verl_overrides.").split(".")[-1] in text
+    assert str(A2) in text and 'run.platform = "ascend"' in text
+
+
+def test_all_refusals_are_told_at_once():
+    text = refused("model.fp8=blockwise", "memory.fused_cross_entropy=true", "memory.adam_states=bfloat16")
+    assert text.count(";") >= 2
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*_a2x*.toml")), ids=lambda p: p.name)
+def test_the_shipped_configs_pass(path: Path):
+    from retool_mcore.config import SftConfig
+
+    check(load_config(SftConfig if path.name.startswith("sft_") else RlConfig, path))
+
+
+def test_a_cuda_configuration_maps_with_one_word():
+    """--platform ascend: the settings of a CUDA run that NPUs have too pass unchanged."""
+    run = load_config(RlConfig, A2, ["run.platform=cuda"])
+    check(load_config(RlConfig, A2, ["run.platform=ascend"]))
+    mapped = load_config(RlConfig, A2)
+    assert run.model_dump(exclude={"run"}) == mapped.model_dump(exclude={"run"})
+
+
+def test_the_readme_has_the_table_of_the_code():
+    readme = (ROOT / "ascend" / "README.md").read_text(encoding="utf-8")
+    begin, end = "<!-- mapping table: python -m ascend -->\n", "<!-- end of the mapping table -->"
+    assert readme.partition(begin)[2].partition(end)[0] == markdown()
+
+
+def test_every_refusal_can_be_met():
+    """A refusing row either looks at the run's settings or at raw keys, but for the one that is a command's."""
+    for row in TABLE:
+        refuses = row.asked is not None or bool(row.overrides)
+        assert refuses == (row.kind == "refused" and not row.cuda.startswith("retool eval")), row.cuda
+        assert bool(row.ascend) == (row.kind != "refused"), row.cuda
