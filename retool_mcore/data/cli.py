@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from retool_mcore.cli import guarded
+from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
+    from retool_mcore.data.rl import RlReport
     from retool_mcore.data.verify import Report
     from retool_mcore.sandbox.base import Sandbox
 
@@ -21,7 +23,13 @@ build = typer.Typer(no_args_is_help=True)
 app.add_typer(build, name="build", help="Make code-integrated traces from plain solutions.")
 
 Out = Annotated[Path, typer.Option(help="Parquet file to write.")]
-Rejects = Annotated[Path, typer.Option(help="JSON lines of what did not survive, with stage and reason.")]
+Rejects = Annotated[
+    Path | None,
+    typer.Option(help="JSON lines of what did not survive, with the reason; OUT.rejects.jsonl by default."),
+]
+RejectBad = Annotated[
+    bool, typer.Option("--reject-bad", help="Rows that cannot be read become rejects; otherwise the first is an error.")
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first rows.")]
 Split = Annotated[str | None, typer.Option(help="Of a folder or hub data set: only files whose name holds this.")]
 
@@ -49,7 +57,7 @@ def task(
 def gsm8k(
     source: Annotated[Path, typer.Argument(help="GSM8K as JSON lines {question, answer}.")],
     out: Out,
-    rejects: Rejects,
+    rejects: Rejects = None,
     limit: Limit = None,
 ) -> None:
     """Turn GSM8K's marked calculations into snippets, run each in the sandbox, verify format and answer."""
@@ -72,25 +80,27 @@ def gsm8k(
 def sft(
     source: Annotated[str, typer.Argument(help="ReTool-SFT, raw or converted: a file, a folder or a hub name.")],
     out: Out,
-    rejects: Rejects,
+    rejects: Rejects = None,
     *,
     protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="The form training reads.")] = "hermes",
     truth: Annotated[str, typer.Option(help="Column of the ground truth; without it answers are not verified.")] = "",
     execute: Annotated[bool, typer.Option("--execute", help="Run every snippet again and compare its output.")] = False,
     split: Split = None,
     limit: Limit = None,
+    reject_bad: RejectBad = False,
 ) -> None:
     """Read ReTool's SFT data, verify format and answer, write it in either protocol."""
     from retool_mcore.data.convert import Conversion, convert_sft
     from retool_mcore.data.sources import read_source
     from retool_mcore.sandbox.base import open_sandbox
 
-    rows = list(read_source(source, ("messages",), split, limit))
+    bad: list[tuple[str, DataError]] = []
+    rows = list(read_source(source, ("messages",), split, limit, _collect(bad) if reject_bad else None))
 
     async def run(on_row: Callable[[], None]) -> Report:
         async with contextlib.AsyncExitStack() as stack:
             sandbox: Sandbox | None = await stack.enter_async_context(open_sandbox("local")) if execute else None
-            return await convert_sft(rows, Conversion(protocol, truth, sandbox), on_row)
+            return await convert_sft(rows, Conversion(protocol, truth, sandbox), on_row, bad=bad)
 
     _write(_with_bar(run, len(rows)), out, rejects)
     if not truth:
@@ -102,27 +112,30 @@ def sft(
 def rl(
     source: Annotated[str, typer.Argument(help="DAPO-Math, GSM8K, AIME or JSON lines: file, folder or hub name.")],
     out: Out,
-    rejects: Rejects,
+    rejects: Rejects = None,
     *,
     name: Annotated[str, typer.Option(help="Written as data_source; the source's own name by default.")] = "",
     split: Split = None,
     limit: Limit = None,
+    reject_bad: RejectBad = False,
 ) -> None:
     """Read RL problems of any known schema, each once, and write verl's schema."""
-    from retool_mcore.data.files import write_jsonl, write_parquet
-    from retool_mcore.data.rl import convert_rl
+    from retool_mcore.data.rl import RlReport, convert_rl, name_and_split
     from retool_mcore.data.sources import read_source
 
-    report = convert_rl(read_source(source, split=split, limit=limit), name or Path(source).stem, split or "train")
-    write_jsonl(rejects, report.rejects)
-    write_parquet(out, report.rows)
-    typer.echo("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))
+    report = RlReport()
+    rows = read_source(source, split=split, limit=limit, on_bad=report.bad_row if reject_bad else None)
+    own_name, own_split = name_and_split(source)
+    _write(convert_rl(rows, name or own_name, split or own_split, report=report, reject_bad=reject_bad), out, rejects)
 
 
 @app.command()
 @guarded
 def lint(
-    files: Annotated[list[str], typer.Argument(help="SFT or RL files; later ones are compared with earlier ones.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(help="Files for SFT or RL, or of problems; later ones are compared with earlier ones."),
+    ],
     model: Annotated[str, typer.Option(help="Its tokenizer measures lengths and loss masks.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tells how many rows are longer.")] = None,
 ) -> None:
@@ -156,9 +169,14 @@ def _with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, Report]]
         return asyncio.run(run(lambda: progress.advance(bar)))
 
 
-def _write(report: Report, out: Path, rejects: Path) -> None:
+def _collect(bad: list[tuple[str, DataError]]) -> Callable[[str, DataError], None]:
+    return lambda where, error: bad.append((where, error))
+
+
+def _write(report: Report | RlReport, out: Path, rejects: Path | None) -> None:
     from retool_mcore.data.files import write_jsonl, write_parquet
 
+    rejects = rejects or out.with_name(f"{out.name.removesuffix('.parquet')}.rejects.jsonl")
     write_jsonl(rejects, report.rejects)
     write_parquet(out, report.rows)
     typer.echo("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from retool_mcore.data.chat import CODE_INTERPRETER, TOOL_NAME
 from retool_mcore.data.prompts import hermes_prompt, plain_problem, retool_prompt
+from retool_mcore.data.rl import truth_text
 from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, final_answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
@@ -185,7 +186,10 @@ class Conversion:
         if self.truth:
             if self.truth not in source:
                 raise DataError(f"{where}: no column {self.truth}; it has {', '.join(source)}")
-            truth = str(source[self.truth])
+            try:
+                truth = truth_text(source[self.truth], f"column {self.truth}")
+            except DataError as error:
+                raise Rejected("answer", str(error)) from error
             if problem := await asyncio.to_thread(answer_problem, hermes, truth):
                 raise Rejected("answer", problem)
             row["ground_truth"] = truth
@@ -205,11 +209,17 @@ class Conversion:
 
 
 async def convert_sft(
-    rows: Sequence[tuple[str, Mapping[str, Any]]], conversion: Conversion, on_row: Callable[[], None] = lambda: None
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+    conversion: Conversion,
+    on_row: Callable[[], None] = lambda: None,
+    *,
+    bad: Sequence[tuple[str, DataError]] = (),
 ) -> Report:
-    """Convert rows (where, {messages, ...}), in order."""
+    """Convert rows (where, {messages, ...}), in order; ``bad`` are rows (where, why) that could not even be read."""
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = Report(conversion.stages)
+    for where, error in bad:
+        report.reject(where, Rejected("source", str(error)), {})
 
     async def convert(where: str, source: Mapping[str, Any]) -> dict[str, Any] | Rejected:
         async with slots:
@@ -227,6 +237,8 @@ async def convert_sft(
         else:
             report.rows.append(result)
     if not report.rows:
+        if not report.rejects:
+            raise DataError("there are no rows to convert")
         first = report.rejects[0]
-        raise DataError(f"none of {len(rows)} rows survived; the first: {first['where']}: {first['reason']}")
+        raise DataError(f"none of {len(report.rejects)} rows survived; the first: {first['where']}: {first['reason']}")
     return report

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +57,44 @@ def column_names(path: str | os.PathLike[str]) -> list[str]:
         raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
 
 
-def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(
+    path: str | os.PathLike[str], on_bad: Callable[[str, DataError], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, object) of a JSON-lines file; blank lines are passed over.
 
-    Raises DataError for a missing file, invalid UTF-8, a line that is no JSON object.
+    Raises DataError for a missing file, invalid UTF-8, a line that is no JSON object. ``on_bad`` is given bad lines
+    (where, what is wrong) instead, and reading goes on.
     """
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
+                where = f"{path}, line {number}"
                 try:
-                    row = json.loads(line)
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                    raise DataError(f"{path}, line {number}: not JSON: {error}") from error
-                if not isinstance(row, dict):
-                    raise DataError(f"{path}, line {number}: {type(row).__name__}, not an object")
+                    row = _object(line, where)
+                except DataError as error:
+                    if on_bad is None:
+                        raise
+                    on_bad(where, error)
+                    continue
                 yield number, row
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if b"\\u" in line:  # an escape is the one way to half a surrogate pair, which no file of ours can hold
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: a text holds {error.object[error.start]!r}, half a character") from error
+    except (ValueError, RecursionError) as error:  # JSON that is none, UTF-8 that is none, endless digits or brackets
+        raise DataError(f"{where}: not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: {type(row).__name__}, not an object")
+    return row
 
 
 def write_parquet(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:

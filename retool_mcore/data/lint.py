@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retool_mcore.data.chat import CODE_INTERPRETER, render, render_prompt
-from retool_mcore.data.prompts import plain_problem
-from retool_mcore.data.rl import normalised
+from retool_mcore.data.prompts import hermes_prompt, plain_problem
+from retool_mcore.data.rl import normalised, read_problem
 from retool_mcore.data.sft import parse_tools
 from retool_mcore.data.sources import read_source
 from retool_mcore.errors import DataError
@@ -54,12 +54,21 @@ class FileLint:
 
 
 def read_problem_rows(source: str) -> Iterator[Row]:
-    """Rows of an SFT or RL file, told by its columns. Raises DataError naming file, row and column."""
+    """Rows of an SFT file, an RL file or a plain file of problems, told by their columns.
+
+    Raises DataError naming file, row and column.
+    """
     for where, row in read_source(source):
         is_sft = "messages" in row
+        if not is_sft and "prompt" not in row:
+            problem, truth = read_problem(row, where)
+            messages = [{"role": "user", "content": hermes_prompt(problem)}]
+            yield Row(where, problem, messages, [CODE_INTERPRETER], truth, is_sft)
+            continue
         turns = row.get("messages") if is_sft else row.get("prompt")
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-            raise DataError(f"{where}: neither a column messages (SFT) nor prompt (RL) that holds a list of messages")
+            name = "messages" if is_sft else "prompt"
+            raise DataError(f"{where}, column {name}: {type(turns).__name__}, not a list of messages")
         # An SFT row opens with its problem; an RL prompt ends in it, and may show solved examples before.
         users = [turn.get("content") for turn in turns if turn.get("role") == "user"]
         user = users[0 if is_sft else -1] if users else None
@@ -117,12 +126,21 @@ def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:
     names = ("min", "10 %", "median", "90 %", "99 %", "max")
     table = ", ".join(f"{name} {int(value)}" for name, value in zip(names, values, strict=True))
     lint.notes.append(f"tokens a row: {table}; {int(lengths.sum())} in all")
+    lint.notes += histogram(lengths)
     if max_tokens is not None:
         over = int((lengths > max_tokens).sum())
         lint.notes.append(f"{over} rows ({over / len(lengths):.1%}) are over {max_tokens} tokens")
     if lint.loss_tokens:
         share = sum(lint.loss_tokens) / lengths.sum()
         lint.notes.append(f"{share:.1%} of the tokens carry loss ({min(lint.loss_tokens)} in the row with the fewest)")
+
+
+def histogram(lengths: np.ndarray) -> list[str]:
+    """Lines of a histogram whose bins double, each with its rows and a bar."""
+    tops = np.maximum(np.ceil(np.log2(np.maximum(lengths, 1))).astype(int), 0)
+    counts = {top: int((tops == top).sum()) for top in range(tops.min(), tops.max() + 1)}
+    most = max(counts.values())
+    return [f"  up to {2**top:>7}: {count:>7} {'#' * round(40 * count / most)}" for top, count in counts.items()]
 
 
 @dataclass(frozen=True)

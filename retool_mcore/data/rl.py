@@ -6,14 +6,17 @@ by one and only new problems are kept.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.sources import ENDINGS
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import truth_parses
 
@@ -24,7 +27,14 @@ _DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n
 _DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.\s*\Z")
 _GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
 
-Outcome = Literal["kept", "duplicate", "conflict", "unreadable truth"]
+Outcome = Literal["kept", "duplicate", "conflict", "unreadable truth", "too long", "bad row"]
+SPLITS = ("train", "test", "val", "validation", "dev")
+MAX_PROBLEM_CHARS = 100_000  # nothing longer is a problem; a book that slipped in, or a broken export
+SHOWN_CHARS = 2000  # of a reject
+RARE: Mapping[Outcome, str] = {
+    "too long": f"problems of more than {MAX_PROBLEM_CHARS} characters",
+    "bad row": "rows that cannot be read",
+}
 
 
 @dataclass
@@ -43,21 +53,43 @@ class RlReport:
             f"{self.counts['duplicate']} repeats of a kept problem",
             f"{self.counts['conflict']} repeats with another answer (the first one's answer is kept)",
             f"{self.counts['unreadable truth']} answers that nothing can be compared with",
+            *(f"{self.counts[name]} {said}" for name, said in RARE.items() if self.counts[name]),
         ]
 
+    def bad_row(self, where: str, error: DataError) -> None:
+        """Count a row that cannot be read as a reject."""
+        self.counts["bad row"] += 1
+        self.rejects.append({"where": where, "reason": f"bad row: {error}"})
 
-def convert_rl(rows: Iterable[tuple[str, Mapping[str, Any]]], data_source: str, split: str = "train") -> RlReport:
+
+def convert_rl(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    data_source: str,
+    split: str = "train",
+    *,
+    report: RlReport | None = None,
+    reject_bad: bool = False,
+) -> RlReport:
     """Rows (where, row) of any known schema into verl's, deduplicated by normalised text.
 
-    Raises DataError when a row is of no known schema, or nothing is left.
+    ``report`` may hold what was rejected in reading. Raises DataError when nothing is left, and when a row is of no
+    known schema, which ``reject_bad`` makes a reject.
     """
-    report = RlReport()
+    report = report or RlReport()
     seen: dict[str, str] = {}
     for where, row in rows:
-        problem, truth = read_problem(row, where)
+        try:
+            problem, truth = read_problem(row, where)
+        except DataError as error:
+            if not reject_bad:
+                raise
+            report.bad_row(where, error)
+            continue
         key = normalised(problem)
         outcome: Outcome = "kept"
-        if key in seen:
+        if len(problem) > MAX_PROBLEM_CHARS:
+            outcome = "too long"
+        elif key in seen:
             outcome = "duplicate" if seen[key] == truth else "conflict"
         elif not truth_parses(truth):
             outcome = "unreadable truth"
@@ -66,7 +98,8 @@ def convert_rl(rows: Iterable[tuple[str, Mapping[str, Any]]], data_source: str, 
             seen[key] = truth
             report.rows.append(rl_row(problem, truth, data_source, split, len(report.rows)))
         elif outcome != "duplicate":
-            report.rejects.append({"where": where, "reason": outcome, "problem": problem, "truth": truth})
+            texts = {"problem": problem[:SHOWN_CHARS], "truth": truth[:SHOWN_CHARS]}
+            report.rejects.append({"where": where, "reason": outcome, **texts})
     if not report.rows:
         raise DataError(f"none of {sum(report.counts.values())} rows can be used; the first: {report.rejects[:1]}")
     return report
@@ -93,25 +126,47 @@ def read_problem(row: Mapping[str, Any], where: str) -> tuple[str, str]:
             known = ", ".join("/".join(names) for names in COLUMNS)
             raise DataError(f"{where}: columns {', '.join(row) or 'none'}; known are prompt/reward_model, {known}")
         problem, truth = row[names[0]], row[names[1]]
-        if isinstance(truth, str) and (match := _GSM8K_ANSWER.search(truth)):
+        if not isinstance(problem, str) or not problem.strip():
+            raise DataError(f"{where}, column {names[0]}: the problem is {problem!r:.80}, not a text")
+        truth = truth_text(truth, f"{where}, column {names[1]}")
+        if match := _GSM8K_ANSWER.search(truth):
             truth = match[1].replace(",", "")
-    if isinstance(truth, int | float) and not isinstance(truth, bool):
-        truth = f"{truth:g}" if isinstance(truth, float) else str(truth)
+    return problem.strip(), truth
+
+
+def truth_text(truth: Any, where: str) -> str:
+    """A ground truth as text; a number is written out, 12345678.0 as 12345678. Raises DataError for anything else."""
+    if isinstance(truth, float) and math.isfinite(truth):
+        truth = int(truth) if truth.is_integer() else repr(truth)
+    if isinstance(truth, int) and not isinstance(truth, bool):
+        truth = str(truth)
     if not isinstance(truth, str):
         raise DataError(f"{where}: the answer is {truth!r:.80}, not a text or number")
-    if not isinstance(problem, str) or not problem.strip():
-        raise DataError(f"{where}: the problem is {problem!r:.80}, not a text")
-    return problem.strip(), truth.strip()
+    if not truth.strip():
+        raise DataError(f"{where}: the answer is empty")
+    return truth.strip()
 
 
-def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, Any]:
+def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, str]:
     prompt, reward = row["prompt"], row["reward_model"]
     users = [turn for turn in prompt or [] if isinstance(turn, dict) and turn.get("role") == "user"]
     if not users or not isinstance(users[-1].get("content"), str):
         raise DataError(f"{where}, column prompt: no user turn with text in {prompt!r:.120}")
     if not isinstance(reward, dict) or "ground_truth" not in reward:
         raise DataError(f"{where}, column reward_model: no ground_truth in {reward!r:.120}")
-    return _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", users[-1]["content"])), reward["ground_truth"]
+    problem = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", users[-1]["content"]))
+    if not problem.strip():
+        raise DataError(f"{where}, column prompt: the problem is empty")
+    return problem, truth_text(reward["ground_truth"], f"{where}, column reward_model")
+
+
+def name_and_split(source: str) -> tuple[str, str]:
+    """data_source and split that a path or hub name tells: "gsm8k" and "test" of gsm8k/test.jsonl."""
+    path = Path(source)
+    stem = path.stem if path.suffix in ENDINGS else path.name
+    if stem not in SPLITS:
+        return stem or source, "train"
+    return path.absolute().parent.name or stem, stem
 
 
 def normalised(problem: str) -> str:

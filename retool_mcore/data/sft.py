@@ -17,6 +17,8 @@ from retool_mcore.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MAX_TOKEN_CHARS = 1024  # no tokenizer has a longer token; a run of spaces may be one of a hundred
+
 
 @dataclass(frozen=True)
 class SftDataset:
@@ -53,6 +55,9 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise DataError(f"{where}, column messages: {type(messages).__name__}, not a list of messages")
         tools = parse_tools(row["tools"], where)
+        if sum(len(str(message.get("content"))) for message in messages) > max_length_tokens * MAX_TOKEN_CHARS:
+            too_long.append(index)  # without tokenizing a hundred megabytes first
+            continue
         try:
             rendered = render(messages, tools, tokenizer)
         except DataError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from retool_mcore.errors import DataError
 
 ENDINGS = (".parquet", ".jsonl", ".json")
 PARQUET_MAGIC = b"PAR1"
+
+OnBad = Callable[[str, DataError], None]
 
 
 def source_files(source: str, split: str | None = None) -> list[Path]:
@@ -36,13 +38,22 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
 
 
 def read_source(
-    source: str, required: Sequence[str] = (), split: str | None = None, limit: int | None = None
+    source: str,
+    required: Sequence[str] = (),
+    split: str | None = None,
+    limit: int | None = None,
+    on_bad: OnBad | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where it stands, row) over all files of a source. Raises DataError naming file, row and column."""
-    yield from itertools.islice(_read_files(source, required, split), limit)
+    """Yield (where it stands, row) over all files of a source. Raises DataError naming file, row and column.
+
+    ``on_bad`` is given the lines that cannot be read instead (where, what is wrong), and reading goes on.
+    """
+    yield from itertools.islice(_read_files(source, required, split, on_bad), limit)
 
 
-def _read_files(source: str, required: Sequence[str], split: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_files(
+    source: str, required: Sequence[str], split: str | None, on_bad: OnBad | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     empty = True
     for file in source_files(source, split):
         if _is_parquet(file):
@@ -51,12 +62,16 @@ def _read_files(source: str, required: Sequence[str], split: str | None) -> Iter
                 empty = False
                 yield f"{file}, row {index}", row
             continue
-        for line, row in read_jsonl(file):
-            missing = [column for column in required if column not in row]
-            if missing:
-                raise DataError(f"{file}, line {line}: no column {', '.join(missing)}; it has {', '.join(row)}")
+        for line, row in read_jsonl(file, on_bad):
+            where, missing = f"{file}, line {line}", [column for column in required if column not in row]
             empty = False
-            yield f"{file}, line {line}", row
+            if not missing:
+                yield where, row
+                continue
+            error = DataError(f"{where}: no column {', '.join(missing)}; it has {', '.join(row) or 'none'}")
+            if on_bad is None:
+                raise error
+            on_bad(where, error)
     if empty:
         raise DataError(f"{source}: no rows")
 

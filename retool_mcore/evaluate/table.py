@@ -44,6 +44,8 @@ def interval_note(report: Mapping[str, Any]) -> str:
     """What the interval is over, and how wide few problems make it."""
     n, scores = report["n"], report["scores"]
     width = scores[f"mean@{n}/high"] - scores[f"mean@{n}/low"]
+    if not width:
+        return f"All {report['problems']} problems scored alike: no interval over problems can be told from that."
     wide = (
         f" {report['problems']} problems give a wide one, here {width:.3f}: a smaller difference of two models may "
         "be chance. `retool eval compare A B` pairs the problems, which narrows it."

@@ -57,8 +57,11 @@ def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float)
     for column, kinds in (("response", str), ("answer", str | int | float)):
         if column not in row:
             raise DataError(f"{source}, line {line}: no column {column}; it has {', '.join(row) or 'none'}")
-        if not isinstance(row[column], kinds) or isinstance(row[column], bool) or row[column] == "":
-            raise DataError(f"{source}, line {line}, column {column}: {row[column]!r:.80} is no {column}")
+        value = row[column]
+        if not isinstance(value, kinds) or isinstance(value, bool) or value != value:  # noqa: PLR0124  NaN is no answer
+            raise DataError(f"{source}, line {line}, column {column}: {value!r:.80} is no {column}")
+    if isinstance(row["answer"], str) and not row["answer"].strip():
+        raise DataError(f"{source}, line {line}, column answer: {row['answer']!r:.80} is no answer")
     verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, timeout_s=timeout_s)
     return {
         **row,

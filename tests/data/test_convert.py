@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -167,3 +169,29 @@ def test_the_command_writes_what_training_reads(tmp_path, tokenizer, protocol):
     assert "interpreter>" not in spoken
     assert "What is" not in spoken
     assert len(list(read_rows(out, ("messages", "ground_truth")))) == 1
+
+
+async def test_a_truth_that_is_no_text_or_number_is_a_reject():
+    report = await convert([RAW, {**RAW, "answer": ["4"]}, {**RAW, "answer": None}, {**RAW, "answer": 4}])
+    assert len(report.rows) == 2
+    assert [reject["reason"] for reject in report.rejects] == [
+        "column answer: the answer is ['4'], not a text or number",
+        "column answer: the answer is None, not a text or number",
+    ]
+
+
+def test_bad_lines_stop_the_command_or_are_counted_when_asked(tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    lines = [json.dumps(RAW).encode(), b'{"conversations": []}', b'{"messages": "\xff"}']
+    source.write_bytes(b"\n".join(lines))
+    stopped = CliRunner().invoke(app, ["sft", str(source), "--out", str(out)])
+    assert stopped.exit_code == 2
+    assert "line 2: no column messages; it has conversations" in stopped.output.replace("\n", " ")
+    counted = CliRunner().invoke(app, ["sft", str(source), "--out", str(out), "--reject-bad"])
+    assert counted.exit_code == 0, counted.output
+    assert "3 rows\n1 after source (2 rejected)" in counted.output
+    rejects = [row for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
+    assert [(row["stage"], row["where"]) for row in rejects] == [
+        ("source", f"{source}, line 2"),
+        ("source", f"{source}, line 3"),
+    ]

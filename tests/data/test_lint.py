@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.cli import app
 from retool_mcore.data.files import write_parquet
-from retool_mcore.data.lint import lint_file, ngrams, overlap, read_problem_rows, require_disjoint
+from retool_mcore.data.lint import histogram, lint_file, ngrams, overlap, read_problem_rows, require_disjoint
 from retool_mcore.data.rl import rl_row
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.tasks import TaskSpec, make_task
@@ -55,9 +57,27 @@ def test_repeats_and_lengths_are_told(tmp_path, tokenizer):
     assert found.errors == []
     assert found.notes[0] == "1 of 3 rows repeat a problem (one of them 2 times)"
     assert found.notes[1].startswith("tokens a row: min ")
-    assert found.notes[2] == "3 rows (100.0%) are over 5 tokens"
+    assert found.notes[2].split() == ["up", "to", "32:", "3", "#" * 40]
+    assert found.notes[3] == "3 rows (100.0%) are over 5 tokens"
     assert sum(found.loss_tokens) < sum(found.lengths_tokens)
-    assert found.notes[3].endswith(f"({min(found.loss_tokens)} in the row with the fewest)")
+    assert found.notes[4].endswith(f"({min(found.loss_tokens)} in the row with the fewest)")
+
+
+def test_the_histograms_bins_double_and_hold_every_row():
+    lines = [line.split() for line in histogram(np.array([1, 2, 3, 4, 5, 8, 9, 33, 64]))]
+    assert [(line[2], line[3]) for line in lines] == [
+        ("1:", "1"), ("2:", "1"), ("4:", "2"), ("8:", "2"), ("16:", "1"), ("32:", "0"), ("64:", "2")
+    ]  # fmt: skip
+    assert lines[2][4] == "#" * 40
+
+
+def test_a_benchmarks_own_file_is_compared_with_training_data(tmp_path):
+    train = rl_file(tmp_path / "train.parquet", LONG)
+    plain = tmp_path / "eval.jsonl"
+    plain.write_text(json.dumps({"problem": f"Suppose: {LONG}", "answer": "8"}) + "\n")
+    result = CliRunner().invoke(app, ["lint", train, str(plain)])
+    assert result.exit_code == 0, result.output
+    assert "of 1 problems 0 are also in" in result.output and "1 share 13 words" in result.output.replace("\n", " ")
 
 
 def test_truths_that_nothing_can_be_compared_with_are_errors(tmp_path):
@@ -154,8 +174,11 @@ def test_rl_does_not_start_on_its_own_validation_set(tmp_path, tokenizer):
 
 def test_files_of_no_known_schema_are_errors(tmp_path):
     write_parquet(tmp_path / "a.parquet", [{"text": "x"}])
-    with pytest.raises(DataError, match="row 0: neither a column messages"):
+    with pytest.raises(DataError, match="row 0: columns text; known are prompt/reward_model, problem/answer"):
         list(read_problem_rows(str(tmp_path / "a.parquet")))
+    write_parquet(tmp_path / "c.parquet", [{"messages": "x"}])
+    with pytest.raises(DataError, match="row 0, column messages: str, not a list of messages"):
+        list(read_problem_rows(str(tmp_path / "c.parquet")))
     write_parquet(tmp_path / "b.parquet", [{"prompt": [{"role": "system", "content": "x"}]}])
     with pytest.raises(DataError, match="row 0: no user turn with text"):
         list(read_problem_rows(str(tmp_path / "b.parquet")))

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.data.cli import app
-from retool_mcore.data.files import read_rows, write_parquet
-from retool_mcore.data.rl import convert_rl, read_problem
+from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
+from retool_mcore.data.rl import convert_rl, name_and_split, read_problem
 from retool_mcore.data.sources import read_source, source_files
 from retool_mcore.errors import DataError
 
@@ -42,6 +42,8 @@ def named(*rows):
         ({"question": "P?", "answer": "It is <<1+1=2>>2.\n#### 1,080"}, "P?", "1080"),
         ({"input": " P? ", "output": "45"}, "P?", "45"),
         ({"problem": "P?", "answer": 0.5}, "P?", "0.5"),
+        ({"problem": "P?", "answer": 12345678.0}, "P?", "12345678"),
+        ({"problem": "P?", "answer": 0.1234567}, "P?", "0.1234567"),
     ],
 )
 def test_known_schemas_are_read(row, problem, truth):
@@ -52,9 +54,15 @@ def test_known_schemas_are_read(row, problem, truth):
     "row, rule",
     [
         ({"text": "P?"}, "here: columns text; known are prompt/reward_model, problem/answer"),
-        ({"problem": "P?", "answer": None}, "here: the answer is None"),
-        ({"problem": "P?", "answer": ["4"]}, "here: the answer is ['4']"),
-        ({"problem": "", "answer": "4"}, "here: the problem is ''"),
+        ({"problem": "P?", "answer": None}, "here, column answer: the answer is None"),
+        ({"problem": "P?", "answer": ["4"]}, "here, column answer: the answer is ['4']"),
+        ({"problem": "", "answer": "4"}, "here, column problem: the problem is ''"),
+        ({"problem": "P?", "answer": float("nan")}, "here, column answer: the answer is nan"),
+        ({"problem": "P?", "answer": " "}, "here, column answer: the answer is empty"),
+        (
+            {"prompt": DAPO["prompt"], "reward_model": {"ground_truth": []}},
+            "here, column reward_model: the answer is []",
+        ),
         ({"prompt": [], "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn"),
         ({"prompt": DAPO["prompt"], "reward_model": None}, "here, column reward_model: no ground_truth in None"),
     ],
@@ -106,6 +114,63 @@ def test_the_command_reads_files_and_folders(tmp_path):
     assert result.exit_code == 0, result.output
     ((_, row),) = read_rows(out, ("data_source", "extra_info"))
     assert row == {"data_source": "mine", "extra_info": {"index": 0, "split": "test"}}
+
+
+BAD_LINES = [
+    b'{"problem": "P?"}',
+    b'{"problem": "P?", "answer": ["4"]}',
+    b'{"problem": 5, "answer": "4"}',
+    b'{"problem": "\xff", "answer": "4"}',
+    b'{"problem": "\\ud800", "answer": "4"}',
+    b'{"problem": "P?", "answer": ' + b"9" * 5000 + b"}",
+    b'{"problem": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"problem": "P?", "answer": NaN}',
+    b"[1, 2]",
+    b'{"problem": "P',
+]
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_bad_row_is_one_error_with_its_line(tmp_path, line):
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'{"problem": "Q?", "answer": "1"}\n' + line + b"\n")
+    result = CliRunner().invoke(app, ["rl", str(source), "--out", str(tmp_path / "out.parquet")])
+    assert result.exit_code == 2
+    assert result.output.startswith(f"error: {source}, line 2") and "Traceback" not in result.output
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_bad_rows_are_rejected_and_counted_when_asked(tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_bytes(b"\n".join([b'{"problem": "Q?", "answer": "1"}', *BAD_LINES]))
+    result = CliRunner().invoke(app, ["rl", str(source), "--out", str(out), "--reject-bad"])
+    assert result.exit_code == 0, result.output
+    assert f"{len(BAD_LINES) + 1} rows\n1 problems kept" in result.output
+    assert f"{len(BAD_LINES)} rows that cannot be read" in result.output
+    rejects = [row for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
+    assert {row["where"] for row in rejects} == {f"{source}, line {n}" for n in range(2, len(BAD_LINES) + 2)}
+    assert all(row["reason"].startswith("bad row: ") for row in rejects)
+
+
+def test_a_problem_of_a_hundred_megabytes_is_rejected_and_cut_in_the_report(tmp_path):
+    rows = named({"problem": "P?", "answer": "1"}, {"problem": "word " * 20_000_000, "answer": "1"})
+    report = convert_rl(rows, "x")
+    assert report.counts == {"kept": 1, "too long": 1}
+    assert len(report.rejects[0]["problem"]) == 2000
+    assert "1 problems of more than 100000 characters" in report.lines()
+
+
+@pytest.mark.parametrize(
+    "source, name, split",
+    [
+        ("sets/gsm8k/test.jsonl", "gsm8k", "test"),
+        ("sets/aime25.jsonl", "aime25", "train"),
+        ("Maxwell-Jia/AIME_2024", "AIME_2024", "train"),
+        ("sets/dapo-math-17k.parquet", "dapo-math-17k", "train"),
+    ],
+)
+def test_the_data_source_is_named_after_the_set_and_not_its_split(source, name, split):
+    assert name_and_split(source) == (name, split)
 
 
 def test_a_source_that_is_not_there_is_one_error(tmp_path, monkeypatch):

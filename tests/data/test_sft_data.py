@@ -15,7 +15,8 @@ import pytest
 from retool_mcore.data.chat import CODE_INTERPRETER, Rendered, render
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import PackedBatches, cost, deal, load_sft
-from retool_mcore.data.tasks import TaskSpec, make_task
+from retool_mcore.data.task_model import build_tokenizer
+from retool_mcore.data.tasks import TaskSpec, make_task, tokenizer_rows
 from retool_mcore.errors import DataError
 
 TOOL_ROW = {
@@ -106,6 +107,16 @@ def test_a_row_without_assistant_turn_is_refused(tmp_path, tokenizer):
     write_parquet(path, [{"messages": [{"role": "user", "content": "q"}], "tools": None}])
     with pytest.raises(DataError, match="row 0, column messages: no assistant turn"):
         load_sft(path, tokenizer, max_length_tokens=1000)
+
+
+def test_a_row_of_a_hundred_megabytes_is_left_out_without_being_tokenized(tmp_path):
+    path = str(tmp_path / "sft.parquet")
+    huge = {"messages": [TOOL_ROW["messages"][0], {"role": "assistant", "content": "x" * 100_000_000}], "tools": None}
+    write_parquet(path, [TEXT_ROW, huge])
+    made = build_tokenizer(tokenizer_rows())
+    made.backend_tokenizer.pre_tokenizer = None  # one word of any length: tokenizing the row would take hours  # pyright: ignore
+    data = load_sft(path, made, max_length_tokens=100)
+    assert (len(data.examples), data.too_long) == (1, (1,))
 
 
 def test_missing_columns_and_files_are_named(tmp_path, tokenizer):

@@ -17,6 +17,14 @@ def run(tmp_path, content: str):
     return CliRunner().invoke(app, ["score", str(source), "--out", str(out)]), out
 
 
+def test_an_empty_response_is_wrong_and_no_error(tmp_path):
+    result, out = run(tmp_path, '{"response": "", "answer": "1"}')
+    assert result.exit_code == 0, result.output
+    assert [row for _, row in read_jsonl(out)] == [
+        {"response": "", "answer": "1", "extracted": None, "correct": False, "reward": -1.0}
+    ]
+
+
 def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
     rows = [
         {"id": n, "response": f"\\boxed{{{n:03d}}}" if n % 3 else "none", "answer": str(n % 5)} for n in range(2000)
@@ -38,6 +46,10 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
         ('{"response": "x"}', "line 1: no column answer; it has response"),
         ('{"response": 5, "answer": "5"}', "line 1, column response: 5 is no response"),
         ('{"response": "x", "answer": ["5"]}', "line 1, column answer: ['5'] is no answer"),
+        ('{"response": "x", "answer": NaN}', "line 1, column answer: nan is no answer"),
+        ('{"response": "x", "answer": " "}', "line 1, column answer: ' ' is no answer"),
+        ('{"response": "\\ud800", "answer": "5"}', "line 1: a text holds '\\ud800', half a character"),
+        ('{"response": ' + "[" * 100_000, "line 1: not JSON"),
         ('{"response": "x", "answer": "5"}\n{', "line 2: not JSON"),
         ('{"response": "x", "answer": "5"}\n\udcff', "line 2: not JSON"),
     ],
