@@ -41,6 +41,7 @@ class Algorithm(Section):
     importance_sampling   a token's loss is weighted by how much likelier the trained weights make it than the engine
                           that sampled it. "token": by its own ratio; "sequence": by the product over its response
     importance_threshold  a weight is at most this
+    kl_coef               weight of the divergence from the first weights, in the loss; the paper has none
     """
 
     name: Literal["grpo", "ppo"] = "grpo"
@@ -52,6 +53,7 @@ class Algorithm(Section):
     filter_groups: bool = False
     importance_sampling: Literal["off", "token", "sequence"] = "off"
     importance_threshold: Annotated[float, Field(ge=1)] = 2.0
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
 
 
 class Critic(Section):

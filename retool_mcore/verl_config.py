@@ -154,6 +154,7 @@ def _ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         **algorithm_keys(config),
         **_actor_keys(config, platform),
         **_critic_keys(config, platform),
+        **_reference_keys(config, platform),
         **rollout_keys(config, platform),
         **sampler_keys(config),
         **_reward_keys(config),
@@ -173,7 +174,7 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         actor + "ppo_max_token_len_per_gpu": config.train.micro_batch_tokens,
         actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
     }
-    return keys | _engine_keys(actor, config, platform)
+    return keys | _engine_keys(actor, config, platform) | _optimizer_keys(actor, config)
 
 
 def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -188,21 +189,29 @@ def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "critic.cliprange_value": config.critic.clip_value,
         "critic.checkpoint.save_contents": ["model", "optimizer", "extra"],
         **_engine_keys("critic.", config, platform),
+        **_optimizer_keys("critic.", config),
         "critic.optim.lr": config.critic.lr,
         "critic.optim.min_lr": min(config.optim.min_lr, config.critic.lr),
         "trainer.max_critic_ckpt_to_keep": None,
     }
 
 
+def _reference_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    return _engine_keys("actor_rollout_ref.ref.", config, platform) if config.algorithm.kl_coef else {}
+
+
 def _engine_keys(role: str, config: RlConfig, platform: Platform) -> dict[str, Any]:
-    """Engine and optimizer of one role ("critic."): the same Megatron layout for each."""
+    """The engine of one role ("critic."): the same Megatron layout for each."""
     megatron = megatron_keys(config, platform)
     transformer = megatron.pop("override_transformer_config")
     keys: dict[str, Any] = {f"{role}megatron._target_": platform.engine_config_class}
     keys |= {f"{role}megatron.{key}": value for key, value in megatron.items()}
     keys |= {f"{role}megatron.override_transformer_config.{key}": value for key, value in transformer.items()}
-    keys |= {f"{role}optim.{key}": value for key, value in optim_keys(config, _optimizer_steps(config)).items()}
     return keys
+
+
+def _optimizer_keys(role: str, config: RlConfig) -> dict[str, Any]:
+    return {f"{role}optim.{key}": value for key, value in optim_keys(config, _optimizer_steps(config)).items()}
 
 
 def _optimizer_steps(config: RlConfig) -> int:

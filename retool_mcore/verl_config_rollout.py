@@ -26,7 +26,8 @@ def algorithm_keys(config: RlConfig) -> dict[str, Any]:
         "algorithm.filter_groups.enable": a.filter_groups,
         "algorithm.rollout_correction.rollout_is": None if a.importance_sampling == "off" else a.importance_sampling,
         "algorithm.rollout_correction.rollout_is_threshold": a.importance_threshold,
-        actor + "use_kl_loss": False,  # the paper sets the KL coefficient to 0
+        actor + "use_kl_loss": a.kl_coef > 0,
+        actor + "kl_loss_coef": a.kl_coef,
         actor + "clip_ratio": a.clip_low,
         actor + "clip_ratio_low": a.clip_low,
         actor + "clip_ratio_high": a.clip_high,

@@ -53,7 +53,8 @@ def identity(config: RunConfig) -> dict[str, Any]:
         return shared | keys | {"train_file": config.data.train_file}
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     keys = {"prompts_per_step": config.train.prompts_per_step, "group_size": config.rollout.group_size}
-    return shared | keys | {"train_file": config.data.train_file, "tool": config.rollout.tool}
+    roles = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}  # PPO saves a critic, too
+    return shared | keys | roles | {"train_file": config.data.train_file}
 
 
 def complete_checkpoints(folder: Path) -> list[Saved]:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.rollout.replay import mismatch_metrics
@@ -89,3 +90,7 @@ class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
     """More prompts are in flight than a step needs; what a step leaves unfinished goes on in the next."""
 
     verl_mode = "colocate_async"
+
+    def get_llm_client(self) -> LLMServerClient:
+        """The plain client: our loop goes on after an abort by itself, and so knows each token's version."""
+        return self.llm_server_manager.get_client()
