@@ -71,6 +71,7 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         (("data.max_prompt_tokens=8",), "over data.max_prompt_tokens = 8"),
         (("data.train_file=absent.parquet",), "absent.parquet"),
         (("rollout.group_size=1",), "rollout.group_size = 1 gives GRPO no group"),
+        (("rollout.protocol=xml",), "rollout.protocol = 'xml' is none of hermes, retool"),
         (("train.prompts_per_step=400", "train.mini_batch_prompts=400"), "fewer than train.prompts_per_step = 400"),
         (("cluster.gpus_per_node=8", "parallel.tp=8"), "parallel.tp = 8 does not divide the 4 key-value heads"),
     ],

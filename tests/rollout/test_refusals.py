@@ -14,6 +14,7 @@ from retool_mcore.data.files import write_parquet
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.task_model import CHAT_TEMPLATE
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
+from retool_mcore.evaluate.cases import Case, evaluate_many
 from retool_mcore.rollout.protocol import protocol_of
 
 RL = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
@@ -43,6 +44,14 @@ def test_an_unknown_protocol_is_refused_with_the_known_ones(tokenizer):
 def test_an_unknown_protocol_is_refused_without_the_tool_too(tokenizer):
     with pytest.raises(ConfigError, match="is none of hermes, retool"):
         protocol_of(rollout_of("rollout.protocol=xml", "rollout.tool=false"), tokenizer)
+
+
+def test_an_evaluation_refuses_it_before_a_server_is_asked(model_dir, tmp_path):
+    (tmp_path / "problems.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    config, case = load_config(RlConfig, RL, ["rollout.protocol=xml"]), Case(name="m", model=str(model_dir))
+    files = {"data": tmp_path / "problems.jsonl", "out": tmp_path / "out"}
+    with pytest.raises(ConfigError, match="is none of hermes, retool"):
+        evaluate_many(config, [case], **files, n=1, url="http://127.0.0.1:9")
 
 
 def test_several_calls_a_turn_need_a_protocol_that_has_them(tokenizer):
