@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,6 +97,19 @@ class Ascend(Platform):
                 if name == "version":
                     return value.strip()
         return None
+
+    def device_count(self) -> int:
+        return _npu().device_count()
+
+    def facts(self) -> Mapping[str, str]:
+        version = self.cann_version()
+        if version is None or not version.startswith(CANN):
+            raise PlatformError(
+                f"CANN {version or '(no version found)'} is installed under "
+                f"{os.environ.get('ASCEND_HOME_PATH', CANN_HOME)}, not {' or '.join(CANN)}. See ascend/README.md."
+            )
+        smi = shutil.which("npu-smi")
+        return {"CANN": version, "driver": smi or "npu-smi is not on the path: the driver cannot be told"}
 
     def environment(self) -> Sequence[EnvVar]:
         return (

@@ -66,7 +66,7 @@ def guarded(function: F) -> F:
 def _sft_rank(
     config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False
 ) -> None:
-    run = load_config(SftConfig, config, _settings(overrides, platform))
+    run = load_config(SftConfig, config, settings_of(overrides, platform))
     if dry_run:
         _print_dry_run(run)
         return
@@ -79,15 +79,15 @@ def _sft_rank(
 @guarded
 def sft(config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False) -> None:
     """Supervised fine-tuning on this node: checks the settings, then starts torchrun on launch/sft_mcore.py."""
-    settings = _settings(overrides, platform)
+    settings = settings_of(overrides, platform)
     run = load_config(SftConfig, config, settings)
+    if dry_run:
+        _print_dry_run(run)
+        return
     from retool_mcore.models import check_cores, check_model
 
     check_model(run)
     check_cores(run)
-    if dry_run:
-        _print_dry_run(run)
-        return
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(run.cluster.gpus_per_node)]
     argv = [*torchrun, "--standalone", "launch/sft_mcore.py", str(config), *settings]
     os.execv(argv[0], argv)  # torchrun takes our place: signals and the exit code are its own
@@ -97,7 +97,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
 @guarded
 def rl(config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False) -> None:
     """Reinforcement learning with verl's PPO trainer under Ray."""
-    run = load_config(RlConfig, config, _settings(overrides, platform))
+    run = load_config(RlConfig, config, settings_of(overrides, platform))
     if dry_run:
         _print_dry_run(run)
         return
@@ -106,7 +106,8 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     trainer.train(run)
 
 
-def _settings(overrides: list[str] | None, platform: str | None) -> list[str]:
+def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:
+    """The overrides of a command line, --platform among them."""
     return [*(overrides or ()), *([f"run.platform={platform}"] if platform else ())]
 
 
@@ -167,6 +168,7 @@ def main() -> None:
     heed_sigquit()
     from retool_mcore.data.cli import app as data_app
     from retool_mcore.evaluate.cli import app as evaluate_app
+    from retool_mcore.preflight.cli import app as preflight_app
     from retool_mcore.reward.cli import app as reward_app
     from retool_mcore.rollout.cli import app as rollout_app
     from retool_mcore.sandbox.cli import app as sandbox_app
@@ -178,6 +180,6 @@ def main() -> None:
         name="eval",
         help="Score models: `retool eval CONFIG ...`; compare two: `retool eval compare A B`.",
     )
-    for commands in (reward_app, rollout_app):
+    for commands in (preflight_app, reward_app, rollout_app):
         app.registered_commands.extend(commands.registered_commands)
     app()

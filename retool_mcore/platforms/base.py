@@ -61,6 +61,16 @@ class Platform(ABC):
     def patches(self) -> Sequence[Patch]:
         """Every patch the platform makes, in any kind of process; for `retool preflight` and the tests."""
 
+    def device_count(self) -> int:
+        """Devices of this machine that this process may use."""
+        import torch
+
+        return torch.accelerator.device_count()
+
+    def facts(self) -> Mapping[str, str]:
+        """Driver, collectives and their like, for `retool preflight`. Raises PlatformError when one will not do."""
+        return {}
+
     def tested_versions(self) -> Sequence[str]:
         """Requirements of what pip does not install with the extra of the platform's name; for `retool preflight`."""
         return ()

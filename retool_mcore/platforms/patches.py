@@ -44,7 +44,7 @@ class Patch:
         """
         if self.applied:
             return
-        self._check_version()
+        self.check_version()
         owner, name = self._locate()
         original = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
         setattr(owner, name, self.replace(original))
@@ -56,7 +56,8 @@ class Patch:
         owner, name = self._locate()
         setattr(owner, name, _originals.pop(self.target))
 
-    def _check_version(self) -> None:
+    def check_version(self) -> None:
+        """Raise PlatformError unless the package is installed in a version that the patch was written for."""
         requirement = Requirement(self.applies_to)
         try:
             version = importlib.metadata.version(requirement.name)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.models import check_model, read_shape
+from retool_mcore.models import check_model
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.verl_config import check_ppo_tree, ppo_defaults, ppo_tree
 from retool_mcore.verl_config_sft import sft_defaults, sft_tree
@@ -25,10 +26,11 @@ def dry_run(config: RunConfig) -> str:
     """The report that ``--dry-run`` prints. Raises ConfigError for whatever would fail for its settings alone."""
     platform = get_platform(config.run.platform)
     platform.check_settings(config)
-    check_model(config)
     notes = _prepare(platform)
-    if not read_shape(config.model.path):
-        notes.append(f"model.path = {config.model.path} is a hub name: its shape is checked when the run starts")
+    if Path(config.model.path).exists():
+        check_model(config)
+    else:
+        notes.append(f"model.path = {config.model.path} is not here: what depends on its shape is not checked")
     defaults, tree = resolve(config, platform)
     changed = differences(defaults, tree)
     lines = [

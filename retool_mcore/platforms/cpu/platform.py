@@ -76,6 +76,9 @@ class Cpu(Platform):
 
         apply_all(patches.PROCESS_PATCHES)
 
+    def device_count(self) -> int:
+        return os.cpu_count() or 1
+
     def set_device(self, local_rank: int) -> None:
         """All processes share the one CPU."""
 

@@ -53,6 +53,11 @@ class Cuda(Platform):
                 'torch is a CUDA build, or set run.platform to "cpu".'
             )
 
+    def facts(self) -> Mapping[str, str]:
+        from retool_mcore.platforms.cuda.facts import facts
+
+        return facts()
+
     def environment(self) -> Sequence[EnvVar]:
         return (
             EnvVar(PLATFORM_ENV, self.name, "our plugins know the run's platform"),

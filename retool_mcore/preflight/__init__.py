@@ -1,0 +1,1 @@
+"""`retool preflight`: what can fail is made to fail here, before a device-hour is spent."""

@@ -1,0 +1,98 @@
+"""`retool preflight` and `retool get`, which the launch scripts call."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import redirect_stdout
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from retool_mcore.cli import Config, Overrides, PlatformName, guarded, settings_of
+from retool_mcore.config import RunConfig
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.preflight.findings import Check, Finding
+from retool_mcore.run_file import load_run
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def preflight(
+    config: Config,
+    overrides: Overrides = None,
+    platform: PlatformName = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="only the nodes of the Ray cluster that runs")] = False,
+    wait_s: Annotated[float, typer.Option(help="with --cluster: how long to wait for the nodes")] = 30.0,
+) -> None:
+    """Look at all that a run needs, one line each: ok, warning or error. Exits with 2 when there is an error."""
+    from retool_mcore.preflight.findings import run_checks
+
+    run = load_run(config, settings_of(overrides, platform))
+    chosen = get_platform(run.run.platform)
+    terminal = sys.stdout
+    with redirect_stdout(sys.stderr):  # whatever the engines print while they are imported
+        checks = _cluster_checks(run, chosen, wait_s) if cluster else _checks(run, chosen)
+        found = run_checks(checks, partial(_tell, terminal))
+    counts = {level: sum(finding.level == level for finding in found) for level in ("error", "warning", "ok")}
+    typer.echo(f"{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} ok")
+    if counts["error"]:
+        raise typer.Exit(2)
+
+
+def _tell(terminal: object, finding: Finding) -> None:
+    typer.echo(str(finding), file=terminal)  # type: ignore[arg-type]
+
+
+def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
+    from retool_mcore.preflight import machine
+    from retool_mcore.preflight import run as looks
+
+    checks: list[tuple[str, Check]] = [
+        ("settings", partial(machine.settings, run, platform)),
+        ("versions", partial(machine.versions, platform)),
+        ("devices", partial(machine.devices, run, platform)),
+        ("disk", partial(machine.disk, run)),
+        ("shared memory", partial(machine.shared_memory, platform)),
+        ("open files", partial(machine.limits, platform)),
+        ("clock", machine.clock),
+        ("model", partial(looks.model, run)),
+        ("tokenizer", partial(looks.tokenizer, run)),
+        ("data", partial(looks.data, run)),
+        ("sandbox", partial(looks.sandbox, run)),
+        ("patch", partial(machine.patches, platform)),
+    ]
+    if run.cluster.nodes > 1 and os.environ.get("NODE_RANK") == "0":
+        numbers = {name: int(os.environ.get(name, port)) for name, port in machine.HEAD_PORTS.items()}
+        checks.append(("ports", partial(machine.ports, os.environ.get("HEAD_IP", "0.0.0.0"), numbers)))
+    return checks
+
+
+def _cluster_checks(run: RunConfig, platform: Platform, wait_s: float) -> list[tuple[str, Check]]:
+    from retool_mcore.preflight.cluster import check_cluster
+
+    return [("nodes", partial(check_cluster, run, platform, wait_s))]
+
+
+@app.command()
+@guarded
+def get(
+    config: Config,
+    words: Annotated[list[str], typer.Argument(help="settings as section.key=value, and the keys to print")],
+    platform: PlatformName = None,
+) -> None:
+    """Print resolved settings of a run on one line, for scripts: retool get CONFIG cluster.nodes run.name."""
+    overrides = [word for word in words if "=" in word]
+    run = load_run(config, settings_of(overrides, platform))
+    values: list[str] = []
+    for key in (word for word in words if "=" not in word):
+        section, _, name = key.partition(".")
+        table = getattr(run, section, None)
+        if table is None or not hasattr(table, name):
+            raise ConfigError(f"{config}: {key!r} is not a setting of this run.")
+        values.append(str(getattr(table, name)))
+    typer.echo(" ".join(values))

@@ -1,0 +1,92 @@
+"""Every node of a running Ray cluster: there, with its devices, and with the same code, data and clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from retool_mcore.config import RunConfig
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms.base import Platform
+from retool_mcore.preflight.findings import Finding, error, ok, warning
+from retool_mcore.preflight.fingerprint import differing, fingerprint
+
+MAX_SKEW_S = 1.0
+LOOK_TIMEOUT_S = 60.0
+
+
+def check_cluster(config: RunConfig, platform: Platform, wait_s: float) -> Iterator[Finding]:
+    """Connect to the cluster of RAY_ADDRESS and wait up to ``wait_s`` for its nodes. Raises PlatformError."""
+    import ray
+
+    env = {"env_vars": platform.process_env()}
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="error", runtime_env=env)
+    except (ConnectionError, RuntimeError, TimeoutError) as problem:
+        raise PlatformError(
+            f"no Ray cluster answers at RAY_ADDRESS: {str(problem)[:300]}. Start it on node 0."
+        ) from problem
+    try:
+        nodes = _wait_for_nodes(config.cluster.nodes, wait_s)
+        if len(nodes) != config.cluster.nodes:
+            here = ", ".join(node["NodeManagerAddress"] for node in nodes)
+            yield error("nodes", f"{len(nodes)} joined within {wait_s:.0f} s ({here}), and cluster.nodes = "
+                        f"{config.cluster.nodes}. Start the same command on the others.")  # fmt: skip
+            return
+        wanted = config.cluster.gpus_per_node
+        for node in nodes:
+            count = int(node["Resources"].get(platform.ray_resource, 0))
+            if count != wanted:
+                yield error("nodes", f"{node['NodeManagerAddress']} has {count} {platform.ray_resource} in Ray, and "
+                            f"cluster.gpus_per_node = {wanted}. Make the two agree.")  # fmt: skip
+        yield ok("nodes", f"{len(nodes)} joined, {wanted} {platform.ray_resource} wanted on each")
+        yield from _compare(ray, nodes, config)
+    finally:
+        ray.shutdown()
+
+
+def _wait_for_nodes(wanted: int, wait_s: float) -> list[dict[str, Any]]:
+    import ray
+
+    end_s = time.monotonic() + wait_s
+    while True:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        if len(alive) >= wanted or time.monotonic() > end_s:
+            return alive
+        time.sleep(0.5)
+
+
+def _compare(ray: Any, nodes: list[dict[str, Any]], config: RunConfig) -> Iterator[Finding]:
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0, max_retries=0)(_look)
+    asked_at_s = time.time()
+    calls = [
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(config)
+        for node in nodes
+    ]
+    try:
+        seen = ray.get(calls, timeout=LOOK_TIMEOUT_S)
+    except RayError as problem:
+        yield error("nodes", f"a node cannot be looked at: {str(problem).strip().splitlines()[-1][:300]}. Is this "
+                    "package installed there, in the same Python?")  # fmt: skip
+        return
+    answered_at_s = time.time()
+    different = differing([prints for prints, _ in seen])
+    for sentence in different:
+        yield error("nodes", f"{sentence}. Give every node the same.")
+    if not different:
+        yield ok("nodes", "the same code, packages, data and model on every node")
+    for prints, clock_s in seen:
+        skew_s = max(asked_at_s - clock_s, clock_s - answered_at_s, 0.0)
+        if skew_s > MAX_SKEW_S:
+            yield warning(
+                "clock", f"{prints['host']} is {skew_s:.1f} s off this node's. Run an NTP client on each node"
+            )
+
+
+def _look(config: RunConfig) -> tuple[dict[str, str], float]:
+    """On a node, in a Ray worker."""
+    return fingerprint(config), time.time()

@@ -1,0 +1,65 @@
+"""What must be the same on every node of a run: code, packages, data, model. Cheap enough to take at each start."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import retool_mcore
+from retool_mcore.config import RlConfig, RunConfig, SftConfig
+
+PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
+ENDS_BYTES = 2**20  # of a data file: its size and both ends stand for the whole
+
+
+def fingerprint(config: RunConfig) -> dict[str, str]:
+    """Name of a thing -> its version or hash on this node."""
+    assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
+    found = {"host": socket.gethostname(), "python": platform.python_version(), "code": code_hash()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    for name, path in (("data.train_file", config.data.train_file), ("data.val_file", config.data.val_file)):
+        found[f"{name} = {path}"] = file_hash(Path(path))
+    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
+        found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
+    return found
+
+
+def code_hash() -> str:
+    """Of every source file of this package."""
+    folder = Path(retool_mcore.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def file_hash(path: Path) -> str:
+    if not path.is_file():
+        return "missing"
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(ENDS_BYTES))
+        file.seek(max(0, size - ENDS_BYTES))
+        digest.update(file.read(ENDS_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def differing(nodes: Sequence[Mapping[str, str]]) -> list[str]:
+    """One sentence for each thing that some node has otherwise than the first; hosts may differ."""
+    first, *others = nodes
+    return [
+        f"{name} is {first[name]} on {first['host']} and {other.get(name, 'unknown')} on {other['host']}"
+        for other in others
+        for name in first
+        if name != "host" and other.get(name) != first[name]
+    ]

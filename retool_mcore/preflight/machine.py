@@ -1,0 +1,176 @@
+"""This machine: Python and package versions, devices, driver, disk, shared memory, limits, clock, ports."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform as host
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from retool_mcore.config import RunConfig
+from retool_mcore.errors import PlatformError
+from retool_mcore.models import check_cores, read_shape
+from retool_mcore.planner.shape import of_config
+from retool_mcore.platforms.base import Platform
+from retool_mcore.preflight.findings import Finding, error, ok, warning
+
+GIB = 2**30
+HEAD_PORTS = {"RAY_PORT": 6379, "TORCH_PORT": 29500}  # as in launch/nodes.sh
+PYTHONS = ((3, 11), (3, 12))
+CHECKPOINT_BYTES = 14  # a parameter: bfloat16 weight for export, float32 master weight and two moments
+MIN_OPEN_FILES = 65_536  # Ray's own advice for clusters; a laptop's run needs a tenth
+MIN_SHM_GIB = 16  # Ray's object store and the data of a weight update
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_TIMEX_BYTES = 512  # of struct timex, rounded up
+
+
+def versions(platform: Platform) -> Iterator[Finding]:
+    """Installed packages against the ranges that were tested: this package's extra of the platform's name."""
+    if sys.version_info[:2] not in PYTHONS:
+        wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
+        yield error("python", f"{host.python_version()} is not supported. Use {wanted}: verl 0.9.1 and SGLang need it.")
+    requirements = [*_extra("retool_mcore", platform.name), *map(Requirement, platform.tested_versions())]
+    wrong = 0
+    for requirement in requirements:
+        try:
+            installed = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong += 1
+            yield error("versions", f"{requirement} is needed and {requirement.name} is not installed. Install it.")
+            continue
+        if not requirement.specifier.contains(installed, prereleases=True):
+            wrong += 1
+            yield error(
+                "versions",
+                f"{requirement.name} {installed} is installed, and {requirement.specifier} was tested. Install that.",
+            )
+    if not wrong:
+        yield ok("versions", f"{len(requirements)} packages are within the tested ranges of platform {platform.name}")
+
+
+def _extra(package: str, extra: str) -> list[Requirement]:
+    """Requirements of an extra, with the extras of the same package that it names."""
+    found: list[Requirement] = []
+    for line in importlib.metadata.requires(package) or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if requirement.marker.evaluate({"extra": ""}):
+            continue  # needed with and without the extra: pip has seen to it
+        if requirement.name.replace("_", "-") == package.replace("_", "-"):
+            for inner in requirement.extras:
+                found += _extra(package, inner)
+        else:
+            found.append(requirement)
+    return found
+
+
+def devices(config: RunConfig, platform: Platform) -> Iterator[Finding]:
+    platform.check_machine()
+    check_cores(config)
+    count, wanted = platform.device_count(), config.cluster.gpus_per_node
+    if count < wanted:
+        yield error("devices", f"{count} here, and cluster.gpus_per_node = {wanted}. Lower it, or make all visible.")
+    else:
+        yield ok("devices", f"{count} of platform {platform.name}, {wanted} wanted")
+    for name, value in platform.facts().items():
+        yield ok(name, value)
+
+
+def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
+    platform.check_settings(config)
+    yield ok("settings", f"{config.source} has no setting that platform {platform.name} lacks")
+
+
+def patches(platform: Platform) -> Iterator[Finding]:
+    """Every change to other people's code that a run makes, and whether it still fits."""
+    for patch in platform.patches():
+        try:
+            patch.check_version()
+        except PlatformError as problem:
+            yield error("patch", str(problem))
+        else:
+            yield ok("patch", f"{patch.target}: {patch.reason}; goes when {patch.remove_when}")
+    if not platform.patches():
+        yield ok("patch", "none on this platform")
+
+
+def disk(config: RunConfig) -> Iterator[Finding]:
+    folder = config.run.dir.absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        yield error("disk", f"{existing} cannot be written. Set run.root to a folder that can.")
+        return
+    free_gib = shutil.disk_usage(existing).free / GIB
+    shape = read_shape(config.model.path) if Path(config.model.path).exists() else {}
+    if not shape:
+        yield warning("disk", f"{free_gib:.0f} GiB free under {existing}; the model is not here, so what a checkpoint "
+                      f"takes is not known: {CHECKPOINT_BYTES} bytes a parameter")  # fmt: skip
+        return
+    one_gib = CHECKPOINT_BYTES * of_config(shape).params / GIB
+    needed_gib = (config.checkpoint.keep + 1) * one_gib  # an old one is deleted after the new one is complete
+    text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint is {one_gib:.1f} GiB, {needed_gib:.1f} at once"
+    if free_gib < one_gib:
+        yield error("disk", f"{text}. Not even one fits: free some, or set run.root elsewhere.")
+    elif free_gib < needed_gib:
+        yield warning("disk", f"{text}. Free some, or lower checkpoint.keep.")
+    else:
+        yield ok("disk", text)
+
+
+def shared_memory(platform: Platform) -> Iterator[Finding]:
+    free_gib = shutil.disk_usage("/dev/shm").free / GIB
+    wanted_gib = 0.5 if platform.device == "cpu" else MIN_SHM_GIB
+    if free_gib < wanted_gib:
+        yield warning("shared memory", f"{free_gib:.1f} GiB free in /dev/shm, {wanted_gib} wanted. In a container: "
+                      "--shm-size, or --ipc=host")  # fmt: skip
+    else:
+        yield ok("shared memory", f"{free_gib:.0f} GiB free in /dev/shm")
+
+
+def limits(platform: Platform) -> Iterator[Finding]:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MIN_OPEN_FILES // 16 if platform.device == "cpu" else MIN_OPEN_FILES
+    if files < wanted:
+        yield warning("open files", f"{files} allowed, {wanted} wanted. Run `ulimit -n {wanted}` first")
+    else:
+        yield ok("open files", f"{files} allowed")
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if 0 <= processes < 4096:
+        yield warning(
+            "processes", f"{processes} allowed, 4096 wanted: Ray and the sandbox start many. `ulimit -u 4096`"
+        )
+
+
+def clock() -> Iterator[Finding]:
+    """Nodes whose clocks differ write logs and checkpoints that cannot be put in order."""
+    timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes = 0: only ask
+    state = ctypes.CDLL(None).adjtimex(timex)
+    if state == _TIME_ERROR:
+        yield warning("clock", "the kernel says that it is not synchronised. Run an NTP client on each node")
+    elif state < 0:
+        yield warning("clock", "the kernel does not say whether it is synchronised")
+    else:
+        yield ok("clock", "synchronised")
+
+
+def ports(host_address: str, numbers: dict[str, int]) -> Iterator[Finding]:
+    """The ports that the head of several nodes listens on."""
+    for name, number in numbers.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host_address, number))
+            except OSError as problem:
+                yield error("ports", f"{name} = {number} on {host_address}: {problem.strerror}. Set {name} to a free "
+                            "one on every node, and HEAD_IP to an address of node 0.")  # fmt: skip
+            else:
+                yield ok("ports", f"{name} = {number} is free on {host_address}")

@@ -1,0 +1,89 @@
+"""The run: its model, tokenizer, data and sandbox, looked at as the run will use them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.data.chat import chat_format, load_tokenizer
+from retool_mcore.data.lint import require_disjoint
+from retool_mcore.data.rl_prompts import check_prompts
+from retool_mcore.data.sft import load_sft
+from retool_mcore.models import check_model, read_shape
+from retool_mcore.planner.shape import of_config
+from retool_mcore.preflight.findings import Finding, error, ok, warning
+from retool_mcore.rollout.protocol import protocol_of
+from retool_mcore.sandbox.base import open_sandbox
+
+
+def model(config: RunConfig) -> Iterator[Finding]:
+    shape = read_shape(config.model.path)
+    if not shape:
+        yield warning("model", f"{config.model.path} is not a folder here, so it will be fetched from the hub. "
+                      "Fetch it once, and set model.path to the folder")  # fmt: skip
+        return
+    check_model(config)
+    kind, billions = shape.get("model_type", "unknown"), of_config(shape).params / 1e9
+    yield ok("model", f"{config.model.path}: {kind}, {billions:.3g} G parameters, every shard readable")
+
+
+def tokenizer(config: RunConfig) -> Iterator[Finding]:
+    if not Path(config.model.path).exists():
+        yield warning("tokenizer", f"{config.model.path} is not here; its tags are checked when the run starts")
+        return
+    loaded = load_tokenizer(config.model.path)
+    if isinstance(config, RlConfig):
+        protocol_of(config.rollout, loaded)
+        yield ok("tokenizer", f"{len(loaded)} tokens; a call of protocol {config.rollout.protocol} ends on tokens of its own")
+    else:
+        chat_format(loaded)
+        yield ok("tokenizer", f"{len(loaded)} tokens; the chat template renders tools and their results")
+
+
+def data(config: RunConfig) -> Iterator[Finding]:
+    assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
+    files = {"data.train_file": config.data.train_file, "data.val_file": config.data.val_file}
+    missing = [f"{name} = {path}" for name, path in files.items() if not Path(path).exists()]
+    if missing:
+        yield error("data", f"{' and '.join(missing)} not found. Make it with `retool data`, or correct the path.")
+        return
+    if not Path(config.model.path).exists():
+        yield warning("data", "not read: its length in tokens depends on the tokenizer, which is not here")
+        return
+    loaded = load_tokenizer(config.model.path)
+    if isinstance(config, SftConfig):
+        for name, path in files.items():
+            rows = load_sft(path, loaded, config.data.max_length_tokens)
+            yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
+    else:
+        check_prompts(config, protocol_of(config.rollout, loaded).prompt_ids)
+        yield ok("data", f"every prompt fits data.max_prompt_tokens = {config.data.max_prompt_tokens}")
+    if isinstance(config, SftConfig) and not config.data.allow_overlap:
+        require_disjoint(config.data.train_file, config.data.val_file)
+    yield ok("data", "data.val_file may overlap: data.allow_overlap" if config.data.allow_overlap else
+             "data.train_file and data.val_file share no more problems than may happen by chance")  # fmt: skip
+
+
+def sandbox(config: RunConfig) -> Iterator[Finding]:
+    """One real execution at the level that the run asks for."""
+    if not isinstance(config, RlConfig) or not config.rollout.tool:
+        return
+    where = ", ".join(config.sandbox.where)
+    level, output = asyncio.run(_execute(config))
+    if output.strip() == "42":
+        yield ok("sandbox", f"{where} ran print(6 * 7) at level {level}, {config.sandbox.min_level} or better wanted")
+    else:
+        yield error("sandbox", f"{where} answered {output[:80]!r} to print(6 * 7). Look at its log.")
+
+
+async def _execute(config: RlConfig) -> tuple[str, str]:
+    box = open_sandbox(config.sandbox.where, min_level=config.sandbox.min_level, workers=1)
+    async with box:
+        result = await box.execute(
+            "print(6 * 7)",
+            run_timeout_s=config.sandbox.run_timeout_s,
+            memory_limit_mb=config.sandbox.memory_limit_mb,
+        )
+    return result.level, result.stdout

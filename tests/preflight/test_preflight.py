@@ -1,0 +1,208 @@
+"""Each check of `retool preflight` says ok on a good run, and the value, the rule and what to do on a bad one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms import get_platform
+from retool_mcore.preflight import machine
+from retool_mcore.preflight import run as looks
+from retool_mcore.preflight.findings import Finding, ok, run_checks
+from retool_mcore.preflight.fingerprint import differing, file_hash, fingerprint
+from retool_mcore.run_file import load_run
+
+ROOT = Path(__file__).parents[2]
+RL = ROOT / "configs" / "rl_tiny_cpu.toml"
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from retool_mcore.data.tasks import TaskSpec, make_task
+
+    folder = tmp_path_factory.mktemp("task")
+    make_task(folder, 0, TaskSpec(sft_train=32, sft_val=8, rl_train=32, rl_val=8, eval=8))
+    return folder
+
+
+def settings(task: Path, *more: str) -> list[str]:
+    files = [f"data.{split}_file={task}/rl_{split}.parquet" for split in ("train", "val")]
+    return [f"model.path={task}/model", f"run.root={task}/runs", *files, *more]
+
+
+def good(task: Path, *more: str) -> RlConfig:
+    return load_config(RlConfig, RL, settings(task, *more))
+
+
+def levels(findings: list[Finding]) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-W", "ignore", "-m", "retool_mcore", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+
+
+def test_a_good_run_passes_as_a_command(task: Path):
+    done = command("preflight", str(RL), *settings(task))
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines[-1].startswith("0 errors"), done.stdout + done.stderr[-2000:]
+    assert all(line.split()[0] in ("ok", "warning", "0") for line in lines)
+    names = " ".join(line[8:24].strip() for line in lines[:-1])
+    looked_at = "settings versions devices disk shared_memory open_files clock model tokenizer data sandbox patch"
+    assert all(name.replace("_", " ") in names for name in looked_at.split())
+
+
+def test_errors_are_lines_and_the_exit_code(task: Path):
+    done = command("preflight", str(RL), *settings(task, "model.path=runs/absent", "data.val_file=absent.parquet"))
+    assert done.returncode == 2
+    errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
+    assert any("runs/absent" in line for line in errors) and any("absent.parquet" in line for line in errors)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cuda", "ascend"])
+def test_a_machine_without_the_device_says_so(task: Path, name: str):
+    if get_platform("cpu").device_count() == 0 or _has_accelerator():
+        pytest.skip("this machine has an accelerator")
+    done = command("preflight", str(RL), *settings(task, "model.dtype=bfloat16"), "--platform", name)
+    assert done.returncode == 2
+    assert f'error   devices         run.platform = "{name}"' in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "error   versions" in done.stdout
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return torch.accelerator.is_available()
+
+
+def test_versions_are_compared_with_the_extra_of_the_platform(monkeypatch: pytest.MonkeyPatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "verl" else real(name))
+    found = list(machine.versions(get_platform("cpu")))
+    assert levels(found) == ["error"]
+    assert "verl 0.1 is installed, and ==0.9.1 was tested" in found[0].text
+
+
+def test_ascends_matrix_is_its_own():
+    names = [finding.text for finding in machine.versions(get_platform("ascend"))]
+    assert any("mindspeed" in text and "not installed" in text for text in names)
+    assert any("vllm-ascend" in text for text in names)
+
+
+def test_too_few_devices(task: Path):
+    run = good(task).model_copy(update={"cluster": good(task).cluster.model_copy(update={"gpus_per_node": 4096})})
+    found = run_checks([("devices", lambda: machine.devices(run, get_platform("cpu")))], lambda _: None)
+    assert levels(found) == ["error"] and "4096" in found[0].text
+
+
+@pytest.mark.parametrize(("free_gib", "level"), [(0.0001, "error"), (0.015, "warning"), (500, "ok")])
+def test_the_disk_must_hold_the_checkpoints(monkeypatch, task: Path, free_gib: float, level: str):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, int(free_gib * 2**30)))
+    found = list(machine.disk(good(task)))
+    assert levels(found) == [level] and "a checkpoint is" in found[0].text
+
+
+def test_little_shared_memory_and_few_files_are_warnings(monkeypatch: pytest.MonkeyPatch):
+    cpu = get_platform("cpu")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**26))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert levels(list(machine.shared_memory(cpu))) == ["warning"]
+    found = list(machine.limits(cpu))
+    assert levels(found) == ["warning", "warning"] and "ulimit -n" in found[0].text
+
+
+def test_a_port_in_use_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        found = list(machine.ports("127.0.0.1", {"RAY_PORT": taken.getsockname()[1]}))
+    assert levels(found) == ["error"] and "RAY_PORT" in found[0].text
+    assert levels(list(machine.ports("203.0.113.7", {"RAY_PORT": 6379}))) == ["error"]  # not an address of this machine
+
+
+def test_the_clock_answers():
+    assert levels(list(machine.clock())) in (["ok"], ["warning"])
+
+
+def test_a_tokenizer_without_the_tags(task: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(task / "model", folder)
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    (folder / "tokenizer.json").write_text(text.replace("</tool_call>", "</toolcall>"), encoding="utf-8")
+    run = good(task, f"model.path={folder}")
+    found = run_checks([("tokenizer", lambda: looks.tokenizer(run))], lambda _: None)
+    assert levels(found) == ["error"] and "tool_call" in found[0].text
+
+
+def test_a_truncated_shard(task: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(task / "model", folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    found = run_checks([("model", lambda: looks.model(good(task, f"model.path={folder}")))], lambda _: None)
+    assert levels(found) == ["error"] and "missing or corrupt" in found[0].text
+
+
+def test_validation_on_the_training_file(task: Path):
+    run = good(task, f"data.val_file={task}/rl_train.parquet")
+    found = run_checks([("data", lambda: looks.data(run))], lambda _: None)
+    assert "error" in levels(found)
+    run = good(task, f"data.val_file={task}/rl_train.parquet", "data.allow_overlap=true")
+    assert set(levels(run_checks([("data", lambda: looks.data(run))], lambda _: None))) == {"ok"}
+
+
+def test_a_sandbox_that_is_not_there(task: Path, tmp_path: Path):
+    run = good(task, f'sandbox.where=["unix://{tmp_path}/absent.sock"]')
+    found = run_checks([("sandbox", lambda: looks.sandbox(run))], lambda _: None)
+    assert levels(found) == ["error"] and "absent.sock" in found[0].text
+
+
+def test_checks_go_on_after_an_error():
+    def wrong():
+        raise ConfigError("a value, a rule")
+        yield
+
+    found = run_checks([("first", wrong), ("second", lambda: [ok("second", "fine")])], lambda _: None)
+    assert [str(finding) for finding in found] == ["error   first           a value, a rule",
+                                                   "ok      second          fine"]  # fmt: skip
+
+
+def test_a_node_with_other_code_or_data_is_named(task: Path):
+    here = fingerprint(good(task))
+    assert differing([here, {**here, "host": "b"}]) == []
+    other = {**here, "host": "b", "code": "0", f"data.val_file = {task}/rl_val.parquet": "missing"}
+    sentences = differing([here, other])
+    assert len(sentences) == 2 and all(" on b" in sentence for sentence in sentences)
+
+
+def test_a_files_hash_sees_its_size_and_both_ends(tmp_path: Path):
+    path = tmp_path / "data"
+    path.write_bytes(b"a" * 10)
+    first = file_hash(path)
+    path.write_bytes(b"a" * 9 + b"b")
+    assert file_hash(path) != first and file_hash(tmp_path / "absent") == "missing"
+
+
+def test_scripts_read_settings_on_one_line():
+    done = command("get", str(RL), "run.name=other", "cluster.gpus_per_node", "run.name", "run.platform")
+    assert done.stdout == "1 other cpu\n"
+    assert "'run.nam' is not a setting" in command("get", str(RL), "run.nam").stderr
+
+
+def test_the_kind_of_a_run_is_its_files():
+    assert isinstance(load_run(RL), RlConfig) and isinstance(load_run(RL.with_name("sft_tiny_cpu.toml")), SftConfig)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_run(ROOT / "absent.toml")
