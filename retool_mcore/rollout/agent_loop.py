@@ -159,6 +159,7 @@ def _output(trajectory: Trajectory, *, sampled: bool) -> AgentLoopOutput:
             # For the reward: what the model boxed in its last turn, not what an interpreter may have printed.
             "answer": trajectory.answer,
             "behavior": Behavior.of(trajectory).to_json(),
-            "record": record(trajectory) if sampled else None,
+            # With the version of each token, which verl has no column for.
+            "record": {**record(trajectory), "versions": ledger.versions} if sampled else None,
         },
     )

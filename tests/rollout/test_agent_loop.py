@@ -45,6 +45,7 @@ def test_the_reward_and_the_metrics_find_their_keys(outputs: dict[str, Any]):
     assert (extra["min_global_steps"], extra["max_global_steps"], extra["answer"]) == (3, 3, "1379")
     assert (extra["behavior"]["calls"], extra["behavior"]["stop_reason"]) == (1, "finished")
     assert extra["record"]["turns"][0]["results"][0]["shown"] == "1379"
+    assert extra["record"]["versions"] == [3 if loss else -1 for loss in outputs["tool"]["response_mask"]]
 
 
 def test_every_request_has_the_budget_that_is_left_and_stops_on_the_call(outputs: dict[str, Any]):

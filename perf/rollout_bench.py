@@ -1,0 +1,347 @@
+"""The rollout loop on the real SGLang server, and on its own: one case, one JSON object on standard output.
+
+    python perf/rollout_bench.py overshoot --protocol hermes     # tokens sampled past the one that completes a call: 0
+    python perf/rollout_bench.py drift --turns 10000             # turns whose context the server saw otherwise: 0
+    python perf/rollout_bench.py overhead                        # CPU ms a turn that are neither engine nor sandbox
+    python perf/rollout_bench.py throughput                      # tokens/s with a 50 ms tool, and without any
+
+The model is the quickstart's architecture with random weights. Run it on a quiet machine: the record has the load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from transformers import PreTrainedTokenizerBase
+
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
+from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.protocol import Hermes, Protocol, TextOnly, open_protocol
+from retool_mcore.rollout.server import SglangServer
+from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.rollout.tool_call import CALL_END, CODE_END, Parsed
+from retool_mcore.sandbox.base import ExecResult
+
+app = typer.Typer(pretty_exceptions_enable=False)
+ROOT = Path(__file__).parents[1]
+QUESTION = [{"role": "user", "content": "What is the sum of the integers from 412 to 967, inclusive?"}]
+CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}\n</tool_call>'
+
+
+class Tool:
+    """A sandbox that answers after ``seconds`` and executes nothing."""
+
+    def __init__(self, seconds: float = 0.0, output: str = "383362") -> None:
+        self.seconds, self.output = seconds, output
+
+    async def execute(self, code: str, **limits: Any) -> ExecResult:
+        await asyncio.sleep(self.seconds)
+        return ExecResult(status="finished", return_code=0, stdout=self.output, stderr="")
+
+
+class EveryTurnCalls(Hermes):
+    """Reads a call in each turn, whatever it says: the number of turns is then the turn limit's."""
+
+    def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
+        return Parsed(kind="tool_call", codes=("pass",))
+
+
+@dataclass
+class Seen:
+    """What the server says it continued, against what was sent."""
+
+    turns: int = 0
+    other_ids: int = 0
+    other_if_retokenized: int = 0
+
+
+class BenchEngine(SglangEngine):
+    """SGLang with more sampling options, and turns of ``turn_tokens`` sharp where they are given."""
+
+    def __init__(self, url: str, *, turn_tokens: int = 0, options: dict[str, Any] | None = None) -> None:
+        super().__init__(url)
+        self.turn_tokens = turn_tokens
+        self.options = (options or {}) | ({"ignore_eos": True, "stop_token_ids": []} if turn_tokens else {})
+
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        body = super().body(request)
+        body["sampling_params"] |= self.options
+        if self.turn_tokens:
+            body["sampling_params"]["max_new_tokens"] = self.turn_tokens
+        return body
+
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        turn = await super().generate(request)
+        stop = "stop" if self.turn_tokens else turn.stop
+        return EngineTurn(
+            token_ids=turn.token_ids, logprobs=turn.logprobs, stop=stop, context_tokens=turn.context_tokens
+        )
+
+
+class EchoEngine(BenchEngine):
+    """Asks the server for the ids of the context it continued, and compares them with those that were sent."""
+
+    def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase, seen: Seen, *, turn_tokens: int) -> None:
+        super().__init__(url, turn_tokens=turn_tokens)
+        self.tokenizer, self.seen = tokenizer, seen
+
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        return super().body(request) | {"logprob_start_len": 0}
+
+    async def _post(self, path: str, body: Any) -> dict[str, Any]:
+        answer = await super()._post(path, body)
+        sent = body["input_ids"]
+        saw = [entry[1] for entry in answer["meta_info"]["input_token_logprobs"]]
+        self.seen.turns += 1
+        self.seen.other_ids += saw != sent
+        again = self.tokenizer.encode(self.tokenizer.decode(sent), add_special_tokens=False)
+        self.seen.other_if_retokenized += again != sent
+        return answer
+
+
+@dataclass
+class Says:
+    """An engine that takes no time and calls in each turn."""
+
+    call_ids: list[int]
+
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        await asyncio.sleep(0)
+        return EngineTurn(token_ids=self.call_ids, logprobs=[-0.5] * len(self.call_ids), stop="stop")
+
+
+async def roll(
+    engine: Any, protocol: Protocol, limits: Limits, *, tool: Tool, count: int, in_flight: int, seeded: bool = True
+) -> list[Trajectory]:
+    """``count`` trajectories, ``in_flight`` at a time."""
+    slots = asyncio.Semaphore(in_flight)
+    prompt = protocol.prompt_ids(QUESTION)
+
+    async def one(index: int) -> Trajectory:
+        async with slots:
+            return await run_trajectory(
+                prompt,
+                engine=engine,
+                sandbox=tool,  # type: ignore[arg-type]  # of a sandbox the loop needs execute only
+                protocol=protocol,
+                limits=limits,
+                sampling=Sampling(seed=index if seeded else None),
+                trajectory_id=str(index),
+            )
+
+    done = await asyncio.gather(*(one(index) for index in range(count)))
+    dropped = [each.drop_error for each in done if each.dropped]
+    assert not dropped, f"{len(dropped)} trajectories dropped, the first: {dropped[0]}"
+    return list(done)
+
+
+@contextlib.asynccontextmanager
+async def served(slots: int) -> AsyncIterator[tuple[str, PreTrainedTokenizerBase]]:
+    """URL and tokenizer of a server with a random model, set up as verl sets it up."""
+    tokenizer = build_tokenizer(tokenizer_rows())
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder) / "model", tokenizer, seed=0)
+        with SglangServer(
+            Path(folder) / "model",
+            get_platform("cpu"),
+            dtype="float32",
+            log_path=Path(folder) / "server.log",
+            max_running_requests=slots,
+            extra_args=["--skip-tokenizer-init"],
+        ) as server:
+            yield server.url, tokenizer
+
+
+@app.command()
+def overshoot(
+    protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="a tag of one token; of several")],
+    trajectories: Annotated[int, typer.Option(min=1)] = 256,
+) -> None:
+    """Tokens past the one that completes a call, in turns of a random model that is biased towards the tag's tokens."""
+
+    async def measure() -> dict[str, Any]:
+        async with served(slots=64) as (url, tokenizer):
+            rules = open_protocol(protocol, tokenizer)
+            tag = CALL_END if protocol == "hermes" else CODE_END
+            ids = set(tokenizer.encode(tag, add_special_tokens=False))
+            bias = {str(token_id): 4.0 if protocol == "hermes" else 7.0 for token_id in ids}
+            limits = Limits(max_response_tokens=400, max_turns=1000, max_malformed_calls=1000)
+            async with BenchEngine(url, options={"logit_bias": bias}) as engine:
+                done = await roll(engine, rules, limits, tool=Tool(), count=trajectories, in_flight=64)
+        turns = [
+            each.ledger.response_ids[turn.start : turn.start + turn.tokens] for each in done for turn in each.turns
+        ]
+        past = [_tokens_past(tokenizer, turn, tag) for turn in turns]
+        called = [tokens for tokens in past if tokens is not None]
+        return {
+            "turns": len(turns),
+            "turns_that_complete_the_tag": len(called),
+            "tokens": sum(map(len, turns)),
+            "overshoot_tokens": sum(called),
+        }
+
+    _report("overshoot", {"protocol": protocol, "trajectories": trajectories}, measure())
+
+
+def _tokens_past(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int], tag: str) -> int | None:
+    """Tokens of a turn after the first with which ``tag`` is in its text; None where it never is."""
+    text = ""
+    for position, token_id in enumerate(turn):
+        text = (
+            str(tokenizer.decode(list(turn[: position + 1]))) if tag[-1] in str(tokenizer.decode([token_id])) else text
+        )
+        if tag in text:
+            return len(turn) - position - 1
+    return None
+
+
+@app.command()
+def drift(
+    turns: Annotated[int, typer.Option(min=1, help="model turns in all")] = 10_000,
+    turn_tokens: Annotated[int, typer.Option(min=1)] = 8,
+) -> None:
+    """Turns whose context the server continued with other token ids than were sampled and written before."""
+    per_trajectory = 10
+
+    async def measure() -> dict[str, Any]:
+        seen = Seen()
+        async with served(slots=64) as (url, tokenizer):
+            protocol = EveryTurnCalls(tokenizer)
+            limits = Limits(max_response_tokens=800, max_turns=per_trajectory)
+            count = -(-turns // per_trajectory)
+            async with EchoEngine(url, tokenizer, seen, turn_tokens=turn_tokens) as engine:
+                done = await roll(engine, protocol, limits, tool=Tool(), count=count, in_flight=64)
+        for each in done:  # what was sent is what was sampled and written: the ledger asserts the lengths, this the ids
+            assert len(each.turns) == per_trajectory, f"a trajectory ended with {each.stop_reason}"
+        return {
+            "turns": seen.turns,
+            "turns_with_other_ids": seen.other_ids,
+            "turns_with_other_ids_if_text_were_encoded_again": seen.other_if_retokenized,
+        }
+
+    _report("drift", {"turns": turns, "turn_tokens": turn_tokens}, measure())
+
+
+@app.command()
+def overhead(
+    in_flight: Annotated[int, typer.Option(min=1)] = 512,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="of a trajectory")] = 8,
+) -> None:
+    """CPU a turn of this process, engine and sandbox answering at once: what the loop itself costs, and asyncio."""
+
+    async def measure() -> dict[str, Any]:
+        tokenizer = build_tokenizer(tokenizer_rows())
+        thinking = "We add the numbers one after the other. " * 40
+        call_ids = tokenizer.encode(thinking + CALL, add_special_tokens=False)
+        protocol = Hermes(tokenizer)
+        limits = Limits(max_response_tokens=100_000, max_turns=turns)
+        tool = Tool(output="\n".join(f"{index:6d} {index * index}" for index in range(20)))
+        ms: list[float] = []
+        for _ in range(repeats + 1):
+            started = time.process_time()
+            done = await roll(
+                Says(call_ids), protocol, limits, tool=tool, count=in_flight, in_flight=in_flight, seeded=False
+            )
+            ms.append(1000 * (time.process_time() - started) / sum(len(each.turns) for each in done))
+        return {
+            "cpu_ms_per_turn": round(statistics.median(ms[1:]), 3),  # the first one warms caches up
+            "cpu_ms_per_turn_each": [round(value, 3) for value in ms],
+            "tokens_per_turn": len(call_ids),
+        }
+
+    _report("overhead", {"in_flight": in_flight, "turns": turns}, measure())
+
+
+@app.command()
+def throughput(
+    *,
+    in_flight: Annotated[int, typer.Option(min=1, help="trajectories at a time, and slots of the server")] = 64,
+    batches: Annotated[int, typer.Option(min=1, help="trajectories / in_flight")] = 4,
+    turn_tokens: Annotated[int, typer.Option(min=1)] = 48,
+    tool_s: Annotated[float, typer.Option(min=0.0)] = 0.05,
+    calls: Annotated[int, typer.Option(min=1, help="of a trajectory")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="of the pair; the median ratio is reported")] = 3,
+) -> None:
+    """Sampled tokens a second with the tool, and of as many tokens in one turn without it."""
+
+    async def measure() -> dict[str, Any]:
+        async with served(slots=in_flight) as (url, tokenizer):
+            tokens = (calls + 1) * turn_tokens
+            cases = {
+                "with_tool": (EveryTurnCalls(tokenizer), turn_tokens, calls + 1),
+                "without_tool": (TextOnly(tokenizer), tokens, 1),
+            }
+            rates: dict[str, list[float]] = {name: [] for name in cases}
+            for _ in range(repeats + 1):
+                for name, (protocol, length, max_turns) in cases.items():
+                    limits = Limits(max_response_tokens=900, max_turns=max_turns)
+                    async with BenchEngine(url, turn_tokens=length) as engine:
+                        started = time.perf_counter()
+                        done = await roll(
+                            engine,
+                            protocol,
+                            limits,
+                            tool=Tool(tool_s),
+                            count=batches * in_flight,
+                            in_flight=in_flight,
+                            seeded=False,  # the same tokens again would be in the server's cache
+                        )
+                        wall_s = time.perf_counter() - started
+                    sampled = sum(each.ledger.model_tokens for each in done)
+                    assert sampled == batches * in_flight * tokens, f"{sampled} tokens instead of as many as planned"
+                    rates[name].append(sampled / wall_s)
+        pairs = list(zip(rates["with_tool"][1:], rates["without_tool"][1:], strict=True))  # the first pair warms up
+        return {
+            "with_tool_tokens_per_s": round(statistics.median(a for a, _ in pairs), 1),
+            "without_tool_tokens_per_s": round(statistics.median(b for _, b in pairs), 1),
+            "ratio": round(statistics.median(a / b for a, b in pairs), 3),
+            "ratios": [round(a / b, 3) for a, b in pairs],
+        }
+
+    settings = {"in_flight": in_flight, "batches": batches, "turn_tokens": turn_tokens, "tool_s": tool_s}
+    _report("throughput", {**settings, "calls": calls}, measure())
+
+
+def _report(case: str, settings: dict[str, Any], measurement: Any) -> None:
+    before, started = os.getloadavg()[0], time.perf_counter()
+    result = asyncio.run(measurement)
+    record = {
+        "case": case,
+        **settings,
+        **result,
+        "wall_s": round(time.perf_counter() - started, 1),
+        "load_before": round(before, 2),
+        "cores": os.cpu_count(),
+        "commit": _commit(),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    typer.echo(json.dumps(record, indent=1))
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    get_platform("cpu").activate()
+    app()
