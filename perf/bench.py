@@ -42,6 +42,7 @@ PERCENTILES = (1, 10, 50, 90, 99, 100)
 def bench(
     case: Annotated[str, typer.Argument(help="a table of perf/cases.toml")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)] = None,
+    *,
     out: Annotated[Path, typer.Option(help="the result")] = Path("result.json"),
     model: Annotated[str | None, typer.Option(help="in place of the configuration's model.path")] = None,
     data: Annotated[str | None, typer.Option(help="in place of its data.train_file and data.val_file")] = None,

@@ -68,7 +68,7 @@ class Memory(Section):
 
     recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole layers
     recompute_layers     with "full": so many layers of each pipeline stage; 0: all of them
-    fused_cross_entropy  logits are never written out whole: 16 k tokens of a 152 k vocabulary are 10 GB in float32
+    fused_cross_entropy  no float32 copy of the logits: 16 k tokens of a 152 k vocabulary are 10 GB in each of several
     adam_states          bytes a parameter for master weight and two moments. "float32": 12; "compact": 10, the master
                          weight as the bfloat16 one and its 16 missing bits, exact; "bfloat16": 6, moments in bfloat16
     optimizer_on_cpu     fraction of the optimizer's states that live and are updated on the host
@@ -207,6 +207,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"memory.recompute_layers = {self.memory.recompute_layers} counts whole layers, and memory.recompute = "
                 f'"{self.memory.recompute}" recomputes none. Use "full", or leave it out'
+            )
+        if self.memory.fused_cross_entropy and p.tp > 1 and not p.sequence_parallel:
+            raise ValueError(
+                f"memory.fused_cross_entropy with parallel.tp = {p.tp} needs parallel.sequence_parallel = true: the "
+                "gradient of the last hidden states is summed over the ranks there"
             )
         if p.vpp > 1 and p.pp == 1:
             raise ValueError(f"parallel.vpp = {p.vpp} interleaves the chunks of pipeline stages, and parallel.pp = 1")

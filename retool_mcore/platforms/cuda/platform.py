@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
-from retool_mcore.platforms.patches import Patch, apply_all
+from retool_mcore.platforms.patches import Patch
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is not
 TRANSFORMER_ENGINE = "transformer_engine"
@@ -28,7 +28,7 @@ class Cuda(Platform):
     ray_resource = "GPU"
     rollout_engines = ("sglang",)
     train_dtypes = ("bfloat16",)
-    external_lib = ""
+    external_lib = "retool_mcore.platforms.cuda.engine"
     engine_config_class = "verl.workers.config.McoreEngineConfig"
     # Each was measured on H200s, see perf/LOG.md. mbridge leaves all of them off.
     transformer_options: ClassVar[Mapping[str, Any]] = {
@@ -77,7 +77,6 @@ class Cuda(Platform):
         if str(KERNELS) in os.environ["PYTHONPATH"] and str(KERNELS) not in sys.path:
             sys.path.append(str(KERNELS))
         self.check_machine()
-        apply_all(self.patches())
 
     def check_settings(self, config: RunConfig) -> None:
         needs = {

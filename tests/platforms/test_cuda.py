@@ -1,0 +1,139 @@
+"""Platform cuda: its patches against what they replace, and settings that need what is not there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from retool_mcore.config import SftConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.cuda import patches, platform
+
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine"),
+]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "expected"),
+    [([3, 3, 3], 6, [2, 1]), ([9, 1, 1], 4, [1, 2]), ([1, 1, 9], 4, [2, 1]), ([], 4, []), ([5], 5, [1])],
+)
+def test_parts_keep_the_order_and_the_limit(sizes: list[int], limit: int, expected: list[int]):
+    params = [torch.zeros(size) for size in sizes]
+    made = list(patches.parts(params, limit))
+    assert [len(part) for part in made] == expected
+    assert [id(p) for part in made for p in part] == [id(p) for p in params]
+
+
+class OneStep:
+    """An optimizer of FusedAdam's make-up that records what each call of step saw."""
+
+    def __init__(self, moments: torch.dtype) -> None:
+        self.name_to_dtype_map = {"exp_avg": moments, "exp_avg_sq": moments}
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": [torch.zeros(3), torch.zeros(3)]},
+            {"params": [torch.zeros(2)], "step": 7},
+        ]
+        self.seen: list[tuple[int, int]] = []
+
+    def step(self, closure: Any = None, grad_scaler: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            self.seen.append((sum(p.numel() for p in group["params"]), group["step"]))
+
+
+@pytest.mark.parametrize(
+    ("moments", "seen"),
+    [(torch.float32, [(6, 1), (2, 8)]), (torch.bfloat16, [(3, 1), (3, 1), (2, 8)])],
+)
+def test_a_step_in_parts_counts_one_step_and_restores_the_groups(
+    moments: torch.dtype, seen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(patches, "PART_ELEMENTS", 3)
+    optimizer = OneStep(moments)
+    groups, sizes = optimizer.param_groups, [len(group["params"]) for group in optimizer.param_groups]
+    patches._step_in_parts(OneStep.step)(optimizer)
+    assert optimizer.seen == seen
+    assert optimizer.param_groups is groups and [len(group["params"]) for group in groups] == sizes
+    assert [group["step"] for group in groups] == [1, 8]
+
+
+def test_what_needs_transformer_engine_says_so_before_anything_is_built(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", "a_package_that_is_not_there")
+    config = load_config(
+        SftConfig, "configs/sft_qwen2.5_7b_h200x8.toml", ["parallel.cp=2", "memory.adam_states=compact"]
+    )
+    with pytest.raises(ConfigError, match=r"parallel\.cp and memory\.adam_states as set needs Transformer Engine"):
+        get_platform("cuda").check_settings(config)
+
+
+def test_the_stand_in_for_apex_is_last_on_the_path_and_only_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", f"{platform.KERNELS}:/somewhere")
+    assert get_platform("cuda").process_env()["PYTHONPATH"] == f"/somewhere:{platform.KERNELS}"
+
+
+def reference(hidden_TH: torch.Tensor, weight_VH: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the labels from the same 16-bit logits, in float32."""
+    logits_TV = (hidden_TH @ weight_VH.t()).float()
+    return torch.log_softmax(logits_TV, -1).gather(-1, labels_T[:, None])[:, 0]
+
+
+class TestOnGpu:
+    pytestmark = on_gpu
+
+    @pytest.fixture
+    def group(self) -> Any:
+        pytest.importorskip("transformer_engine")
+        from megatron.core import parallel_state
+
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("nccl", init_method="tcp://127.0.0.1:29577", rank=0, world_size=1)
+            parallel_state.initialize_model_parallel()
+        return parallel_state.get_tensor_model_parallel_group()
+
+    def test_fused_log_probs_and_gradients_equal_a_float32_softmax(self, group: Any):
+        def never(*_: Any) -> Any:
+            raise AssertionError("verl's kernel was called")
+
+        fused = patches._log_probs_by_transformer_engine(never)
+        torch.manual_seed(0)
+        tokens, hidden, vocab = 257, 256, 5003
+        inputs = [torch.randn(n, hidden, device="cuda", dtype=torch.bfloat16) * 0.3 for n in (tokens, vocab)]
+        hidden_TH, weight_VH = (tensor.requires_grad_() for tensor in inputs)
+        labels_T = torch.randint(vocab, (tokens,), device="cuda")
+        upstream_T = torch.randn(tokens, device="cuda")
+        expected_T = reference(hidden_TH, weight_VH, labels_T)
+        expected = torch.autograd.grad((expected_T * upstream_T).sum(), (hidden_TH, weight_VH))
+        found_T, entropy_T = fused(hidden_TH[:, None], weight_VH, labels_T[None], 1.0, "none", group)
+        found = torch.autograd.grad((found_T * upstream_T).sum(), (hidden_TH, weight_VH))
+        torch.testing.assert_close(found_T, expected_T, atol=1e-5, rtol=1e-5)
+        assert entropy_T.isnan().all(), "entropy is for passes without a gradient"
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.nn.functional.cosine_similarity(ours.float().flatten(), theirs.float().flatten(), 0) > 0.9999
+        with torch.no_grad():
+            _, entropy_T = fused(hidden_TH[:, None], weight_VH, labels_T[None], 1.0, "none", group)
+        logits_TV = (hidden_TH @ weight_VH.t()).float()
+        expected_T = torch.distributions.Categorical(logits=logits_TV).entropy()
+        torch.testing.assert_close(entropy_T, expected_T, atol=1e-3, rtol=1e-3)
+
+    def test_the_stand_in_adds_to_the_gradient_buffer(self):
+        import importlib.util
+
+        path = platform.KERNELS / "fused_weight_gradient_mlp_cuda.py"
+        spec = importlib.util.spec_from_file_location("stand_in", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        data = SimpleNamespace(
+            input=torch.randn(64, 32, device="cuda", dtype=torch.bfloat16),
+            grad=torch.randn(64, 48, device="cuda", dtype=torch.bfloat16),
+            main=torch.randn(48, 32, device="cuda"),
+        )
+        expected = data.main + data.grad.float().t() @ data.input.float()
+        module.wgrad_gemm_accum_fp32(data.input, data.grad, data.main)
+        torch.testing.assert_close(data.main, expected, atol=1e-4, rtol=1e-4)
