@@ -333,13 +333,18 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+    return build_config(kind, tree, str(path), overrides)
+
+
+def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> ConfigT:
+    """``load_config`` of a tree that is no file; ``source`` is named in errors."""
     for override in overrides:
         _apply(tree, override)
-    tree["source"] = str(path)
+    tree["source"] = source
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(explain(kind, error, str(path), overrides)) from error
+        raise ConfigError(explain(kind, error, source, overrides)) from error
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

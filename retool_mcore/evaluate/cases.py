@@ -22,7 +22,7 @@ from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_
 from retool_mcore.evaluate.table import markdown
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.reward.answer import is_equivalent
-from retool_mcore.rollout.protocol import open_protocol
+from retool_mcore.rollout.protocol import Protocol, protocol_of
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.sandbox.base import Sandbox, open_sandbox
@@ -58,10 +58,11 @@ def evaluate_many(
     """Evaluate each case as ``config`` rolls out; write ``out/<case>/report.json``; return the reports by case name.
 
     Cases should be ordered so that models of one shape follow each other. ``url``: a running server that already holds
-    the model of the only case; none is started. Raises ReToolError subclasses; run again to continue.
+    the only model; none is started. Raises ReToolError subclasses; run again to continue.
     """
-    if url is not None and len(cases) > 1:
-        raise ConfigError(f"{url} is one server with one model, and there are {len(cases)} evaluations to do.")
+    models = {case.model for case in cases}
+    if url is not None and len(models) > 1:
+        raise ConfigError(f"{url} is one server with one model, and there are {len(models)} models to evaluate.")
     problems = read_problems(data, limit)
     reports: dict[str, dict[str, Any]] = {}
     with _Servers(config, out / "server.log", url) as servers:
@@ -70,7 +71,9 @@ def evaluate_many(
             samples = SampleFile(out / case.name, _identity(case.model, problems) | settings.identity())
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
-                work = _Work(config, case, problems, settings, samples, servers.url_of(case.model))
+                rollout = config.rollout.model_copy(update={"tool": case.tool})
+                protocol = protocol_of(rollout, load_tokenizer(case.model))  # before a server is started in vain
+                work = _Work(config, case, problems, settings, samples, protocol, servers.url_of(case.model))
                 asyncio.run(work.run(partial(on_sample, case.name)))
             report = {"model": case.model, "data": str(data), **make_report(problems, settings, samples)}
             with replacing(out / case.name / "report.json") as draft:
@@ -88,10 +91,10 @@ class _Work:
     problems: Sequence[Problem]
     settings: Settings
     samples: SampleFile
+    protocol: Protocol
     url: str
 
     async def run(self, on_sample: Callable[[bool], None]) -> None:
-        protocol = open_protocol(self.settings.protocol, load_tokenizer(self.case.model), tool=self.case.tool)
         async with contextlib.AsyncExitStack() as stack:
             sandbox: Sandbox | None = None
             if self.case.tool:
@@ -109,7 +112,7 @@ class _Work:
                 self.settings,
                 engine=engine,
                 sandbox=sandbox,
-                protocol=protocol,
+                protocol=self.protocol,
                 judge=judge,
                 samples=self.samples,
                 on_sample=on_sample,

@@ -44,13 +44,21 @@ def evaluation() -> None:
 @app.command("run")
 @guarded
 def evaluate(
-    config: Annotated[Path, typer.Argument(help="the RL configuration whose rollout, sandbox and platform are used")],
+    config: Annotated[
+        str,
+        typer.Argument(help="the RL configuration whose rollout, sandbox and platform are used", show_default=False),
+    ] = "",
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)] = None,
     *,
-    model: Annotated[list[str], typer.Option(help="a model directory, or NAME=DIRECTORY; may be repeated")],
+    model: Annotated[
+        list[str], typer.Option(help="a model directory, NAME=DIRECTORY, or a SGLang server's URL; may be repeated")
+    ],
     data: Annotated[Path, typer.Option(help="parquet of verl's schema, or JSON lines {problem, answer}")],
-    out: Annotated[Path, typer.Option(help="samples and reports; an evaluation found here is continued")],
+    out: Annotated[Path, typer.Option(help="samples and reports; an evaluation found here is continued")] = Path(
+        "runs/eval"
+    ),
     n: Annotated[int, typer.Option(min=1, help="samples of each problem")] = 8,
+    protocol: Annotated[str, typer.Option(help="hermes or retool; the configuration's by default")] = "",
     tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or each")] = "on",
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
     url: Annotated[str | None, typer.Option(help="a running SGLang server that holds the model")] = None,
@@ -58,12 +66,19 @@ def evaluate(
     """Sample each problem n times: mean@n with its interval, best@n, maj@n, worst@n, pass@n, behaviour.
 
     Models are scored one after the other; those of one architecture share a server. Run again to continue.
+    Without CONFIG: the paper's rollout, 8 turns and 16384 tokens, or as long as the model allows, at top_p 0.6.
     """
     from retool_mcore.evaluate.cases import evaluate_many
+    from retool_mcore.evaluate.defaults import default_config, model_of_server
     from retool_mcore.evaluate.table import interval_note, summary_table
 
-    run = load_config(RlConfig, config, overrides or ())
+    if "=" in config and not Path(config).exists():
+        config, overrides = "", [config, *(overrides or ())]
+    if url is None and len(model) == 1 and model[0].startswith(("http://", "https://")):
+        url, model = model[0], [model_of_server(model[0])]
+    changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
     cases = _cases(model, tool)
+    run = load_config(RlConfig, config, changes) if config else default_config(cases[0].model, changes)
     with _Bars(cases) as bars:
         reports = evaluate_many(
             run, cases, data=data, out=out, n=n, limit=limit, url=url, on_start=bars.start, on_sample=bars.advance

@@ -114,7 +114,7 @@ def test_a_row_of_a_hundred_megabytes_is_left_out_without_being_tokenized(tmp_pa
     huge = {"messages": [TOOL_ROW["messages"][0], {"role": "assistant", "content": "x" * 100_000_000}], "tools": None}
     write_parquet(path, [TEXT_ROW, huge])
     made = build_tokenizer(tokenizer_rows())
-    made.backend_tokenizer.pre_tokenizer = None  # one word of any length: tokenizing the row would take hours  # pyright: ignore
+    made.backend_tokenizer.pre_tokenizer = None  # pyright: ignore  one word of any length would take hours
     data = load_sft(path, made, max_length_tokens=100)
     assert (len(data.examples), data.too_long) == (1, (1,))
 

@@ -69,6 +69,14 @@ def test_other_weights_under_the_same_name_are_another_evaluation(folder: Path):
     assert "error: out/first holds an evaluation with weights =" in done.stderr
 
 
+def test_without_a_configuration_the_papers_rollout_is_used(folder: Path):
+    arguments = ("--model", "second", "--data", "problems.jsonl", "--n", "2", "--protocol", "retool")
+    done = retool("eval", *arguments, "rollout.max_response_tokens=64", cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads((folder / "runs" / "eval" / "second" / "report.json").read_text())
+    assert (report["protocol"], report["n"], report["problems"]) == ("retool", 2, 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -1,0 +1,72 @@
+"""What `retool eval` takes for granted without a configuration: the paper's rollout, as long as the model allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from retool_mcore.config import RlConfig, build_config
+from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.models import read_shape
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.sglang_http import SglangEngine
+
+SOURCE = "the defaults of `retool eval`"
+MAX_PROMPT_TOKENS = 2048
+MAX_RESPONSE_TOKENS = 16_384
+SERVER_WAIT_S = 10.0
+
+
+def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
+    """The paper's rollout (8 turns, 2048 + 16384 tokens, temperature 1.0, validation's top_p 0.6) on this machine.
+
+    A model with a shorter context gets a shorter response. Raises ConfigError for a bad override.
+    """
+    platform = _platform()
+    longest = read_shape(model).get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
+    prompt = min(MAX_PROMPT_TOKENS, longest // 2)
+    response = min(MAX_RESPONSE_TOKENS, longest - prompt)
+    tree: dict[str, Any] = {
+        "run": {"name": "eval", "platform": platform},
+        "cluster": {"gpus_per_node": 1},
+        "model": {"path": model, "dtype": "float32" if platform == "cpu" else "bfloat16"},
+        "data": {"train_file": "none", "val_file": "none", "max_prompt_tokens": prompt},
+        "rollout": {"group_size": 2, "max_turns": 8, "max_response_tokens": response, "top_p": 0.6},
+        # Of training, which does not happen here.
+        "train": {
+            "steps": 1,
+            "prompts_per_step": 1,
+            "mini_batch_prompts": 1,
+            "micro_batch_tokens": prompt + response,
+            "val_every_steps": 1,
+        },
+        "optim": {"lr": 1e-6, "schedule": "constant"},
+        "checkpoint": {"every_steps": 1},
+    }
+    return build_config(RlConfig, tree, SOURCE, overrides)
+
+
+def _platform() -> str:
+    """The first platform that this machine can run."""
+    for name in ("cuda", "ascend"):
+        try:
+            get_platform(name).check_machine()
+        except PlatformError:
+            continue
+        return name
+    return "cpu"
+
+
+def model_of_server(url: str) -> str:
+    """The model that a running SGLang server says it holds. Raises ConfigError when nothing answers."""
+
+    async def ask() -> dict[str, Any]:
+        async with SglangEngine(url, timeout_s=SERVER_WAIT_S, retry_s=SERVER_WAIT_S) as engine:
+            return await engine.model_info()
+
+    info = asyncio.run(ask())
+    path = info.get("tokenizer_path") or info.get("model_path")
+    if not isinstance(path, str):
+        raise ConfigError(f"{url} does not say which model it holds. Give --model DIRECTORY --url {url}")
+    return path

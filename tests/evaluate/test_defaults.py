@@ -1,0 +1,72 @@
+"""`retool eval` without a configuration, and of a server's URL."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.evaluate.defaults import default_config, model_of_server
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_model(tmp_path / "model", build_tokenizer(tokenizer_rows()), seed=0)
+    return tmp_path / "model"
+
+
+def longest(model: Path, tokens: int) -> str:
+    """The model with another context length."""
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": tokens}))
+    return str(model)
+
+
+@pytest.mark.parametrize(("tokens", "prompt", "response"), [(1024, 512, 512), (8192, 2048, 6144), (32768, 2048, 16384)])
+def test_the_papers_rollout_is_as_long_as_the_model_allows(model: Path, tokens: int, prompt: int, response: int):
+    run = default_config(longest(model, tokens), [])
+    assert (run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (prompt, response)
+    assert (run.rollout.max_turns, run.rollout.temperature, run.rollout.top_p) == (8, 1.0, 0.6)
+
+
+def test_settings_can_be_changed_and_mistakes_are_named(model: Path):
+    run = default_config(str(model), ["rollout.protocol=retool", "rollout.top_p=0.9"])
+    assert (run.rollout.protocol, run.rollout.top_p) == ("retool", 0.9)
+    with pytest.raises(
+        ConfigError, match=r"defaults of `retool eval` with rollout.topp=1: rollout.topp is not a setting"
+    ):
+        default_config(str(model), ["rollout.topp=1"])
+    with pytest.raises(CheckpointError, match="does not exist"):
+        default_config("./nowhere", [])
+
+
+@contextmanager
+def server(answer: dict[str, object]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+def test_a_server_is_asked_which_model_it_holds():
+    with server({"model_path": "weights", "tokenizer_path": "model", "is_generation": True}) as url:
+        assert model_of_server(url) == "model"
+    with server({"status": "ok"}) as url, pytest.raises(ConfigError, match="Give --model DIRECTORY --url"):
+        model_of_server(url)
