@@ -270,17 +270,28 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         _RUN_CONFIG_KEY: str(run_dir / "config.toml"),
     }
     if platform.device == "cpu":
-        keys |= _small_machine_keys(config)
+        keys |= _small_machine_keys()
+    if config.cluster.nodes > 1:
+        # Workers on other nodes inherit what their shells had; verl hands this to every process of the run.
+        keys["ray_kwargs.ray_init.runtime_env.env_vars"] = platform.process_env()
+    elif platform.device == "cpu":
+        keys |= _local_ray_keys(config)
     return keys
 
 
-def _small_machine_keys(config: RlConfig) -> dict[str, Any]:
-    """Ray and the transfer queue on a machine where every process counts."""
+def _local_ray_keys(config: RlConfig) -> dict[str, Any]:
+    """Ray as verl starts it on a machine without devices; the launch scripts start it on several nodes."""
     return {
         "ray_kwargs.ray_init.num_cpus": 16,  # logical: actors that mostly wait, on however few cores
         "ray_kwargs.ray_init.num_gpus": config.cluster.gpus_per_node,  # logical: one per Megatron process
         "ray_kwargs.ray_init.include_dashboard": False,
         "ray_kwargs.ray_init.object_store_memory": 300_000_000,
+    }
+
+
+def _small_machine_keys() -> dict[str, Any]:
+    """The transfer queue on a machine where every process counts."""
+    return {
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "transfer_queue.backend.SimpleStorage.total_storage_size": 4_000,
     }

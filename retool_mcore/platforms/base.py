@@ -103,7 +103,7 @@ class Platform(ABC):
 
     @abstractmethod
     def check_settings(self, config: RunConfig) -> None:
-        """Raise ConfigError for a setting that has no counterpart on this platform."""
+        """Raise ConfigError for a setting without a counterpart here, PlatformError when it is not installed."""
 
     @abstractmethod
     def peak_memory_gib(self) -> float:

@@ -25,8 +25,13 @@ MISSING = "(not set)"
 def dry_run(config: RunConfig) -> str:
     """The report that ``--dry-run`` prints. Raises ConfigError for whatever would fail for its settings alone."""
     platform = get_platform(config.run.platform)
-    platform.check_settings(config)
     notes = _prepare(platform)
+    try:
+        platform.check_settings(config)
+    except PlatformError as error:
+        if not notes:
+            raise  # this machine was meant, and lacks a package
+        notes.append(str(error))
     if Path(config.model.path).exists():
         check_model(config)
     else:

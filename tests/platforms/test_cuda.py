@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retool_mcore.config import SftConfig, load_config
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.cuda import patches, platform
 
@@ -68,7 +68,7 @@ def test_what_needs_transformer_engine_says_so_before_anything_is_built(monkeypa
     config = load_config(
         SftConfig, "configs/sft_qwen2.5_7b_h200x8.toml", ["parallel.cp=2", "memory.adam_states=compact"]
     )
-    with pytest.raises(ConfigError, match=r"parallel\.cp and memory\.adam_states as set needs Transformer Engine"):
+    with pytest.raises(PlatformError, match=r"parallel\.cp and memory\.adam_states as set needs Transformer Engine"):
         get_platform("cuda").check_settings(config)
 
 

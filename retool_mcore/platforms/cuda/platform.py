@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from retool_mcore.config import RunConfig
-from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
 from retool_mcore.platforms.patches import Patch
 
@@ -86,7 +86,7 @@ class Cuda(Platform):
         }
         asked = [name for name, wanted in needs.items() if wanted]
         if asked and importlib.util.find_spec(TRANSFORMER_ENGINE) is None:
-            raise ConfigError(
+            raise PlatformError(
                 f"{config.source}: {' and '.join(asked)} as set needs Transformer Engine, which is not installed. "
                 "Install the extra `cuda`, or leave the setting at its default."
             )

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# RL of Qwen2.5-7B on one Atlas 800T A2 node:
+#   bash ascend/rl_a2.sh [section.key=value ...] [--dry-run]
+# 32B on four: the same on each node, with CONFIG=configs/rl_qwen2.5_32b_a2x32.toml, NODE_RANK and HEAD_IP.
+# Killed? The same command continues from the last complete checkpoint.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+: "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_7b_a2x8.toml}"
+source launch/env_a2.sh
+case " $* " in *" --dry-run "*) exec "$PYTHON" launch/rl.py "$CONFIG" "$@" ;; esac
+
+source launch/nodes.sh
+find_node "$CONFIG" "$@"
+"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
+
+read -r level workers < <("$PYTHON" -m retool_mcore get "$CONFIG" "$@" sandbox.min_level sandbox.workers)
+start_sandbox "$level" "$workers"
+if [ "$NODES" -gt 1 ]; then                                    # on one node verl starts Ray by itself
+  start_ray
+  serve_unless_head                                            # the head drives; the others serve until it leaves
+  "$PYTHON" -m retool_mcore preflight "$CONFIG" "$@" --cluster --wait-s "$NODES_WAIT_S"
+fi
+start "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "$@"
+wait "${started[-1]}"

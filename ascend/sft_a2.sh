@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# SFT of Qwen2.5-7B on one Atlas 800T A2 node:
+#   bash ascend/sft_a2.sh [section.key=value ...] [--dry-run]
+# 32B on four: the same on each node, with CONFIG=configs/sft_qwen2.5_32b_a2x32.toml, NODE_RANK and HEAD_IP.
+# Killed? The same command continues from the last complete checkpoint.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+: "${PYTHON:=python}" "${CONFIG:=configs/sft_qwen2.5_7b_a2x8.toml}"
+source launch/env_a2.sh
+case " $* " in *" --dry-run "*) exec "$PYTHON" launch/sft_mcore.py "$CONFIG" "$@" ;; esac
+
+source launch/nodes.sh
+find_node "$CONFIG" "$@"
+"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
+[ "$NODE_RANK" = 0 ] || wait_for_head "$TORCH_PORT"
+
+start "$PYTHON" -m torch.distributed.run --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
+  --master-addr "$HEAD_IP" --master-port "$TORCH_PORT" launch/sft_mcore.py "$CONFIG" "$@"
+wait "${started[-1]}"

@@ -1,0 +1,85 @@
+# Sourced by the launch scripts: which node this is, and what a run needs beside itself, started and stopped again.
+: "${PYTHON:=python}" "${RAY_PORT:=6379}" "${TORCH_PORT:=29500}" "${HEAD_WAIT_S:=25}" "${NODES_WAIT_S:=120}"
+started=()  # leaders of the process groups that this script has started
+
+fail() { echo "error: $*" >&2; exit 2; }
+
+# find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, NODE_RANK and HEAD_IP.
+find_node() {
+  read -r NODES DEVICES PLATFORM RUN < <("$PYTHON" -m retool_mcore get "$@" cluster.nodes cluster.gpus_per_node \
+    run.platform run.name) || exit 2
+  if [ -z "${NODE_RANK:-}" ] && [ -n "${SLURM_NODEID:-}" ]; then
+    NODE_RANK=$SLURM_NODEID
+    HEAD_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  fi
+  if [ "$NODES" = 1 ]; then NODE_RANK=0 HEAD_IP=${HEAD_IP:-127.0.0.1}; fi
+  [ -n "${NODE_RANK:-}" ] && [ -n "${HEAD_IP:-}" ] ||
+    fail "cluster.nodes = $NODES, and NODE_RANK and HEAD_IP are not both set. Set them on each node, or use Slurm."
+  [ "$NODE_RANK" -lt "$NODES" ] 2>/dev/null ||
+    fail "NODE_RANK = $NODE_RANK is not one of 0 to $((NODES - 1)), and cluster.nodes = $NODES."
+}
+
+# start COMMAND...: in the background, in a process group of its own; it ends when this script does, however that ends.
+start() {
+  setsid setpriv --pdeathsig TERM -- "$@" &
+  started+=("$!")
+}
+
+stop_started() {
+  trap - EXIT
+  trap '' INT TERM  # a second Ctrl-C must not leave half of it behind
+  local i
+  for ((i = ${#started[@]} - 1; i >= 0; i--)); do  # the last one first: the run, then Ray, then the sandbox
+    kill -TERM -- "-${started[i]}" 2>/dev/null || continue
+    for _ in $(seq 200); do kill -0 -- "-${started[i]}" 2>/dev/null || continue 2; sleep 0.1; done
+    kill -KILL -- "-${started[i]}" 2>/dev/null || true
+  done
+}
+trap stop_started EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+start_sandbox() {  # one service for all of this node; the same path on every node, so that one setting names it
+  local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN
+  mkdir -p -m 700 "$folder"
+  SANDBOX_URL=unix://$folder/sandbox.sock
+  rm -f "$folder/sandbox.sock"
+  start bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$1" --workers "$2" >"$folder/log" 2>&1
+  for _ in $(seq 300); do [ -S "$folder/sandbox.sock" ] && return 0; kill -0 "${started[-1]}" 2>/dev/null || break; sleep 0.1; done
+  fail "the sandbox of this node does not answer: $(tail -n 3 "$folder/log")"
+}
+
+# This node's part of the run's Ray cluster. Processes of the run get their environment from verl, not from here.
+start_ray() {
+  local resources
+  resources=(--num-gpus "$DEVICES")
+  [ "$PLATFORM" = ascend ] && resources=(--resources "{\"NPU\": $DEVICES}")
+  [ "$PLATFORM" = cpu ] && resources+=(--num-cpus 16)  # logical: actors that mostly wait
+  local common=(--disable-usage-stats --block "${resources[@]}" ${RAY_START_OPTIONS:-})
+  if [ "$NODE_RANK" = 0 ]; then
+    start "$PYTHON" -m ray.scripts.scripts start --head --include-dashboard false --node-ip-address "$HEAD_IP" \
+      --port "$RAY_PORT" "${common[@]}" >/dev/null
+  else
+    wait_for_head "$RAY_PORT"
+    start "$PYTHON" -m ray.scripts.scripts start --address "$HEAD_IP:$RAY_PORT" ${NODE_IP:+--node-ip-address "$NODE_IP"} \
+      "${common[@]}" >/dev/null
+  fi
+  RAY_LEADER=${started[-1]}
+  export RAY_ADDRESS=$HEAD_IP:$RAY_PORT
+}
+
+serve_unless_head() {
+  [ "$NODE_RANK" = 0 ] && return 0
+  echo "node $NODE_RANK has joined $RAY_ADDRESS and serves until node 0 leaves" >&2
+  wait "$RAY_LEADER" || true
+  exit 0
+}
+
+wait_for_head() {
+  local end=$((SECONDS + HEAD_WAIT_S))
+  until (exec 3<>"/dev/tcp/$HEAD_IP/$1") 2>/dev/null; do
+    [ $SECONDS -lt $end ] || fail "HEAD_IP = $HEAD_IP does not answer on port $1 within $HEAD_WAIT_S s. Start node 0 first," \
+      "check the address and the firewall, or set HEAD_WAIT_S."
+    sleep 0.5
+  done
+}

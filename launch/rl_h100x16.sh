@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# RL of Qwen2.5-32B on two nodes of 8 H100. The same command on each node:
+#   NODE_RANK=0 HEAD_IP=10.0.0.1 bash launch/rl_h100x16.sh [section.key=value ...] [--dry-run]
+# Slurm: srun --nodes 2 --ntasks-per-node 1 bash launch/rl_h100x16.sh
+# Killed? The same command continues from the last complete checkpoint.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+: "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_32b_h100x16.toml}"
+source launch/env_cuda.sh
+case " $* " in *" --dry-run "*) exec "$PYTHON" launch/rl.py "$CONFIG" "$@" ;; esac
+
+source launch/nodes.sh
+find_node "$CONFIG" "$@"
+"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
+
+read -r level workers < <("$PYTHON" -m retool_mcore get "$CONFIG" "$@" sandbox.min_level sandbox.workers)
+start_sandbox "$level" "$workers"
+start_ray
+serve_unless_head                                              # the head drives; the other serves until it leaves
+"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@" --cluster --wait-s "$NODES_WAIT_S"   # every node: code, data
+start "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "$@"
+wait "${started[-1]}"

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# RL of Qwen2.5-7B on one node of 8 H200. CONFIG=configs/rl_qwen2.5_32b_h200x8.toml for 32B.
+#   bash launch/rl_h200x8.sh [section.key=value ...] [--dry-run]
+# Killed? The same command continues from the last complete checkpoint.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+: "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_7b_h200x8.toml}"
+source launch/env_cuda.sh
+case " $* " in *" --dry-run "*) exec "$PYTHON" launch/rl.py "$CONFIG" "$@" ;; esac
+
+source launch/nodes.sh
+find_node "$CONFIG" "$@"
+"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
+
+read -r level workers < <("$PYTHON" -m retool_mcore get "$CONFIG" "$@" sandbox.min_level sandbox.workers)
+start_sandbox "$level" "$workers"
+start "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "$@"
+wait "${started[-1]}"

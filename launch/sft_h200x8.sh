@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# SFT of Qwen2.5-7B on one node of 8 H200. CONFIG=configs/sft_qwen2.5_32b_h200x8.toml for 32B.
+#   bash launch/sft_h200x8.sh [section.key=value ...] [--dry-run]
+# Killed? The same command continues from the last complete checkpoint.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+: "${PYTHON:=python}" "${CONFIG:=configs/sft_qwen2.5_7b_h200x8.toml}"
+source launch/env_cuda.sh
+case " $* " in *" --dry-run "*) exec "$PYTHON" launch/sft_mcore.py "$CONFIG" "$@" ;; esac
+
+source launch/nodes.sh
+find_node "$CONFIG" "$@"
+"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
+[ "$NODE_RANK" = 0 ] || wait_for_head "$TORCH_PORT"
+
+start "$PYTHON" -m torch.distributed.run --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
+  --master-addr "$HEAD_IP" --master-port "$TORCH_PORT" launch/sft_mcore.py "$CONFIG" "$@"
+wait "${started[-1]}"

@@ -1,0 +1,136 @@
+"""The launch scripts: short, a dry run anywhere, one clear error, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*(ROOT / "launch").glob("*_*x*.sh"), *(ROOT / "ascend").glob("*.sh")])
+SOURCED = [ROOT / "launch" / name for name in ("nodes.sh", "env_cuda.sh", "env_a2.sh")]
+MARK = "RETOOL_TEST_MARK"
+
+
+def run(script: Path, *words: str, timeout_s: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RETOOL_", "VERL_"))}
+    return subprocess.run(
+        ["bash", str(script), *words],
+        capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT,
+        env={**clean, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+
+
+def test_all_of_the_promised_scripts_are_here():
+    names = {path.name for path in SCRIPTS}
+    assert names == {"rl_h100x16.sh", "rl_h200x8.sh", "sft_h200x8.sh", "rl_a2.sh", "sft_a2.sh"}
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *SOURCED], ids=lambda path: path.name)
+def test_scripts_are_short_and_hold_no_hyper_parameter(script: Path):
+    text = script.read_text(encoding="utf-8")
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    if script in SCRIPTS:
+        assert text.count("\n") < 60
+        code = "\n".join(line.partition("#")[0] for line in text.splitlines())
+        assert not re.search(r"\b(train|optim|rollout|model|parallel|algorithm|data)\.\w+=", code)
+        assert (
+            re.search(r"CONFIG:=(configs/\S+\.toml)", text)
+            and (
+                ROOT / str(re.search(r"CONFIG:=(configs/\S+\.toml)", text)[1])  # type: ignore[index]
+            ).is_file()
+        )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_dry_run_starts_nothing(script: Path, tmp_path: Path):
+    done = run(script, f"run.root={tmp_path}", "--dry-run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "settings differ from verl's defaults" in done.stdout and "Nothing was started" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_reaches_the_run_and_a_wrong_one_is_one_line(tmp_path: Path):
+    script = ROOT / "launch" / "sft_h200x8.sh"
+    done = run(script, "train.steps=7", "--dry-run")
+    assert "optim.total_training_steps: -1 -> 7" in done.stdout
+    done = run(script, "train.stepss=7", "--dry-run")
+    assert done.returncode == 2 and "did you mean steps?" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({}, "NODE_RANK and HEAD_IP are not both set"),
+        ({"NODE_RANK": "0"}, "NODE_RANK and HEAD_IP are not both set"),
+        ({"NODE_RANK": "2", "HEAD_IP": "127.0.0.1"}, "NODE_RANK = 2 is not one of 0 to 1"),
+        ({"NODE_RANK": "one", "HEAD_IP": "127.0.0.1"}, "NODE_RANK = one is not one of 0 to 1"),
+    ],
+)
+def test_a_node_that_does_not_know_its_place(env: dict[str, str], message: str):
+    done = run(ROOT / "launch" / "rl_h100x16.sh", **env)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert not done.stdout
+
+
+def test_slurm_tells_a_node_its_place(tmp_path: Path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho node-a\necho node-b\n")
+    scontrol.chmod(0o755)
+    source = f'source launch/nodes.sh; find_node {ROOT}/configs/rl_qwen2.5_32b_h100x16.toml; echo "$NODE_RANK $HEAD_IP"'
+    env = {**os.environ, "PYTHON": sys.executable, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env |= {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "node-[a-b]"}
+    env = {name: value for name, value in env.items() if name not in ("NODE_RANK", "HEAD_IP")}
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, env=env, check=True)
+    assert done.stdout.split() == ["1", "node-a"]
+
+
+def test_a_head_that_does_not_answer_is_told_in_time():
+    source = "source launch/nodes.sh; HEAD_IP=127.0.0.1; HEAD_WAIT_S=1; wait_for_head 1"
+    start_s = time.monotonic()
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2 and "HEAD_IP = 127.0.0.1 does not answer on port 1" in done.stderr
+    assert time.monotonic() - start_s < 10
+    text = (ROOT / "launch" / "nodes.sh").read_text(encoding="utf-8")
+    assert int(str(re.search(r"HEAD_WAIT_S:=(\d+)", text)[1])) <= 30  # type: ignore[index]
+
+
+@pytest.mark.parametrize("ending", ["done", "failure", signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_a_script_started_ends_with_it(ending: str | signal.Signals):
+    mark = uuid.uuid4().hex
+    last = {"done": "exit 0", "failure": "false"}.get(str(ending), 'wait "${started[-1]}"')
+    # A child that has a child of its own, as Ray does.
+    source = f"set -euo pipefail; source launch/nodes.sh; start bash -c 'sleep 61 & wait'; sleep 0.5; {last}"
+    child = subprocess.Popen(["bash", "-c", source], cwd=ROOT, env={**os.environ, MARK: mark})
+    if isinstance(ending, signal.Signals):
+        time.sleep(1.5)
+        assert len(marked(mark)) >= 2
+        child.send_signal(ending)
+    code = child.wait(timeout=60)
+    expected = {"done": 0, "failure": 1, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
+    assert code == expected
+    end_s = time.monotonic() + 20
+    # SIGKILL leaves no time to stop a group: its leader gets SIGTERM from the kernel, and Ray's passes it on.
+    while left := marked(mark) - ({"sleep 61"} if ending is signal.SIGKILL else set()):
+        assert time.monotonic() < end_s, left
+        time.sleep(0.2)
+
+
+def marked(mark: str) -> set[str]:
+    """Command lines of the live processes that carry the mark."""
+    found: set[str] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.add((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
+            except OSError:
+                continue
+    return found - {""}
