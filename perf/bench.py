@@ -30,7 +30,6 @@ import typer
 from retool_mcore.cli import guarded
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.train.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "sglang", "ray", "transformers")
@@ -49,6 +48,8 @@ def bench(
     warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 10,
 ) -> None:
+    from retool_mcore.train.metrics import read_metrics  # loads torch, which perf/compare.py has no use for
+
     settings = read_case(case)
     total = warmup + steps
     words = list(settings["set"])
@@ -68,7 +69,7 @@ def bench(
             shutil.copy(path, out.with_name(f"{out.stem}.{path.name}"))
     record = {
         "case": case,
-        "command": [Path(command[0]).name, *command[1:]],
+        "command": ["python", "perf/bench.py", *sys.argv[1:]],
         "exit_code": code,
         "provenance": provenance(config),
         "lengths": length_histogram(rows[warmup:]),
