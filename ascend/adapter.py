@@ -149,6 +149,9 @@ class Ascend(Platform):
     def patches(self) -> Sequence[Patch]:
         return ()
 
+    def mapping(self) -> str:
+        return limits.markdown()
+
     def tested_versions(self) -> Sequence[str]:
         return VERSIONS
 

@@ -168,6 +168,7 @@ def main() -> None:
     heed_sigquit()
     from retool_mcore.data.cli import app as data_app
     from retool_mcore.evaluate.cli import app as evaluate_app
+    from retool_mcore.planner.cli import app as planner_app
     from retool_mcore.preflight.cli import app as preflight_app
     from retool_mcore.reward.cli import app as reward_app
     from retool_mcore.rollout.cli import app as rollout_app
@@ -180,6 +181,6 @@ def main() -> None:
         name="eval",
         help="Score models: `retool eval CONFIG ...`; compare two: `retool eval compare A B`.",
     )
-    for commands in (preflight_app, reward_app, rollout_app):
+    for commands in (planner_app, preflight_app, reward_app, rollout_app):
         app.registered_commands.extend(commands.registered_commands)
     app()

@@ -71,6 +71,10 @@ class Platform(ABC):
         """Driver, collectives and their like, for `retool preflight`. Raises PlatformError when one will not do."""
         return {}
 
+    def mapping(self) -> str:
+        """How a CUDA run's settings are mapped, as a Markdown table for `retool plan`; "" where nothing is."""
+        return ""
+
     def tested_versions(self) -> Sequence[str]:
         """Requirements of what pip does not install with the extra of the platform's name; for `retool preflight`."""
         return ()

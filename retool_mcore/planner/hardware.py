@@ -1,0 +1,81 @@
+"""Devices as a roofline sees them. Figures of data sheets; what is reached of them is in calibration.py."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from retool_mcore.config import RunConfig
+from retool_mcore.errors import ConfigError
+
+GIB = 2**30
+DEVICES_PER_NODE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator. Rates per second; ``link`` and ``network`` are bytes out of one device, in one direction."""
+
+    name: str
+    platform: str
+    memory_gib: float  # what a program can have
+    flops: float  # dense bfloat16
+    bandwidth: float  # of its memory
+    link: float  # to the devices of its node
+    network: float  # to other nodes
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(
+            name="h100", platform="cuda", memory_gib=79.1, flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9
+        ),
+        Device(
+            name="h200", platform="cuda", memory_gib=139.8, flops=989e12, bandwidth=4.8e12, link=450e9, network=50e9
+        ),
+        Device(name="a2", platform="ascend", memory_gib=61.0, flops=354e12, bandwidth=1.6e12, link=196e9, network=25e9),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A number of equal devices, eight to a node."""
+
+    device: Device
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.device.name}x{self.count}"
+
+    def link(self, ranks: int) -> float:
+        """Bytes a second out of one device in a group of so many neighbouring ranks."""
+        return self.device.link if ranks <= DEVICES_PER_NODE else self.device.network
+
+
+def parse(name: str) -> Hardware:
+    """ "h100x16": sixteen H100. Raises ConfigError."""
+    found = re.fullmatch(r"([a-z]\w*?)x(\d+)", name.lower())
+    if found is None or found[1] not in DEVICES or int(found[2]) < 1:
+        raise ConfigError(
+            f"--hardware {name!r} is not a known device and a number, for example h100x16. Known: {', '.join(DEVICES)}."
+        )
+    return Hardware(DEVICES[found[1]], int(found[2]))
+
+
+def of_run(config: RunConfig) -> Hardware:
+    """From the name of the configuration, which ends in it ("rl_qwen2.5_32b_h100x16"). Raises ConfigError."""
+    words = (config.source.rpartition("/")[2].removesuffix(".toml"), config.run.name)
+    for word in words:
+        try:
+            hardware = parse(word.rpartition("_")[2])
+        except ConfigError:
+            continue
+        if hardware.count == config.cluster.num_gpus and hardware.device.platform == config.run.platform:
+            return hardware
+    raise ConfigError(
+        f"{config.source}: [cluster] has {config.cluster.num_gpus} devices of platform {config.run.platform}, and "
+        "neither its name nor run.name tells which. Add --hardware, for example --hardware h200x8."
+    )

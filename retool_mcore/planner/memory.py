@@ -1,0 +1,114 @@
+"""Memory of one device while training and while rolling out, part by part, in GiB."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import ceil
+
+from retool_mcore.config import Memory, Parallel
+from retool_mcore.planner.calibration import of
+from retool_mcore.planner.hardware import GIB
+from retool_mcore.planner.shape import ModelShape
+
+STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.adam_states: master weight and moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainMemory:
+    """The fullest device of a pipeline: its first stage, which holds most micro-batches."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+    @property
+    def idle(self) -> float:
+        """What stays on the device while the rollout engine works, with memory.offload_idle = false."""
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutMemory:
+    weights: float
+    kv_cache: float
+    training: float  # the idle actor's, 0 where it is offloaded
+    kv_tokens: int  # of one engine
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.kv_cache + self.training
+
+
+def params_of_rank(shape: ModelShape, parallel: Parallel) -> float:
+    """Parameters on one device of the fullest stage."""
+    layers = ceil(shape.layers / parallel.pp)
+    expert_part = shape.layer_params - shape.attention_params if shape.experts else 0
+    layer = (shape.layer_params - expert_part) / parallel.tp + expert_part / (parallel.tp * parallel.ep)
+    heads = shape.head_params * (1 if shape.tied or parallel.pp > 1 else 2) / parallel.tp
+    return layers * layer + heads
+
+
+def activation_bytes(shape: ModelShape, memory: Memory, tp: int) -> tuple[float, float]:
+    """Bytes of one token that one layer keeps for its backward pass, and that it needs while it is recomputed.
+
+    bfloat16; sequence parallelism splits all of it over ``tp``; fused attention keeps no scores. Kept: the inputs of
+    both norms and of both blocks' first products, q, k, v, the attention's output, the gate's and up-projection's
+    output, their product, and two residuals.
+    """
+    hidden, attended = shape.hidden, shape.heads * shape.head_dim
+    kv = shape.kv_heads * shape.head_dim
+    ffn = shape.ffn * (shape.experts_per_token or 1)
+    whole = 2 * (6 * hidden + 2 * attended + 2 * kv + 3 * ffn) / tp
+    if memory.recompute == "full":
+        return 2 * hidden / tp, whole
+    if memory.recompute == "selective":
+        return whole - 2 * 2 * hidden / tp, 2 * 2 * hidden / tp
+    return whole, 0.0
+
+
+def train_memory(
+    shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int
+) -> TrainMemory:
+    """``micro_batch_tokens`` of one rank, before context parallelism multiplies them."""
+    tp, pp = parallel.tp, parallel.pp
+    params = params_of_rank(shape, parallel)
+    layers = ceil(shape.layers / pp)
+    kept, working = activation_bytes(shape, memory, tp)
+    if memory.recompute == "full" and memory.recompute_layers:
+        plain, _ = activation_bytes(shape, Memory(), tp)
+        share = min(1.0, memory.recompute_layers / layers)
+        kept = kept * share + plain * (1 - share)
+    in_flight = (
+        pp * (1 + (pp - 1) / (pp * parallel.vpp)) if parallel.vpp > 1 else pp
+    )  # micro-batches of the first stage
+    logits_bytes = of("fused_logits_bytes") if memory.fused_cross_entropy else of("logits_bytes")
+    states = params * STATE_BYTES[memory.adam_states] / (dp * parallel.cp) * (1 - memory.optimizer_on_cpu)
+    return TrainMemory(
+        weights=2 * params / GIB,
+        gradients=4 * params / GIB,
+        optimizer=states / GIB,
+        activations=micro_batch_tokens * (kept * layers * in_flight + working) / GIB,
+        logits=micro_batch_tokens * shape.vocab / tp * logits_bytes / GIB,
+        buffers=of("buffers_gib"),
+    )
+
+
+def rollout_memory(
+    shape: ModelShape, train: TrainMemory, memory: Memory, *, engine_tp: int, fraction: float, device_gib: float
+) -> RolloutMemory:
+    """Of one device; the engine fills ``fraction`` of it with weights and cache. A cache below 0 does not fit."""
+    weights = 2 * shape.params / engine_tp / GIB
+    cache = fraction * device_gib - weights
+    return RolloutMemory(
+        weights=weights,
+        kv_cache=cache,
+        training=of("buffers_gib") if memory.offload_idle else train.idle + of("buffers_gib"),
+        kv_tokens=max(0, int(cache * GIB * engine_tp / shape.kv_bytes)),
+    )

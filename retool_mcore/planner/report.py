@@ -1,0 +1,97 @@
+"""A plan as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from retool_mcore.config import RlConfig, SftConfig
+from retool_mcore.planner.calibration import CALIBRATION, of
+from retool_mcore.planner.hardware import Hardware
+from retool_mcore.planner.plan import Plan
+from retool_mcore.planner.shape import ModelShape
+
+
+def report(
+    config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, plan: Plan, others: Sequence[Plan]
+) -> str:
+    """Memory by part, time by phase, what the sandbox needs, whether it fits, and what would be faster."""
+    lines = [
+        f"{config.source} on {hardware.name}: {shape.params / 1e9:.3g} G parameters, {_layout(plan)}",
+        f"estimates; of {len(CALIBRATION)} constants {sum('assumed' in c.source for c in CALIBRATION.values())} are "
+        "assumed, the others fitted to two runs on H200 (retool_mcore/planner/calibration.py)",
+        "",
+        *_memory_lines(plan),
+        "",
+        *_time_lines(plan),
+    ]
+    if plan.sandbox is not None:
+        s = plan.sandbox
+        lines += [
+            "",
+            f"sandbox: {s.calls_per_s:.0f} calls/s while rollouts last, {s.cores_per_node:.1f} cores a node busy; "
+            f"sandbox.workers = {s.workers_per_node} would do",
+        ]
+        if isinstance(config, RlConfig) and config.sandbox.workers < s.workers_per_node:
+            lines.append(f"warning: sandbox.workers = {config.sandbox.workers} is less")
+    lines += ["", *(f"note: {note}" for note in plan.notes)]
+    if others:
+        lines += ["", "layouts that fit, fastest first:", *(_row(other) for other in others)]
+    else:
+        lines += ["", "no layout of this batch fits this hardware"]
+    return "\n".join(lines)
+
+
+def refusal(plan: Plan, hardware: Hardware) -> str:
+    """What does not fit, by how much, and what to change."""
+    device, rollout = hardware.device.name, plan.rollout
+    if rollout is not None and rollout.kv_cache <= 0:
+        return (
+            f"rollout does not fit: an engine's weights are {rollout.weights:.1f} GiB of each {device}, "
+            f"{-rollout.kv_cache:.1f} GiB more than rollout.engine_memory_fraction leaves. Raise rollout.engine_tp"
+        )
+    if rollout is not None and rollout.total > plan.device_gib:
+        return (
+            f"rollout does not fit: it needs {rollout.total:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB more "
+            f"than its {plan.device_gib:.1f} GiB. Lower rollout.engine_memory_fraction, or set memory.offload_idle"
+        )
+    parts = asdict(plan.train)
+    largest = max(parts, key=lambda name: parts[name])
+    return (
+        f"training does not fit: it needs {plan.train.total:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB more "
+        f"than the {of('usable') * plan.device_gib:.1f} GiB that can be filled; the largest part is {largest}, "
+        f"{parts[largest]:.1f} GiB. Take one of the layouts that fit, or more devices"
+    )
+
+
+def _layout(plan: Plan) -> str:
+    p, m = plan.parallel, plan.memory
+    extras = [f"recompute {m.recompute}"] if m.recompute != "none" else []
+    extras += [f"optimizer {m.optimizer_on_cpu:.0%} on the host"] if m.optimizer_on_cpu else []
+    return ", ".join(
+        [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}", *extras, f"{plan.micro_batch_tokens} tokens a micro-batch"]
+    )
+
+
+def _memory_lines(plan: Plan) -> Iterator[str]:
+    yield f"memory of one device, GiB (of {plan.device_gib:.1f}, {of('usable'):.0%} may be filled)"
+    for name, value in asdict(plan.train).items():
+        yield f"  training   {name:<14}{value:8.1f}"
+    yield f"  training   {'total':<14}{plan.train.total:8.1f}"
+    if plan.rollout is not None:
+        for name in ("weights", "kv_cache", "training"):
+            yield f"  rollout    {name:<14}{getattr(plan.rollout, name):8.1f}"
+        room = f"room for {plan.rollout.kv_tokens:,} tokens in each engine"
+        yield f"  rollout    {'total':<14}{plan.rollout.total:8.1f}   {room}"
+
+
+def _time_lines(plan: Plan) -> Iterator[str]:
+    yield f"one step, s ({plan.tokens_per_step:,.0f} tokens)"
+    for name, seconds in plan.phases.items():
+        yield f"  {name:<25}{seconds:8.1f}"
+    hours = plan.step_s * plan.steps / 3600
+    yield f"  {'step':<25}{plan.step_s:8.1f}   {plan.steps} steps: {hours:,.1f} hours"
+
+
+def _row(plan: Plan) -> str:
+    return f"  {plan.step_s:8.1f} s  {plan.need_gib:6.1f} GiB  {_layout(plan)}"

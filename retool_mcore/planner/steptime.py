@@ -1,0 +1,126 @@
+"""Seconds of one step, phase by phase, from a roofline: matrix products, attention, messages, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from retool_mcore.config import Memory, Parallel, RlConfig
+from retool_mcore.planner.calibration import of
+from retool_mcore.planner.hardware import Hardware
+from retool_mcore.planner.memory import STATE_BYTES, RolloutMemory, params_of_rank
+from retool_mcore.planner.shape import ModelShape
+
+
+def compute_params(shape: ModelShape) -> float:
+    """Weights that multiply a token: not the embedding, which is looked up; of experts, those it is routed to."""
+    ffn = 3 * shape.hidden * shape.ffn
+    layer = shape.attention_params + (
+        ffn * shape.experts_per_token + shape.hidden * shape.experts if shape.experts else ffn
+    )
+    return shape.layers * layer + shape.head_params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Tokens of one pass over all devices, and the sum of the squares of the sequences' lengths."""
+
+    tokens: float
+    squares: float
+
+    @staticmethod
+    def of(sequences: float, mean_tokens: float) -> Work:
+        return Work(tokens=sequences * mean_tokens, squares=sequences * mean_tokens**2)
+
+
+def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float) -> float:
+    """Seconds of ``passes`` forward-equivalents (forward 1, forward and backward 3, with full recomputation 4)."""
+    devices, flops = hardware.count, hardware.device.flops
+    products = 2 * compute_params(shape) * work.tokens * passes / (devices * flops * of("gemm"))
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes
+    attention_s = attention / (devices * flops * of("attention"))
+    return products + attention_s + _messages_s(shape, hardware, parallel, work, passes)
+
+
+def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, passes: float) -> float:
+    """Tensor parallelism gathers and scatters a layer's input twice a forward pass; context parallelism its keys."""
+    tokens_of_rank = work.tokens / (hardware.count / parallel.model_parallel) / parallel.cp
+    tp, cp = parallel.tp, parallel.cp
+    tp_bytes = 4 * 2 * shape.hidden * tokens_of_rank * shape.layers / parallel.pp * (tp - 1) / tp * passes
+    cp_bytes = 2 * 2 * shape.kv_heads * shape.head_dim * tokens_of_rank * (cp - 1) * shape.layers / parallel.pp / tp
+    rate = of("link")
+    return tp_bytes / (hardware.link(tp) * rate) + cp_bytes * passes / (hardware.link(tp * cp) * rate)
+
+
+def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int) -> float:
+    """Reduce gradients, step, gather weights: bytes over links and through memory (or the host's, at 20 GB/s)."""
+    params = params_of_rank(shape, parallel)
+    ranks = dp * parallel.cp
+    messages = 6 * params * (ranks - 1) / ranks / (hardware.link(ranks * parallel.tp) * of("link"))
+    states = 2 * (STATE_BYTES[memory.adam_states] + 4) * params / ranks
+    host = states * memory.optimizer_on_cpu / 20e9
+    return messages + states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * of("memory")) + host
+
+
+def bubble(parallel: Parallel, micro_batches: float) -> float:
+    """How much longer a pass takes for a pipeline's filling and draining, as a factor."""
+    return 1 + (parallel.pp - 1) / (parallel.vpp * max(1.0, micro_batches))
+
+
+def passes_of(memory: Memory, layers_of_stage: int) -> float:
+    """Forward-equivalents of one training pass."""
+    if memory.recompute != "full":
+        return 3.0
+    return 3.0 + (min(1.0, memory.recompute_layers / layers_of_stage) if memory.recompute_layers else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    seconds: float
+    concurrency: float  # responses at the same time in one engine
+    tokens_per_s: float  # of all engines
+    limit: str  # what it waits for
+
+
+def decode(
+    shape: ModelShape, hardware: Hardware, config: RlConfig, rollout: RolloutMemory, mean_response: float
+) -> Decoding:
+    """All responses of one step. Never faster than the longest response by itself."""
+    tp = config.rollout.engine_tp
+    engines = hardware.count // tp
+    responses = config.train.prompts_per_step * config.rollout.group_size / engines
+    context = config.data.max_prompt_tokens / 2 + mean_response / 2
+    fits = rollout.kv_tokens / (config.data.max_prompt_tokens / 2 + mean_response)
+    at_once = max(1.0, min(config.rollout.max_running_requests, responses, fits))
+    step_s = _decode_step_s(shape, hardware, tp, at_once, context)
+    steady_s = responses * mean_response / at_once * step_s
+    longest_s = config.rollout.max_response_tokens * _decode_step_s(shape, hardware, tp, 1, context)
+    prefill = 2 * compute_params(shape) * responses * config.data.max_prompt_tokens / 2
+    prefill_s = prefill / (tp * hardware.device.flops * of("gemm")) / config.rollout.group_size  # the prefix is shared
+    tools_s = of("calls") * of("tool_wait_s") if config.rollout.tool else 0.0
+    seconds = max(steady_s, longest_s) + prefill_s + tools_s
+    limits = {
+        config.rollout.max_running_requests: "rollout.max_running_requests",
+        responses: "responses",
+        fits: "cache",
+    }
+    limit = "the longest response" if longest_s > steady_s else limits[min(limits)]
+    return Decoding(
+        seconds=seconds, concurrency=at_once, tokens_per_s=engines * responses * mean_response / seconds, limit=limit
+    )
+
+
+def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float) -> float:
+    moved = (2 * compute_params(shape) + at_once * context * shape.kv_bytes) / tp
+    memory_s = moved / (hardware.device.bandwidth * of("memory"))
+    compute_s = 2 * compute_params(shape) * at_once / (tp * hardware.device.flops * of("gemm"))
+    return max(memory_s, compute_s) + shape.layers * of("decode_layer_s")
+
+
+def sync_s(shape: ModelShape) -> float:
+    """The actor's weights into the engines; each gathers the whole model."""
+    return of("sync_s") + 2 * shape.params / of("sync_rate")
+
+
+def total(phases: Mapping[str, float]) -> float:
+    return sum(phases.values())
