@@ -73,7 +73,7 @@ def truth_parses(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         return True
     if not true.text or len(truth) > MAX_ANSWER_CHARS:
         return False
-    reply = _checkers().ask({"answer": "0", "truth": true.text, "timeout_s": timeout_s})
+    reply = _checkers().ask({"truth": true.text, "timeout_s": timeout_s})
     return bool(reply.get("truth_parses"))
 
 

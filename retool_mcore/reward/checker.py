@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import resource
 import signal
 import sys
-from functools import lru_cache
 from typing import Any
 
 MEMORY_LIMIT_BYTES = 2 << 30
@@ -25,8 +23,10 @@ WARM_UP = (
     ("(x+1)^2", "x^2+2x+1"),
     ("y = 2x+1", "2x+1"),
     ("\\{1,2\\}", "\\{2,1\\}"),
-    ("(1,2)", "(1, 3)"),
-    ("[1,2)", "[1,2]"),
+    ("(1,x]\\cup[3,\\infty)", "(1, 3)"),
+    ("2\\pi+3i", "\\pi-\\ln 2"),
+    ("\\binom{5}{2}", "\\frac{5!}{2^3}"),
+    ("\\log_{3} 4", "\\sin x"),
     ("1 < x < 2", "(1,2)"),
     ("\\begin{pmatrix}1&2\\end{pmatrix}", "\\begin{bmatrix}1&2\\end{bmatrix}"),
 )
@@ -57,7 +57,7 @@ def _serve(replies: int) -> None:
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request["timeout_s"])
-        reply = _judge(request["answer"], request["truth"])
+        reply = _judge(request["answer"], request["truth"]) if "answer" in request else _parses(request["truth"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         _say(replies, reply)
 
@@ -67,48 +67,23 @@ def _say(replies: int, reply: dict[str, Any]) -> None:
 
 
 def _judge(answer: str, truth: str) -> dict[str, Any]:
-    """{"equal", "truth_parses"}. Anything that math-verify or sympy raises means: not shown to be equal."""
+    """{"equal": ...}. Anything that math-verify or sympy raises means: not shown to be equal."""
+    from retool_mcore.reward.equivalence import equivalent
+
     try:
-        gold = _parse_truth(truth)
+        return {"equal": equivalent(answer, truth)}
     except Exception:  # noqa: BLE001  sympy raises whatever it likes on hostile input
-        gold = []
+        return {"equal": False}
+
+
+def _parses(truth: str) -> dict[str, Any]:
+    """{"truth_parses": ...}: can it be read as anything but text?"""
+    from retool_mcore.reward.equivalence import parse_truth
+
     try:
-        equal = bool(gold) and _same_brackets(answer, truth) and _verify(gold, _parse(answer))
+        return {"truth_parses": any(not isinstance(reading, str) for reading in parse_truth(truth))}
     except Exception:  # noqa: BLE001
-        equal = False
-    return {"equal": equal, "truth_parses": any(not isinstance(reading, str) for reading in gold)}
-
-
-def _verify(gold: list[Any], target: list[Any]) -> bool:
-    from math_verify import verify
-
-    return verify(gold, target, allow_set_relation_comp=True, timeout_seconds=None)
-
-
-@lru_cache(maxsize=256)
-def _parse_truth(truth: str) -> list[Any]:
-    return _parse(truth)
-
-
-def _parse(text: str) -> list[Any]:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    targets = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-    # A signal-based limit inside a limit would cancel ours.
-    return parse(f"\\boxed{{{text}}}", extraction_config=targets, parsing_timeout=None)
-
-
-def _same_brackets(answer: str, truth: str) -> bool:
-    r"""False for a set against a tuple or interval: math-verify takes ``\{1,2\}`` for ``(1,2)``."""
-    kinds = {_brackets(answer), _brackets(truth)}
-    return not (len(kinds) == 2 and "set" in kinds and "tuple" in kinds)
-
-
-def _brackets(text: str) -> str | None:
-    text = re.sub(r"\\left|\\right|\s", "", text)
-    if re.fullmatch(r"\\\{[^{}]*,.*\\\}", text):
-        return "set"
-    return "tuple" if re.fullmatch(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]", text) else None
+        return {"truth_parses": False}
 
 
 if __name__ == "__main__":
