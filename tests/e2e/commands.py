@@ -37,21 +37,30 @@ def run(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.Comple
 
 
 @contextmanager
-def started(argv: list[str], mark: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in the background, as a shell's ``command &`` starts it; killed on leaving, whatever happened."""
+def started(argv: list[str], mark: str, *, on_terminal: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """A command as a shell's ``command &`` starts it, or, ``on_terminal``, as a group that Ctrl-C reaches.
+
+    Killed on leaving, whatever happened.
+    """
     child = subprocess.Popen(
         argv,
         cwd=ROOT,
         env={**os.environ, MARK: mark},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=_ignore_like_a_shell,
+        start_new_session=on_terminal,
+        preexec_fn=None if on_terminal else _ignore_like_a_shell,  # noqa: PLW1509  two system calls in the child
     )
     try:
         yield child
     finally:
         child.kill()
         child.wait()
+
+
+def press_ctrl_c(child: subprocess.Popen[bytes]) -> None:
+    """What a terminal does: SIGINT to every process of the foreground group."""
+    os.killpg(child.pid, signal.SIGINT)
 
 
 def _ignore_like_a_shell() -> None:

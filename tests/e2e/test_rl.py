@@ -15,6 +15,7 @@ from commands import (
     kill,
     last_step,
     marked_processes,
+    press_ctrl_c,
     run,
     started,
     wait_until,
@@ -35,7 +36,7 @@ def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
 
 
 def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Path, mark: str):
-    """One run, killed once in its engine and once in its driver, ends as if it had not been."""
+    """One run, killed in its engine, in its driver, and by Ctrl-C, ends as if it had not been."""
     argv, run_dir = argv_rl(*settings(task, tmp_path, "run.name=rl")), tmp_path / "rl"
     with started(argv, mark) as driver:
         wait_until(lambda: last_step(run_dir) >= 3, "step 3", START_S)
@@ -47,6 +48,11 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         wait_until(lambda: (run_dir / "tensorboard").exists() and len(marked_processes(mark)) > 3, "Ray is up", START_S)
         kill(driver.pid)
         assert_nothing_left(mark, timeout_s=120)
+    with started(argv, mark, on_terminal=True) as driver:
+        wait_until(lambda: len(marked_processes(mark)) > 3, "Ray is up", START_S)
+        press_ctrl_c(driver)
+        assert driver.wait(timeout=120) == 130
+        assert_nothing_left(mark)
     done = run(argv, mark, timeout_s=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert_nothing_left(mark)

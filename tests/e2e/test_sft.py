@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import (
@@ -13,6 +15,7 @@ from commands import (
     kill,
     last_step,
     marked_processes,
+    press_ctrl_c,
     run,
     started,
     wait_until,
@@ -64,11 +67,12 @@ def test_a_killed_run_continues_bit_exactly_and_exports(task: Path, tmp_path: Pa
     assert_nothing_left(mark)
 
 
-def test_killing_the_launcher_leaves_no_rank(task: Path, tmp_path: Path, mark: str):
+@pytest.mark.parametrize("ending", [lambda launcher: kill(launcher.pid), press_ctrl_c], ids=["kill -9", "Ctrl-C"])
+def test_ending_the_launcher_leaves_no_rank(ending: Callable[[Any], None], task: Path, tmp_path: Path, mark: str):
     run_dir = tmp_path / "sft_tiny_cpu"
-    with started(argv_sft(*settings(task, tmp_path)), mark) as launcher:
+    with started(argv_sft(*settings(task, tmp_path)), mark, on_terminal=True) as launcher:
         wait_until(lambda: last_step(run_dir) >= 1, "step 1", 120)
-        kill(launcher.pid)
+        ending(launcher)
         assert_nothing_left(mark)
 
 
