@@ -2,8 +2,8 @@
 
 Two runs on H200s with verl's plain settings, 2026-11, are all so far. SFT of the 7B shape, TP 2, two GPUs, 32 sequences
 of 2.7 k tokens in micro-batches of 16 k: 4.85 s a step, 120 GiB. RL of the 1.5B shape, TP 2, 64 responses of 1024
-tokens: 8.7 s (generation 4.7, old log-probabilities 1.1, update 2.0, weight sync 0.8). Both are met because the constants were
-fitted to them, which is no test of the model. "assumed" marks what no run of ours has measured.
+tokens: 8.7 s, of which generation 4.7, old log-probabilities 1.1, update 2.0 and weight sync 0.8. Both are met because
+the constants were fitted to them, which is no test of the model. "assumed" marks what no run of ours has measured.
 """
 
 from __future__ import annotations

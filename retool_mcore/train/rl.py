@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from retool_mcore.config import RlConfig
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.rl_prompts import check_prompts
-from retool_mcore.errors import ReToolError
+from retool_mcore.errors import ConfigError, ReToolError
 from retool_mcore.models import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.process import exit_on_sigterm, lock_run, output_to
@@ -34,6 +34,7 @@ def train(config: RlConfig) -> None:
     exit_on_sigterm()
     check_model(config)
     check_cores(config)
+    _require_cluster(config)
     platform = get_platform(config.run.platform)
     platform.check_settings(config)
     with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
@@ -44,6 +45,15 @@ def train(config: RlConfig) -> None:
         check_prompts(config, protocol.prompt_ids)
         with _progress(config, terminal):
             _run_verl(config, platform)
+
+
+def _require_cluster(config: RlConfig) -> None:
+    """Raise ConfigError when the run is for several nodes and no Ray cluster was started for it."""
+    if config.cluster.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(
+            f"{config.source}: cluster.nodes = {config.cluster.nodes}, and RAY_ADDRESS names no Ray cluster. Start "
+            "a script of launch/ or ascend/ on each node, which starts Ray first."
+        )
 
 
 def _run_verl(config: RlConfig, platform: Platform) -> None:

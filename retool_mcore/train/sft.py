@@ -22,6 +22,7 @@ from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.models import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.preflight.fingerprint import differing, fingerprint
 from retool_mcore.process import die_with_parent, lock_run, output_to
 from retool_mcore.train import checkpoint
 from retool_mcore.train.metrics import MetricWriter, PhaseTimer, require_finite
@@ -50,6 +51,7 @@ def train(config: SftConfig) -> None:
         try:
             with lock_run(config.run.dir) if rank == 0 else nullcontext():
                 dist.barrier()  # nobody writes before rank 0 holds the run
+                _require_equal_nodes(config)
                 _loop(config, platform, rank, Console(file=terminal))
         finally:
             dist.destroy_process_group()
@@ -66,6 +68,16 @@ def _join_group(config: SftConfig, platform: Platform) -> int:
     platform.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(platform.comm_backend, timeout=COLLECTIVE_TIMEOUT)
     return dist.get_rank()
+
+
+def _require_equal_nodes(config: SftConfig) -> None:
+    """Raise ConfigError on every rank when a node has other code, packages, data or model files than node 0."""
+    if config.cluster.nodes == 1:
+        return
+    prints: list[dict[str, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(prints, fingerprint(config) if os.environ["LOCAL_RANK"] == "0" else None)
+    if different := differing([found for found in prints if found is not None]):
+        raise ConfigError(f"the nodes differ: {'; '.join(different)}. Give every node the same.")
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
 from retool_mcore.train.resolve import MISSING, differences
+from retool_mcore.train.rl import _require_cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,3 +68,12 @@ def test_a_mistake_is_one_line(words: tuple[str, ...], message: str):
     assert done.returncode == 2 and "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and message in errors[0], done.stderr[-2000:]
+
+
+def test_several_nodes_without_a_cluster_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    run = load_config(RlConfig, ROOT / "configs" / "rl_tiny_cpu.toml", ["cluster.nodes=2"])
+    with pytest.raises(ConfigError, match=r"cluster\.nodes = 2, and RAY_ADDRESS names no Ray cluster"):
+        _require_cluster(run)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    _require_cluster(run)
