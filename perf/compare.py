@@ -26,7 +26,7 @@ from retool_mcore.errors import ConfigError
 CONFIDENCE = 0.95
 DEFAULT_THRESHOLD = 0.03
 TOKENS_MAY_DIFFER = 0.01  # of the measured tokens, between the two
-WORK = ("time_data_s", "time_forward_backward_s", "time_optimizer_s")
+NOT_COUNTED = ("time_checkpoint_s", "time_validate_s")  # what a run does now and then
 RESAMPLES = 10_000
 
 
@@ -85,7 +85,8 @@ def require_comparable(head: dict[str, Any], base: dict[str, Any]) -> None:
 
 def token_times(record: dict[str, Any]) -> list[float]:
     """Seconds a token, of each measured step."""
-    return [sum(row[name] for name in WORK) / row["tokens"] for row in record["steps"]]
+    left_out = [sum(row.get(name, 0.0) for name in NOT_COUNTED) for row in record["steps"]]
+    return [(row["time_step_s"] - s) / row["tokens"] for row, s in zip(record["steps"], left_out, strict=True)]
 
 
 def ratio_of_medians(head: list[float], base: list[float]) -> tuple[float, float, float]:

@@ -38,7 +38,18 @@ RENAMED = {
     "perf/throughput": "tokens_per_s",
     "perf/max_memory_allocated_gb": "memory_gib",
 }
-PHASES = ("gen", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "save_checkpoint", "testing")
+PHASES = {  # verl's timers inside a step; together with time_other_s they add up to time_step_s
+    "gen": "generation",
+    "reward": "reward",
+    "old_log_prob": "old_log_prob",
+    "ref": "reference",
+    "values": "values",
+    "adv": "advantage",
+    "update_critic": "update_critic",
+    "update_actor": "update_actor",
+    "save_checkpoint": "checkpoint",
+    "update_weights": "weight_sync",
+}
 
 
 class _Ours(PPOTrainer):
@@ -64,8 +75,11 @@ class _Ours(PPOTrainer):
         metrics |= buffer.val_metrics  # of a validation in this step; verl drops them
         buffer.val_metrics = {}
         ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
-        ours |= {f"time_{phase}_s": float(timing_raw[phase]) for phase in PHASES if phase in timing_raw}
+        times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
+        ours |= times | {"time_other_s": float(timing_raw["step"]) - sum(times.values())}
         ours["time_step_s"] = float(timing_raw["step"])
+        if "testing" in timing_raw:
+            ours["time_validate_after_s"] = float(timing_raw["testing"])
         require_finite(ours, self.global_steps)
         metrics |= ours
         assert self._writer is not None, "on_train_begin makes the writer before the first step"

@@ -15,10 +15,7 @@ SECONDS = (1.00, 1.02, 0.99, 1.01, 1.00, 0.98, 1.03, 1.00, 1.01, 0.99)
 
 
 def record(scale: float = 1.0, tokens: float = 1000.0, **changed: Any) -> dict[str, Any]:
-    steps = [
-        {"tokens": tokens, "time_data_s": 0.0, "time_forward_backward_s": s * scale, "time_optimizer_s": 0.1 * scale}
-        for s in SECONDS
-    ]
+    steps = [{"tokens": tokens, "time_step_s": s * scale + 5.0, "time_checkpoint_s": 5.0} for s in SECONDS]
     provenance = {
         "commit": "0123456789",
         "hardware": {"devices": ["NVIDIA H200"], "used": 2},
