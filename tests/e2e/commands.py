@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from retool_mcore.train.metrics import read_metrics
@@ -49,7 +50,7 @@ def started(argv: list[str], mark: str, *, on_terminal: bool = False) -> Iterato
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=on_terminal,
-        preexec_fn=None if on_terminal else _ignore_like_a_shell,  # noqa: PLW1509  two system calls in the child
+        preexec_fn=partial(_set_signals, signal.SIG_DFL if on_terminal else signal.SIG_IGN),  # noqa: PLW1509
     )
     try:
         yield child
@@ -63,9 +64,10 @@ def press_ctrl_c(child: subprocess.Popen[bytes]) -> None:
     os.killpg(child.pid, signal.SIGINT)
 
 
-def _ignore_like_a_shell() -> None:
+def _set_signals(disposition: signal.Handlers) -> None:
+    """What a shell gives: ignored in the background, default in the foreground, whatever this process has inherited."""
     for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, disposition)
 
 
 def marked_processes(mark: str) -> dict[int, str]:
