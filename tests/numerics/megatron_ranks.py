@@ -1,6 +1,6 @@
 """Drives verl's TrainingWorker on platform `cpu` for the tests: one process per rank, jobs from a JSON file.
 
-A job is one engine, {"name", "model", "layout": {"tp", "pp", "cp"}, "dtype", "engine", "packed", "actions"}, the last
+A job is one engine, {"name", "model", "layout": {"tp", "pp", "vpp", "cp"}, "dtype", "engine", "packed", "actions"}, the last
 a list of [name of a method of Engine, *arguments]. ``launch`` returns what the actions of each job returned, on the
 rank that has the output.
 """
@@ -103,6 +103,7 @@ def worker_config(job: dict[str, Any]) -> Any:
         engine_config=CpuEngineConfig(
             tensor_model_parallel_size=layout.get("tp", 1),
             pipeline_model_parallel_size=layout.get("pp", 1),
+            virtual_pipeline_model_parallel_size=layout.get("vpp"),
             context_parallel_size=layout.get("cp", 1),
             vanilla_mbridge=True,
             dtype=job.get("dtype", "float32"),

@@ -12,7 +12,7 @@ from megatron_ranks import LR, STEPS, batch, launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
-TWO_PROCESSES = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "cp2": {"cp": 2}, "dp2": {}}
+TWO_PROCESSES = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 QWEN3 = ("qwen3_one", "qwen3_tp2", "qwen3_cp2")
 FOUR_STEPS = [["train", 1, 4]]
