@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from typing import Any
 
 from verl.workers.config import McoreEngineConfig
 
@@ -17,3 +19,9 @@ class CpuEngineConfig(McoreEngineConfig):
             object.__setattr__(self, "dtype", "bfloat16")  # what verl's own check accepts; fields are frozen
         super().__post_init__()
         object.__setattr__(self, "dtype", dtype)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # verl's trainer makes the critic's configuration itself and sends it to the worker, where nothing has imported
+        # model.external_lib yet: the engine it configures comes along.
+        self.__dict__.update(state)
+        importlib.import_module("retool_mcore.platforms.cpu.engine")
