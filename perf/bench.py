@@ -47,6 +47,9 @@ def bench(
     data: Annotated[str | None, typer.Option(help="in place of its data.train_file and data.val_file")] = None,
     warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 10,
+    history: Annotated[
+        bool, typer.Option(help="add a point to perf/history.jsonl and to runs/perf for TensorBoard")
+    ] = False,
 ) -> None:
     from retool_mcore.train.metrics import read_metrics  # loads torch, which perf/compare.py has no use for
 
@@ -78,6 +81,8 @@ def bench(
         "summary": summarize(rows[warmup:], config.cluster.num_gpus),
     }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if history and code == 0:
+        add_to_history(record)
     typer.echo(json.dumps({"case": case, "exit_code": code, "steps": len(rows), **record["summary"]}))
     raise typer.Exit(code)
 
@@ -121,6 +126,25 @@ def hardware(gpus: int) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "driver": torch.version.cuda or "none",
     }
+
+
+def hardware_name(record: dict[str, Any]) -> str:
+    hardware = record["provenance"]["hardware"]
+    return f"{'+'.join(hardware['devices']).replace(' ', '_')}x{hardware['used']}"
+
+
+def add_to_history(record: dict[str, Any]) -> None:
+    """One line in perf/history.jsonl; the same as scalars whose step is the number of commits up to this one."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    name = f"{record['case']}.{hardware_name(record)}"
+    numbers = {k: v for k, v in record["summary"].items() if isinstance(v, int | float)}
+    kept = {"name": name, **{k: record["provenance"][k] for k in ("commit", "dirty", "date")}, **numbers}
+    with (ROOT / "perf" / "history.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(kept) + "\n")
+    with SummaryWriter(str(ROOT / "runs" / "perf" / name)) as board:
+        for metric, value in numbers.items():
+            board.add_scalar(metric, value, int(_git("rev-list", "--count", "HEAD") or 0))
 
 
 def _git(*words: str) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from bench import ROOT, read_case
+from bench import ROOT, hardware_name, read_case
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import bootstrap
@@ -58,11 +58,6 @@ def read_result(path: Path) -> dict[str, Any]:
     if record.get("exit_code") != 0 or not record.get("steps"):
         raise ConfigError(f"{path} is of a run that failed or measured no step: exit code {record.get('exit_code')}.")
     return record
-
-
-def hardware_name(record: dict[str, Any]) -> str:
-    hardware = record["provenance"]["hardware"]
-    return f"{'+'.join(hardware['devices']).replace(' ', '_')}x{hardware['used']}"
 
 
 def default_baseline(record: dict[str, Any]) -> Path:
