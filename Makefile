@@ -1,4 +1,4 @@
-# The whole project from a clone: `make quickstart` runs the main job on a CPU, `make test` every test of this machine.
+# The whole project from a clone: `make quickstart` runs the main job on a CPU, `make test` every test.
 PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3,$(shell command -v $(v) 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 CPU := retool_mcore/platforms/cpu
 SEED ?= 0
 
-.PHONY: quickstart install test test-fast lint clean
+BASE ?= HEAD~1
+
+.PHONY: quickstart install test test-fast lint perf clean
 
 quickstart: install
 	$(BIN)/retool quickstart --seed $(SEED)
@@ -37,6 +39,11 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# A step's time at this commit and at BASE, in turns on this machine.
+perf: install
+	test -d runs/task || $(BIN)/retool data task runs/task
+	$(BIN)/python -W ignore perf/interleave.py sft_tiny_cpu --base $(BASE)
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
