@@ -13,15 +13,19 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from retool_mcore.sandbox import kernel
 from retool_mcore.sandbox.seccomp import for_process
+
+# The functions behind the module's: without enums made of what they return, which are pages copied after the fork.
+_signal: Any = sys.modules["_signal"]
 
 NOBODY = 65534
 MAX_PROCESSES = 64
 MAX_OPEN_FILES = 64
 MAX_FILE_BYTES = 64 << 20
-_BOX = "/box"  # the working directory with its own mount namespace
+BOX = "/box"  # the working directory with its own mount namespace
 _TMPFS = "size=128m,nr_inodes=1024,mode=1777"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _SYSTEM_LIBRARIES = (
@@ -117,11 +121,11 @@ def build_root(root: str) -> None:
             _bind(path, root, hardened | kernel.MOUNT_ATTR_NODEV)
     for device in _DEVICES:
         _bind(device, root, kernel.MOUNT_ATTR_NOSUID)
-    for directory in (_BOX, "/proc"):
+    for directory in (BOX, "/proc"):
         os.mkdir(root + directory)
-    os.symlink(_BOX, root + "/dev/shm")
+    os.symlink(BOX, root + "/dev/shm")
     if not os.path.exists(root + "/tmp"):  # it exists when Python itself lies there
-        os.symlink(_BOX, root + "/tmp")
+        os.symlink(BOX, root + "/tmp")
     with contextlib.suppress(PermissionError):  # a container masks parts of /proc; then executions get none at all
         kernel.mount("proc", root + "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     os.chdir(root)
@@ -153,11 +157,11 @@ def become_nobody() -> None:
 def confine_in_namespaces(seccomp_program: bytes, *, proc: bool) -> None:
     """A child's part: own /box, own /proc, own user namespace without capabilities, limits, seccomp."""
     kernel.unshare(kernel.CLONE_NEWNS)
-    kernel.mount("tmpfs", _BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _TMPFS)
+    kernel.mount("tmpfs", BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _TMPFS)
     if proc:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
-    os.chdir(_BOX)
+    os.chdir(BOX)
     # A user namespace of its own: it has no power over the mounts just made, and RLIMIT_NPROC counts only itself.
     kernel.unshare(kernel.CLONE_NEWUSER)
     set_limits(MAX_PROCESSES)
@@ -238,7 +242,7 @@ def set_limits(processes: int) -> None:
 
 def reset_signals() -> None:
     """Default handlers, nothing blocked: what the zygote set up is not the code's business."""
-    signal.set_wakeup_fd(-1)
+    _signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])

@@ -91,6 +91,8 @@ class Zygote:
         threads = len(os.listdir(self._task_fd))
         if threads != 1:
             raise OSError(0, f"the warm image runs {threads} threads; a fork would lose all but one")
+        os.environ.clear()
+        os.environ.update(confine.ENVIRONMENT, HOME=confine.BOX, TMPDIR=confine.BOX)
         self._mapped_bytes = int(os.pread(self._statm_fd, 100, 0).split()[0]) * resource.getpagesize()
         gc.collect()
         gc.disable()
@@ -243,9 +245,8 @@ class Zygote:
     def _confine_and_run(self, control: socket.socket, confine_self: Callable[[], None]) -> None:
         try:
             confine_self()
-            cwd = os.getcwd()
-            os.environ.clear()
-            os.environ.update(confine.ENVIRONMENT, HOME=cwd, TMPDIR=cwd)
+            if self._level != "namespaces":
+                os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
         except OSError as error:
             runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
             return
