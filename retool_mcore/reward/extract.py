@@ -14,6 +14,8 @@ _BLOCKS = re.compile(
     r"<(tool_call|tool_response|code|interpreter)>.*?(?:</\1>|\Z)",
     re.DOTALL,
 )
+# Code in markdown, as models write it without a tool; a box in it is no answer either.
+_FENCED_CODE = re.compile(r"^[ \t]*```(?:python|python3|py|tool_code)\b.*?(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
@@ -34,6 +36,7 @@ def model_text(response: str) -> str:
 
 def last_answer(text: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` whose braces balance, or of an ``<answer>`` block after it."""
+    text = _FENCED_CODE.sub(" ", text)
     box = max(_boxes(text), key=lambda span: span[1], default=None)
     block = next(reversed(list(_ANSWER.finditer(text))), None)
     if block is not None and (box is None or box[1] <= block.start()):
@@ -43,6 +46,7 @@ def last_answer(text: str) -> str | None:
 
 def boxes(text: str) -> list[str]:
     r"""The contents of all balanced ``\boxed{...}``, in order; of nested ones the outermost."""
+    text = _FENCED_CODE.sub(" ", text)
     return [text[slice(*span)].strip() for span in _boxes(text)]
 
 

@@ -20,7 +20,7 @@ _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10*
 _SCALED = re.compile(rf"({_NUMBER})\s*(?:\\text\{{)?\s*({'|'.join(_SCALES)})\s*\}}?", re.IGNORECASE)
 _POWER = r"(?:\^\{?[23]\}?|[²³])?"
 _UNIT = re.compile(
-    rf"(?P<number>{_NUMBER}|{_NUMBER}/\d+|.*\\[dt]?frac\{{[^{{}}]*\}}\{{[^{{}}]*\}})\s*"
+    rf"(?P<number>[-+]?\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{_NUMBER}|{_NUMBER}/\d+|.*\\[dt]?frac\{{[^{{}}]*\}}\{{[^{{}}]*\}})\s*"
     rf"(?:\\(?:text|textrm|mathrm|mbox)\{{(?P<text>[^{{}}]*)\}}{_POWER}"
     rf"|(?P<words>(?:(?:{_UNITS}){_POWER}(?:\s*[/.]\s*|\s+|$))+)"
     r"|\^\{?\\circ\}?|\\circ|°)\.?",
@@ -107,7 +107,7 @@ def _unwrap(text: str) -> str:
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening):
             text = text[len(opening) : -len(closing)].strip()
-    while match := re.fullmatch(r"\\(?:boxed|mathbf|textbf|bold|mathrm)\s*\{([^{}]*)\}", text):
+    while match := re.fullmatch(r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox)\s*\{([^{}]*)\}", text):
         text = match[1].strip()
     return text
 

@@ -32,6 +32,8 @@ CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(1
         (r"<answer>4</answer> or \boxed{5}", "5"),
         ("<answer>4</answer> <answer>5</answer> done", "5"),
         ("<answer>4", None),
+        ("```python\nx = 5\n```\nSo \\boxed{5}.", "5"),
+        ("```\n\\boxed{5}\n```", "5"),
     ],
 )
 def test_the_last_box_or_answer_counts(response, answer):
@@ -46,6 +48,8 @@ def test_the_last_box_or_answer_counts(response, answer):
         "<tool_call>\n\\boxed{5}",  # cut off by the budget
         "<tool_response>\n\\boxed{5}",
         "<code>\n```python\n# \\boxed{5}\n```\n</code>\n<interpreter>\n\\boxed{5}\n</interpreter>\n",
+        "```python\nprint('\\boxed{5}')\n```\nIt prints the answer.",
+        "  ```py\n# \\boxed{5}",
         # What the model said before the last output was not its answer.
         f"It is \\boxed{{5}}. {CALL}\nuser\n<tool_response>\n6\n</tool_response>\nassistant\nHm.",
     ],
@@ -68,7 +72,9 @@ def test_the_answer_after_an_output_counts_with_and_without_control_tokens():
     assert "tool_call" not in model_text(plain)
 
 
-@pytest.mark.parametrize("unit", ["\\boxed{", "{", "}", "<tool_call>", "<answer>", "<code>a", "\\", "</tool_response>"])
+@pytest.mark.parametrize(
+    "unit", ["\\boxed{", "{", "}", "<tool_call>", "<answer>", "<code>a", "\\", "</tool_response>", "```python\n", " "]
+)
 def test_a_hostile_megabyte_takes_linear_time(unit):
     started = time.process_time()
     extract_answer(unit * (1_000_000 // len(unit)))
