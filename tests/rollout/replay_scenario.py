@@ -69,6 +69,8 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) 
                 "extra_fields": extra,
             }
         )
+    if not keys:
+        return
     tags = [{"status": "success", "seq_len": 5} for _ in keys]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
 
@@ -99,7 +101,8 @@ def sample(replay: SyncReplay) -> dict[str, Any]:
     try:
         batch, metrics = replay.sample(global_steps=1, partition_id="train", batch_size=2)
     except RolloutError as error:
-        tq.kv_clear(partition_id="train", keys=list(tq.kv_list()["train"]))
+        if left := list((tq.kv_list() or {}).get("train", {})):
+            tq.kv_clear(partition_id="train", keys=left)
         return {"error": str(error)}
     tq.kv_clear(partition_id="train", keys=batch.keys)
     return {"keys": sorted(batch.keys), "metrics": metrics, "left": sorted((tq.kv_list() or {}).get("train", {}))}

@@ -1,0 +1,76 @@
+"""A model that answers 1 or 2 by the toss of a coin: the real architecture, its weights written by hand.
+
+Attention and feed-forward add nothing, so the next token hangs on the last one alone: embeddings are unit vectors, the
+head holds the transitions. Half of the answers are right where the truth is 1, without any training, so that groups,
+advantages and filters have something to work with. Training moves these weights as it moves any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from retool_mcore.data.files import write_parquet
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+
+SURE = 2.0  # weight of a transition; the norm before the head gives every state the length sqrt(128) = 11.3
+PROMPTS = 64
+
+
+def write_coin_task(folder: Path, *, calls: bool = False, wrong_goes_on: bool = False) -> tuple[str, ...]:
+    """Model and data in ``folder``; returns the settings that name them.
+
+    The model says ``\\boxed{1}`` or ``\\boxed{2}``. ``calls``: or, as often, something that mostly is a call in the
+    paper's form first. ``wrong_goes_on``: a wrong answer's 2 is repeated 50 times on average.
+    """
+    tokenizer = build_tokenizer(tokenizer_rows())
+    write_model(folder / "model", tokenizer, seed=0)
+    texts = ["\n\\boxed{1}<|im_end|>", "\n\\boxed{2}<|im_end|>"]
+    if calls:
+        texts.append("\n<code>print(7)</code>")
+    following: dict[int, dict[int, float]] = {}
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        for token_id, then in pairwise(ids):
+            following.setdefault(token_id, {})[then] = SURE
+    if wrong_goes_on:
+        (two,) = tokenizer.encode("2", add_special_tokens=False)
+        following[two][two] = SURE + 0.345  # log(50) / 11.3
+    (end_id,) = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    _write_transitions(folder / "model" / "model.safetensors", following, end_id)
+    for split in ("train", "val"):
+        questions = [f"Heads or tails, {split} toss {number}?" for number in range(PROMPTS if split == "train" else 2)]
+        rows = [
+            {
+                "data_source": "coin",
+                "prompt": [{"role": "user", "content": question}],
+                "ability": "math",
+                "reward_model": {"ground_truth": "1", "style": "rule"},
+                "extra_info": {"index": index},
+            }
+            for index, question in enumerate(questions)
+        ]
+        write_parquet(folder / f"{split}.parquet", rows)
+    files = tuple(f"data.{split}_file={folder}/{split}.parquet" for split in ("train", "val"))
+    return (f"model.path={folder}/model", *files)
+
+
+def _write_transitions(path: Path, following: Mapping[int, Mapping[int, float]], end_id: int) -> None:
+    weights = load_file(path)
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight", "lm_head.weight")):
+            weight.zero_()
+    states, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    states[:, 0] = 1.0  # any token that no text above holds: the turn ends
+    head[end_id, 0] = SURE
+    for state, (token_id, nexts) in enumerate(following.items(), start=1):
+        states[token_id] = torch.zeros(states.shape[1])
+        states[token_id, state] = 1.0
+        for then, weight in nexts.items():
+            head[then, state] = weight
+    save_file(weights, path, metadata={"format": "pt"})

@@ -1,0 +1,99 @@
+"""Every algorithm and mode that a configuration can name, two steps or three on the real engines.
+
+The model tosses a coin (coin_model.py), so what each part does to a batch is known beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from coin_model import write_coin_task
+from commands import argv_rl, assert_nothing_left, assert_one_error, run
+
+from retool_mcore.train.metrics import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SIZE = ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=2")
+RARELY = ("train.val_every_steps=0", "checkpoint.every_steps=0")
+
+
+def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
+    """Run to the end; the metrics of its steps."""
+    done = run(argv_rl(f"run.root={root}", "run.name=rl", *settings), mark, timeout_s=500)
+    assert done.returncode == 0, done.stderr[-3000:] + (root / "rl/logs/rl.log").read_text(errors="replace")[-6000:]
+    assert_nothing_left(mark)
+    rows = read_metrics(root / "rl" / "metrics.jsonl")
+    for row in rows:
+        assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0
+        assert {"mismatch/kl", "mismatch/max", "mismatch/p99"} <= set(row)
+    return rows
+
+
+def trajectories(root: Path) -> list[dict]:
+    return [json.loads(line) for line in (root / "rl" / "trajectories" / "trajectories.jsonl").open()]
+
+
+def test_ppo_with_a_critic_on_the_papers_protocol_continues_from_its_checkpoint(tmp_path: Path, mark: str):
+    task = write_coin_task(tmp_path, calls=True)
+    settings = (*task, *SIZE, "algorithm.name=ppo", "critic.lr=1e-3", "rollout.protocol=retool")
+    settings += ("algorithm.kl_coef=0.01",)
+    settings += ("data.max_prompt_tokens=300", "train.val_every_steps=0", "checkpoint.every_steps=1")
+    [first] = train(tmp_path, mark, *settings, "train.steps=1")
+    assert (tmp_path / "rl/checkpoints/global_step_1/critic").is_dir()
+    rows = train(tmp_path, mark, *settings, "train.steps=2")
+    assert rows[0] == first and [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["value_loss"] > 0 and row["time_update_critic_s"] > 0
+        assert row["mismatch/max"] <= 1e-4, "float32 engine and actor agree"
+        assert row["behavior/calls"] > 0, "half of the trajectories start with a call"
+    # Before the first update the actor is its own reference; after it, it is not.
+    assert abs(rows[0]["actor/kl_loss"]) <= 1e-6 < rows[1]["actor/kl_loss"]
+    calls = [turn for row in trajectories(tmp_path) for turn in row["turns"] if turn["kind"] == "tool_call"]
+    assert calls and all(turn["text"].endswith("</code>") for turn in calls)
+    assert {result["shown"] for turn in calls for result in turn["results"]} <= {"7", "7\n7"}
+
+
+def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path: Path, mark: str):
+    settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=2", "algorithm.filter_groups=true")
+    # An answer has six tokens, two of them within the last four of eight: it costs half a point.
+    settings += ("algorithm.clip_high=0.28", "rollout.max_response_tokens=8", "reward.overlong_buffer_tokens=4")
+    rows = train(tmp_path, mark, *settings)
+    assert len(rows) == 2
+    for row in rows:
+        assert row["accuracy"] == 0.5, "of each pair one is right"
+        assert row["reward/overlong"] == -0.5
+        assert row["reward"] == pytest.approx(-0.5), "the mean of 1 and -1, less the half point of the length"
+        assert row["grad_norm"] > 0.0, "one of each pair is to become likelier"
+    assert sum(row["training/filter_groups/evicted_samples"] for row in rows) > 0
+    assert sum(row["rollout/refilled_prompts"] for row in rows) > 0
+
+
+def test_filtering_that_finds_nothing_stops_with_one_error(tmp_path: Path, mark: str):
+    settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=1", "algorithm.filter_groups=true")
+    # A response of one token holds no answer: all groups are wrong.
+    settings += ("rollout.max_response_tokens=1", "rollout.max_refill_batches=2", f"run.root={tmp_path}")
+    done = run(argv_rl(*settings), mark, timeout_s=500)
+    assert_one_error(done, "rollout.max_refill_batches * train.prompts_per_step = 16 is the limit")
+    assert_nothing_left(mark)
+
+
+def test_partial_rollout_goes_on_after_updates_and_a_restart_and_is_weighted_for_it(tmp_path: Path, mark: str):
+    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=True), *SIZE, "train.val_every_steps=0")
+    settings += ("train.mode=partial_rollout", "algorithm.importance_sampling=token", "rollout.protocol=retool")
+    settings += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400", "optim.lr=1e-3")
+    settings += ("checkpoint.every_steps=3",)
+    train(tmp_path, mark, *settings, "train.steps=3")
+    rows = train(tmp_path, mark, *settings, "train.steps=4")  # with the prompts that were in flight
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert max(row["training/off_policy/trajectory_spans/max"] for row in rows) > 1, "no trajectory saw an update"
+    assert rows[0]["mismatch/max"] <= 1e-4
+    assert max(row["mismatch/max"] for row in rows) > 1e-3, "older weights sampled, and the learning rate is high"
+    sampled = [[version for version in row["versions"] if version >= 0] for row in trajectories(tmp_path)]
+    assert all(versions == sorted(versions) for versions in sampled)
+    assert any(len(set(versions)) > 1 for versions in sampled), "no recorded response has tokens of two versions"
+    for row in rows:
+        assert 0.0 < row["rollout_corr/rollout_is_mean"] <= 2.0
