@@ -4,13 +4,14 @@ started=()  # leaders of the process groups that this script has started
 
 fail() { echo "error: $*" >&2; exit 2; }
 
-# find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, NODE_RANK and HEAD_IP.
+# find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, RUN, ROOT, NODE_RANK and HEAD_IP.
 find_node() {
-  read -r NODES DEVICES PLATFORM RUN < <("$PYTHON" -m retool_mcore get "$@" cluster.nodes cluster.gpus_per_node \
-    run.platform run.name) || exit 2
+  read -r NODES DEVICES PLATFORM RUN ROOT < <("$PYTHON" -m retool_mcore get "$@" cluster.nodes cluster.gpus_per_node \
+    run.platform run.name run.root) || exit 2
   if [ -z "${NODE_RANK:-}" ] && [ -n "${SLURM_NODEID:-}" ]; then
     NODE_RANK=$SLURM_NODEID
     HEAD_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    HEAD_IP=$({ getent ahostsv4 "$HEAD_IP" || echo "$HEAD_IP"; } | awk '{print $1; exit}')  # Ray wants a number
   fi
   if [ "$NODES" = 1 ]; then NODE_RANK=0 HEAD_IP=${HEAD_IP:-127.0.0.1}; fi
   [ -n "${NODE_RANK:-}" ] && [ -n "${HEAD_IP:-}" ] ||
@@ -51,10 +52,12 @@ start_sandbox() {  # one service for all of this node; the same path on every no
 
 # This node's part of the run's Ray cluster. Processes of the run get their environment from verl, not from here.
 start_ray() {
+  export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # when Ray is stopped the run has ended: there is nothing to move away
   local resources
   resources=(--num-gpus "$DEVICES")
   [ "$PLATFORM" = ascend ] && resources=(--resources "{\"NPU\": $DEVICES}")
   [ "$PLATFORM" = cpu ] && resources+=(--num-cpus 16)  # logical: actors that mostly wait
+  share_ray_token
   local common=(--disable-usage-stats --block "${resources[@]}" ${RAY_START_OPTIONS:-})
   if [ "$NODE_RANK" = 0 ]; then
     start "$PYTHON" -m ray.scripts.scripts start --head --include-dashboard false --node-ip-address "$HEAD_IP" \
@@ -66,6 +69,25 @@ start_ray() {
   fi
   RAY_LEADER=${started[-1]}
   export RAY_ADDRESS=$HEAD_IP:$RAY_PORT
+}
+
+# Ray's nodes prove to each other that they belong together by a secret, kept in the run's folder, which all nodes share.
+share_ray_token() {
+  export RAY_AUTH_MODE=token
+  [ -z "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" ] || return 0
+  export RAY_AUTH_TOKEN_PATH=$PWD/$ROOT/$RUN/ray_token
+  [ "${ROOT:0:1}" != / ] || RAY_AUTH_TOKEN_PATH=$ROOT/$RUN/ray_token
+  local end=$((SECONDS + HEAD_WAIT_S))
+  if [ "$NODE_RANK" = 0 ] && [ ! -s "$RAY_AUTH_TOKEN_PATH" ]; then
+    mkdir -p "$(dirname "$RAY_AUTH_TOKEN_PATH")"
+    (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH.new")
+    mv "$RAY_AUTH_TOKEN_PATH.new" "$RAY_AUTH_TOKEN_PATH"
+  fi
+  until [ -s "$RAY_AUTH_TOKEN_PATH" ]; do
+    [ $SECONDS -lt $end ] || fail "$RAY_AUTH_TOKEN_PATH of node 0 is not seen here: run.root must be a folder that all" \
+      "nodes share. Or node 0 has not been started."
+    sleep 0.5
+  done
 }
 
 serve_unless_head() {

@@ -273,7 +273,8 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         keys |= _small_machine_keys()
     if config.cluster.nodes > 1:
         # Workers on other nodes inherit what their shells had; verl hands this to every process of the run.
-        keys["ray_kwargs.ray_init.runtime_env.env_vars"] = platform.process_env()
+        env = platform.process_env() | {"TENSORBOARD_DIR": str(run_dir / "tensorboard")}
+        keys["ray_kwargs.ray_init.runtime_env.env_vars"] = env
     elif platform.device == "cpu":
         keys |= _local_ray_keys(config)
     return keys

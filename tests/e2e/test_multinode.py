@@ -1,0 +1,105 @@
+"""Two hosts, the CPU platform, the launch scripts as on two real nodes: run, lose a host, run the same again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import argv_sft, assert_nothing_left, last_step, run, wait_until
+from two_hosts import Host, two_hosts, why_not
+
+from retool_mcore.train.metrics import read_metrics
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "can run"),
+]
+SFT_SCRIPT, RL_SCRIPT = "launch/sft_h200x8.sh", "launch/rl_h100x16.sh"
+TWO_NODES = ("cluster.nodes=2", "cluster.gpus_per_node=1")
+EXACT = ("step", "loss", "grad_norm", "lr", "tokens", "loss_tokens")
+
+
+def start_both(hosts: tuple[Host, Host], script: str, words: tuple[str, ...], env: dict[str, str], mark: str) -> list:
+    return [host.start(script, words, {**env, "NODE_RANK": str(i)}, mark) for i, host in enumerate(hosts)]
+
+
+def logs(hosts: tuple[Host, Host]) -> str:
+    return "\n".join(f"--- {host.address}\n{host.log()[-4000:]}" for host in hosts)
+
+
+def sft_settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
+    files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
+    steps = ("train.steps=8", "train.val_every_steps=8", "checkpoint.every_steps=4", "train.global_batch=16")
+    return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
+
+
+def test_sft_over_two_nodes_loses_one_and_continues(task: Path, tmp_path: Path, mark: str):
+    whole = run(argv_sft(*sft_settings(task, tmp_path, "run.name=whole")), mark)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    words = sft_settings(task, tmp_path, "run.name=two", *TWO_NODES)
+    env = {"CONFIG": "configs/sft_tiny_cpu.toml", "HEAD_WAIT_S": "120"}
+    run_dir = tmp_path / "two"
+    with two_hosts(tmp_path / "hosts") as hosts:
+        both = start_both(hosts, SFT_SCRIPT, words, env, mark)
+        wait_until(lambda: last_step(run_dir) >= 5 or both[0].poll() is not None, "step 5", 240)
+        assert last_step(run_dir) >= 5, logs(hosts)
+        hosts[1].kill()
+        assert both[0].wait(timeout=120) != 0, "the other node must not wait for ever for the one that is gone"
+        assert_nothing_left(mark)
+        both = start_both(hosts, SFT_SCRIPT, words, env, mark)
+        assert [node.wait(timeout=300) for node in both] == [0, 0], logs(hosts)
+        assert_nothing_left(mark)
+    rows, expected = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "whole"))
+    assert [{k: row[k] for k in EXACT} for row in rows] == [{k: row[k] for k in EXACT} for row in expected]
+
+
+def test_a_node_with_other_data_is_told_and_nothing_is_trained(task: Path, tmp_path: Path, mark: str):
+    other = tmp_path / "other"
+    shutil.copytree(task, other)
+    train = other / "sft_train.parquet"
+    shutil.copy(task / "sft_val.parquet", train)
+    # Both nodes name the same path; on the second another file lies there.
+    env = {"CONFIG": "configs/sft_tiny_cpu.toml", "HEAD_WAIT_S": "120"}
+    words = sft_settings(tmp_path / "data", tmp_path, "run.name=two", "data.allow_overlap=true", *TWO_NODES)
+    shutil.copytree(task, tmp_path / "data")
+    with two_hosts(tmp_path / "hosts") as hosts:
+        mount = tmp_path / "mounted.sh"
+        mount.write_text(f'mount --bind {train} {tmp_path}/data/sft_train.parquet && exec bash {SFT_SCRIPT} "$@"\n')
+        both = [
+            hosts[0].start(SFT_SCRIPT, words, {**env, "NODE_RANK": "0"}, mark),
+            hosts[1].start(str(mount), words, {**env, "NODE_RANK": "1"}, mark),
+        ]
+        assert [node.wait(timeout=240) != 0 for node in both] == [True, True], logs(hosts)
+        assert "the nodes differ: data.train_file" in hosts[0].log(), logs(hosts)
+    assert not (tmp_path / "two" / "metrics.jsonl").exists()
+    assert_nothing_left(mark)
+
+
+def test_rl_over_two_ray_nodes_loses_one_and_continues(task: Path, tmp_path: Path, mark: str):
+    files = [f"data.{split}_file={task}/rl_{split}.parquet" for split in ("train", "val")]
+    size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=4", "rollout.agent_workers=2")
+    steps = ("train.steps=4", "train.val_every_steps=4", "checkpoint.every_steps=2", "run.name=two")
+    words = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *size, *steps, *TWO_NODES)
+    env = {"CONFIG": "configs/rl_tiny_cpu.toml", "HEAD_WAIT_S": "120",
+           "RAY_START_OPTIONS": "--object-store-memory 300000000"}  # fmt: skip
+    run_dir = tmp_path / "two"
+    with two_hosts(tmp_path / "hosts") as hosts:
+        both = start_both(hosts, RL_SCRIPT, words, env, mark)
+        wait_until(lambda: last_step(run_dir) >= 3 or both[0].poll() is not None, "step 3", 900)
+        assert last_step(run_dir) >= 3, logs(hosts)
+        assert "ok      nodes           2 joined" in hosts[0].log()
+        assert "the same code, packages, data and model on every node" in hosts[0].log()
+        hosts[1].kill()
+        assert both[0].wait(timeout=240) != 0, "the head must end with an error when a node is gone"
+        assert_nothing_left(mark)
+        both = start_both(hosts, RL_SCRIPT, words, env, mark)
+        assert both[0].wait(timeout=900) == 0, logs(hosts)
+        assert both[1].wait(timeout=180) == 0, logs(hosts)
+        assert_nothing_left(mark)
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(row["rollout_actor_prob_diff_max"] <= 1e-4 for row in rows)
+    states = sorted(path.parent.name for path in (run_dir / "checkpoints").glob("*/state.json"))
+    assert states == ["global_step_2", "global_step_4"]
