@@ -23,18 +23,42 @@ class Device:
     bandwidth: float  # of its memory
     link: float  # to the devices of its node
     network: float  # to other nodes
+    fused: bool  # the platform's layers fuse activation and residual, and keep less for backward
 
 
 DEVICES = {
     device.name: device
     for device in (
         Device(
-            name="h100", platform="cuda", memory_gib=79.1, flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9
+            name="h100",
+            platform="cuda",
+            memory_gib=79.1,
+            flops=989e12,
+            bandwidth=3.35e12,
+            link=450e9,
+            network=50e9,
+            fused=True,
         ),
         Device(
-            name="h200", platform="cuda", memory_gib=139.8, flops=989e12, bandwidth=4.8e12, link=450e9, network=50e9
+            name="h200",
+            platform="cuda",
+            memory_gib=139.8,
+            flops=989e12,
+            bandwidth=4.8e12,
+            link=450e9,
+            network=50e9,
+            fused=True,
         ),
-        Device(name="a2", platform="ascend", memory_gib=61.0, flops=354e12, bandwidth=1.6e12, link=196e9, network=25e9),
+        Device(
+            name="a2",
+            platform="ascend",
+            memory_gib=61.0,
+            flops=354e12,
+            bandwidth=1.6e12,
+            link=196e9,
+            network=25e9,
+            fused=False,
+        ),
     )
 }
 

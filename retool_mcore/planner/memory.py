@@ -55,34 +55,35 @@ def params_of_rank(shape: ModelShape, parallel: Parallel) -> float:
     return layers * layer + heads
 
 
-def activation_bytes(shape: ModelShape, memory: Memory, tp: int) -> tuple[float, float]:
+def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True) -> tuple[float, float]:
     """Bytes of one token that one layer keeps for its backward pass, and that it needs while it is recomputed.
 
     bfloat16; sequence parallelism splits all of it over ``tp``; fused attention keeps no scores. Kept: the inputs of
-    both norms and of both blocks' first products, q, k, v, the attention's output, the gate's and up-projection's
-    output, their product, and two residuals.
+    both norms, q, k, v, the attention's output, the gate's and up-projection's output, and their product. Layers that
+    are not ``fused`` also keep the gate's activation and, at norms and residuals, four more hidden states (measured:
+    the first two rows of perf/LOG.md's table differ by so much).
     """
     hidden, attended = shape.hidden, shape.heads * shape.head_dim
     kv = shape.kv_heads * shape.head_dim
     ffn = shape.ffn * (shape.experts_per_token or 1)
-    whole = 2 * (6 * hidden + 2 * attended + 2 * kv + 3 * ffn) / tp
+    whole = 2 * (2 * hidden + 2 * attended + 2 * kv + 3 * ffn + (0 if fused else ffn + 4 * hidden)) / tp
     if memory.recompute == "full":
         return 2 * hidden / tp, whole
-    if memory.recompute == "selective":
+    if memory.recompute == "selective" and not fused:  # the outputs of the norms, which fused layers do not keep
         return whole - 2 * 2 * hidden / tp, 2 * 2 * hidden / tp
     return whole, 0.0
 
 
 def train_memory(
-    shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int
+    shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int, fused: bool = True
 ) -> TrainMemory:
     """``micro_batch_tokens`` of one rank, before context parallelism multiplies them."""
     tp, pp = parallel.tp, parallel.pp
     params = params_of_rank(shape, parallel)
     layers = ceil(shape.layers / pp)
-    kept, working = activation_bytes(shape, memory, tp)
+    kept, working = activation_bytes(shape, memory, tp, fused=fused)
     if memory.recompute == "full" and memory.recompute_layers:
-        plain, _ = activation_bytes(shape, Memory(), tp)
+        plain, _ = activation_bytes(shape, Memory(), tp, fused=fused)
         share = min(1.0, memory.recompute_layers / layers)
         kept = kept * share + plain * (1 - share)
     in_flight = (

@@ -110,7 +110,7 @@ def make_plan(
     parallel, memory = parallel or config.parallel, memory or config.memory
     dp = hardware.count // parallel.model_parallel
     micro = math.ceil(config.max_sequence_tokens / parallel.cp) if changed else config.train.micro_batch_tokens
-    train = train_memory(shape, parallel, memory, dp=dp, micro_batch_tokens=micro)
+    train = train_memory(shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused)
     if isinstance(config, RlConfig):
         return _rl_plan(
             config, shape, hardware,

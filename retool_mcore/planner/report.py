@@ -19,7 +19,7 @@ def report(
     lines = [
         f"{config.source} on {hardware.name}: {shape.params / 1e9:.3g} G parameters, {_layout(plan)}",
         f"estimates; of {len(CALIBRATION)} constants {sum('assumed' in c.source for c in CALIBRATION.values())} are "
-        "assumed, the others fitted to two runs on H200 (retool_mcore/planner/calibration.py)",
+        "assumed, the others fitted to runs on H200 (retool_mcore/planner/calibration.py)",
         "",
         *_memory_lines(plan),
         "",

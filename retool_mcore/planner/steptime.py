@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retool_mcore.config import Memory, Parallel, RlConfig
-from retool_mcore.planner.calibration import of
+from retool_mcore.planner.calibration import of as calibrated
 from retool_mcore.planner.hardware import Hardware
-from retool_mcore.planner.memory import STATE_BYTES, RolloutMemory, params_of_rank
+from retool_mcore.planner.memory import STATE_BYTES, RolloutMemory, activation_bytes, params_of_rank
 from retool_mcore.planner.shape import ModelShape
 
 
@@ -30,16 +30,20 @@ class Work:
 
     @staticmethod
     def of(sequences: float, mean_tokens: float) -> Work:
-        return Work(tokens=sequences * mean_tokens, squares=sequences * mean_tokens**2)
+        return Work(tokens=sequences * mean_tokens, squares=sequences * mean_tokens**2 * calibrated("spread"))
 
 
 def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float) -> float:
     """Seconds of ``passes`` forward-equivalents (forward 1, forward and backward 3, with full recomputation 4)."""
     devices, flops = hardware.count, hardware.device.flops
-    products = 2 * compute_params(shape) * work.tokens * passes / (devices * flops * of("gemm"))
+    products = 2 * compute_params(shape) * work.tokens * passes / (devices * flops * calibrated("gemm"))
     attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes
-    attention_s = attention / (devices * flops * of("attention"))
-    return products + attention_s + _messages_s(shape, hardware, parallel, work, passes)
+    attention_s = attention / (devices * flops * calibrated("attention"))
+    kept, _ = activation_bytes(shape, Memory(), 1, fused=hardware.device.fused)
+    moved = kept * shape.layers * work.tokens * calibrated("elementwise") * passes / 3
+    elementwise_s = moved / (devices * hardware.device.bandwidth * calibrated("memory"))
+    busy_s = products + attention_s + elementwise_s
+    return busy_s * (1 + calibrated("gaps")) + _messages_s(shape, hardware, parallel, work, passes)
 
 
 def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, passes: float) -> float:
@@ -48,7 +52,7 @@ def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work:
     tp, cp = parallel.tp, parallel.cp
     tp_bytes = 4 * 2 * shape.hidden * tokens_of_rank * shape.layers / parallel.pp * (tp - 1) / tp * passes
     cp_bytes = 2 * 2 * shape.kv_heads * shape.head_dim * tokens_of_rank * (cp - 1) * shape.layers / parallel.pp / tp
-    rate = of("link")
+    rate = calibrated("link")
     return tp_bytes / (hardware.link(tp) * rate) + cp_bytes * passes / (hardware.link(tp * cp) * rate)
 
 
@@ -56,10 +60,10 @@ def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memor
     """Reduce gradients, step, gather weights: bytes over links and through memory (or the host's, at 20 GB/s)."""
     params = params_of_rank(shape, parallel)
     ranks = dp * parallel.cp
-    messages = 6 * params * (ranks - 1) / ranks / (hardware.link(ranks * parallel.tp) * of("link"))
+    messages = 6 * params * (ranks - 1) / ranks / (hardware.link(ranks * parallel.tp) * calibrated("link"))
     states = 2 * (STATE_BYTES[memory.adam_states] + 4) * params / ranks
     host = states * memory.optimizer_on_cpu / 20e9
-    return messages + states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * of("memory")) + host
+    return messages + states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * calibrated("memory")) + host
 
 
 def bubble(parallel: Parallel, micro_batches: float) -> float:
@@ -96,8 +100,10 @@ def decode(
     steady_s = responses * mean_response / at_once * step_s
     longest_s = config.rollout.max_response_tokens * _decode_step_s(shape, hardware, tp, 1, context)
     prefill = 2 * compute_params(shape) * responses * config.data.max_prompt_tokens / 2
-    prefill_s = prefill / (tp * hardware.device.flops * of("gemm")) / config.rollout.group_size  # the prefix is shared
-    tools_s = of("calls") * of("tool_wait_s") if config.rollout.tool else 0.0
+    prefill_s = (
+        prefill / (tp * hardware.device.flops * calibrated("gemm")) / config.rollout.group_size
+    )  # the prefix is shared
+    tools_s = calibrated("calls") * calibrated("tool_wait_s") if config.rollout.tool else 0.0
     seconds = max(steady_s, longest_s) + prefill_s + tools_s
     limits = {
         config.rollout.max_running_requests: "rollout.max_running_requests",
@@ -112,14 +118,14 @@ def decode(
 
 def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float) -> float:
     moved = (2 * compute_params(shape) + at_once * context * shape.kv_bytes) / tp
-    memory_s = moved / (hardware.device.bandwidth * of("memory"))
-    compute_s = 2 * compute_params(shape) * at_once / (tp * hardware.device.flops * of("gemm"))
-    return max(memory_s, compute_s) + shape.layers * of("decode_layer_s")
+    memory_s = moved / (hardware.device.bandwidth * calibrated("memory"))
+    compute_s = 2 * compute_params(shape) * at_once / (tp * hardware.device.flops * calibrated("gemm"))
+    return max(memory_s, compute_s) + shape.layers * calibrated("decode_layer_s")
 
 
 def sync_s(shape: ModelShape) -> float:
     """The actor's weights into the engines; each gathers the whole model."""
-    return of("sync_s") + 2 * shape.params / of("sync_rate")
+    return calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate")
 
 
 def total(phases: Mapping[str, float]) -> float:

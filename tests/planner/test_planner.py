@@ -23,6 +23,8 @@ from retool_mcore.planner.steptime import compute_params
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 SEVEN, THIRTY_TWO = PUBLISHED["Qwen2.5-7B"], PUBLISHED["Qwen2.5-32B"]
+TWO_H200 = ("cluster.gpus_per_node=2", "parallel.tp=1", "parallel.cp=2", "train.micro_batch_tokens=8192",
+            "memory.fused_cross_entropy=true", "memory.adam_states=float32", "memory.recompute=none")  # fmt: skip
 PLAIN = ("memory.recompute=none", "memory.fused_cross_entropy=false", "memory.adam_states=float32")
 
 
@@ -74,11 +76,15 @@ def test_states_of_32b_by_hand():
 
 
 def test_activations_by_hand():
-    """One layer of 7B keeps 6 h, two q and attention outputs, k, v and 3 f for each token, in bfloat16."""
+    """One layer of 7B keeps 2 h, q, the attention's output, k, v and 3 f for each token, in bfloat16."""
     kept, working = activation_bytes(SEVEN, Memory(), 1)
-    assert (kept, working) == (2 * (6 * 3584 + 2 * 3584 + 2 * 512 + 3 * 18944), 0.0)
+    assert (kept, working) == (2 * (2 * 3584 + 2 * 3584 + 2 * 512 + 3 * 18944), 0.0)
     full, again = activation_bytes(SEVEN, Memory(recompute="full"), 2)
     assert (full, again) == (3584, kept / 2)
+    plain, _ = activation_bytes(SEVEN, Memory(), 1, fused=False)
+    assert plain - kept == 2 * (18944 + 4 * 3584)
+    selective, _ = activation_bytes(SEVEN, Memory(recompute="selective"), 1, fused=False)
+    assert plain - selective == 2 * 2 * 3584
 
 
 def test_memory_knobs_turn_the_right_way():
@@ -86,7 +92,6 @@ def test_memory_knobs_turn_the_right_way():
         return train_memory(SEVEN, parallel, memory, dp=dp, micro_batch_tokens=16384).total
 
     plain = need(Parallel(), Memory())
-    assert need(Parallel(), Memory(recompute="selective")) < plain
     assert need(Parallel(), Memory(recompute="full")) < need(Parallel(), Memory(recompute="full", recompute_layers=14))
     assert need(Parallel(), Memory(recompute="full", recompute_layers=14)) < plain
     assert need(Parallel(), Memory(fused_cross_entropy=True)) < plain
@@ -97,12 +102,44 @@ def test_memory_knobs_turn_the_right_way():
     assert need(Parallel(pp=2, vpp=2), Memory()) > need(Parallel(pp=2), Memory())
 
 
-def test_the_run_it_was_fitted_to_sft_7b():
-    """Measured on 2 H200: 4.85 s a step and 120 GiB. Memory within 10 %, time within 20 %, as issue 7 asks."""
-    config = sft("cluster.gpus_per_node=2", "parallel.tp=2", "parallel.cp=1", "train.micro_batch_tokens=16384", *PLAIN)
-    plan = make_plan(config, SEVEN, parse("h200x2"), mean_tokens=2700)
-    assert plan.need_gib == pytest.approx(120, rel=0.10)
-    assert plan.step_s == pytest.approx(4.85, rel=0.20)
+# perf/LOG.md, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a GPU. 83,081 tokens a step, 32 sequences.
+MEASURED = {
+    "cp2_kept": (("train.micro_batch_tokens=11264", "memory.adam_states=compact"), 127.3, 11549),  # fitted
+    "cp2_plain_cross_entropy": (("memory.fused_cross_entropy=false",), 129.1, 11253),  # fitted
+    "cp2": ((), 122.3, 11275),
+    "tp2": (
+        ("parallel.tp=2", "parallel.cp=1", "train.micro_batch_tokens=16384", "memory.fused_cross_entropy=false"),
+        107.2,
+        11129,
+    ),
+    "dp2_12_layers_recomputed": (
+        ("parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=full", "memory.recompute_layers=12"),
+        125.5,
+        10353,
+    ),
+    "dp2_6_layers_bfloat16_moments": (
+        ("parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=full", "memory.recompute_layers=6",
+         "memory.adam_states=bfloat16"),
+        117.4,
+        10670,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_measured_runs_of_7b_on_two_h200(name: str):
+    """Memory within 10 %, time within 20 %, as issue 7 asks; met within 6 % of both."""
+    settings, gib, rate = MEASURED[name]
+    plan = make_plan(sft(*TWO_H200, *settings), SEVEN, parse("h200x2"), mean_tokens=83081 / 32)
+    assert plan.need_gib == pytest.approx(gib, rel=0.10)
+    assert plan.tokens_per_step / 2 / plan.step_s == pytest.approx(rate, rel=0.20)
+    assert plan.fits
+
+
+def test_a_measured_out_of_memory_is_refused():
+    settings = ("train.micro_batch_tokens=12288", "memory.fused_cross_entropy=false", "memory.adam_states=compact")
+    plan = make_plan(sft(*TWO_H200, *settings), SEVEN, parse("h200x2"), mean_tokens=83081 / 32)
+    assert not plan.fits and plan.need_gib > 139.8
 
 
 def test_the_other_way_the_same_model_ran_out_of_memory():
