@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from retool_mcore.data.files import replacing
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
-from retool_mcore.reward.normalise import normalise
+from retool_mcore.reward.normalise import vote
 from retool_mcore.rollout.engine import Engine, Sampling
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
@@ -158,7 +158,7 @@ def make_report(problems: Sequence[Problem], settings: Settings, samples: Sample
     flat = [row for each in rows for row in each]
     scores = summarize(
         [
-            Samples(scores=[float(row["correct"]) for row in each], votes=[_vote(row["answer"]) for row in each])
+            Samples(scores=[float(row["correct"]) for row in each], votes=[vote(row["answer"]) for row in each])
             for each in rows
         ]
     )
@@ -181,14 +181,6 @@ def make_report(problems: Sequence[Problem], settings: Settings, samples: Sample
             for problem, each in zip(problems, rows, strict=True)
         ],
     }
-
-
-def _vote(answer: str | None) -> Hashable:
-    """Equal for answers that are written differently only: "034", "34" and "$34$" are one vote."""
-    if answer is None:
-        return None
-    normal = normalise(answer)
-    return (normal.text if normal.number is None else normal.number, normal.percent)
 
 
 def _seeded(settings: Settings, problem: Problem, sample: int) -> Sampling:

@@ -65,7 +65,7 @@ def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float)
     verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, timeout_s=timeout_s)
     return {
         **row,
-        "extracted": verdict["pred"] if verdict["has_answer"] else None,
+        "extracted": verdict["answer"] if verdict["has_answer"] else None,
         "correct": bool(verdict["acc"]),
         "reward": verdict["score"],
         "check_failed": bool(verdict["check_failed"]),

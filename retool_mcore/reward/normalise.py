@@ -67,6 +67,14 @@ def normalise(answer: str) -> Normal:
     return Normal(text, percent, plain_number(text))
 
 
+def vote(answer: str | None) -> str:
+    """What maj@k counts: the same for answers that are written differently only ("034", "34", "$34$"); "" for none."""
+    if answer is None:
+        return ""
+    normal = normalise(answer)
+    return (normal.text if normal.number is None else str(normal.number)) + ("%" if normal.percent else "")
+
+
 def plain_number(text: str) -> Fraction | None:
     """The exact value of an integer, decimal, or fraction of integers; None for anything else or absurdly long."""
     if len(text) > MAX_EXACT_DIGITS:

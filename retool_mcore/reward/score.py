@@ -8,6 +8,7 @@ from typing import Any
 from retool_mcore.errors import RewardError
 from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, Verdict, check
 from retool_mcore.reward.extract import extract_answer
+from retool_mcore.reward.normalise import vote
 from retool_mcore.reward.shaping import Shaping, behavior_of
 
 
@@ -28,8 +29,9 @@ def compute_score(
     ``solution_str`` is the decoded response with its interpreter outputs: the answer is looked for in the model's words
     after the last output, outside of calls (``reward.extract``). Our agent loop has read it off the tokens already and
     gives it in ``extra_info`` (``answer`` beside ``behavior``; a data file's own ``answer`` column is not believed).
-    Returns score, acc (1.0 or 0.0), pred (the answer, "" if none), has_answer and check_failed (1.0 when the check ran
-    into its time limit or crashed, which counts as wrong); the same keys for every response, as verl needs them.
+    Returns score, acc (1.0 or 0.0), answer ("" if none), pred (the answer as maj@k counts it, verl's name), has_answer
+    and check_failed (1.0 when the check ran into its time limit or crashed, which counts as wrong); the same keys for
+    every response, as verl needs them.
     ``shaping`` holds the options of ``reward.shaping`` that are not at their default; their parts are added to score
     and returned beside it, with reward_answer, the part for the answer alone.
     Raises RewardError when the row has no ground truth.
@@ -43,7 +45,8 @@ def compute_score(
     result = {
         "score": float(correct if verdict.equivalent else wrong),
         "acc": float(verdict.equivalent),
-        "pred": answer or "",
+        "pred": vote(answer),
+        "answer": answer or "",
         "has_answer": float(answer is not None),
         "check_failed": float(verdict.how in ("timeout", "crash")),
     }

@@ -16,11 +16,20 @@ OUTPUT = "<tool_call>\n{}\n</tool_call>\nuser\n<tool_response>\n{}\n</tool_respo
 
 def test_the_papers_reward_is_plus_or_minus_one():
     right = compute_score("math", r"\boxed{034}", "34", {"index": 0})
-    assert right == {"score": 1.0, "acc": 1.0, "pred": "034", "has_answer": 1.0, "check_failed": 0.0}
+    assert right == {"score": 1.0, "acc": 1.0, "pred": "34", "answer": "034", "has_answer": 1.0, "check_failed": 0.0}
     wrong = compute_score("math", r"\boxed{35}", "34", {"index": 0})
-    assert wrong == {"score": -1.0, "acc": 0.0, "pred": "35", "has_answer": 1.0, "check_failed": 0.0}
+    assert wrong == {"score": -1.0, "acc": 0.0, "pred": "35", "answer": "35", "has_answer": 1.0, "check_failed": 0.0}
     none = compute_score("math", "I give up", "34", None)
-    assert none == {"score": -1.0, "acc": 0.0, "pred": "", "has_answer": 0.0, "check_failed": 0.0}
+    assert none == {"score": -1.0, "acc": 0.0, "pred": "", "answer": "", "has_answer": 0.0, "check_failed": 0.0}
+
+
+def test_answers_that_are_written_differently_only_are_one_vote():
+    preds = [
+        compute_score("math", rf"\boxed{{{answer}}}", "7", None)["pred"] for answer in ("034", "34.0", "$34$", "34%")
+    ]
+    assert preds == ["34", "34", "34", "34%"]
+    assert compute_score("math", r"\boxed{0.5}", "7", None)["pred"] == "1/2"
+    assert compute_score("math", r"\boxed{x+1}", "7", None)["pred"] == "x+1"
 
 
 def test_the_values_come_from_the_configuration():

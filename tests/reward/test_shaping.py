@@ -15,7 +15,8 @@ def score(answer: str, shaping=None, **behavior):
 
 
 def test_by_default_nothing_is_added():
-    assert score("35", calls=5) == {"score": -1.0, "acc": 0.0, "pred": "35", "has_answer": 1.0, "check_failed": 0.0}
+    parts = {"score": -1.0, "acc": 0.0, "pred": "35", "answer": "35", "has_answer": 1.0, "check_failed": 0.0}
+    assert score("35", calls=5) == parts
     assert score("35", {"call_bonus": 0.0}, calls=5)["score"] == -1.0
 
 
