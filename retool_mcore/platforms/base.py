@@ -136,7 +136,8 @@ def get_platform(name: str) -> Platform:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise PlatformError(
-            f'run.platform = "{name}" needs the module {module_name}, and {error.name} is not installed.'
+            f'run.platform = "{name}" needs the module {module_name}, and {error.name} is not installed. '
+            "Run `make install`."
         ) from error
     platform: Platform = getattr(module, class_name)()
     return platform

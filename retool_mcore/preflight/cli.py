@@ -57,6 +57,7 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("versions", partial(machine.versions, platform)),
         ("devices", partial(machine.devices, run, platform)),
         ("disk", partial(machine.disk, run)),
+        ("host memory", partial(machine.host_memory, run)),
         ("shared memory", partial(machine.shared_memory, platform)),
         ("open files", partial(machine.limits, platform)),
         ("clock", machine.clock),

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.models import check_cores, read_shape
+from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.planner.shape import of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
@@ -124,6 +125,29 @@ def disk(config: RunConfig) -> Iterator[Finding]:
         yield warning("disk", f"{text}. Free some, or lower checkpoint.keep.")
     else:
         yield ok("disk", text)
+
+
+def host_memory(config: RunConfig) -> Iterator[Finding]:
+    """What [memory] moves to the host, of all devices of a node."""
+    memory = config.memory
+    if not memory.offload_idle and not memory.optimizer_on_cpu:
+        return
+    shape = read_shape(config.model.path) if Path(config.model.path).exists() else {}
+    if not shape:
+        yield warning("host memory", "not compared: what is moved to the host depends on the model, which is not here")
+        return
+    params, nodes = of_config(shape).params, config.cluster.nodes
+    copies = max(1.0, config.cluster.gpus_per_node / (config.parallel.tp * config.parallel.pp))
+    weights = 2 * params * copies if memory.offload_idle else 0.0
+    on_host = 1.0 if memory.offload_idle else memory.optimizer_on_cpu
+    needed_gib = (weights + STATE_BYTES[memory.adam_states] * params * on_host / nodes) / GIB
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    available_gib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
+    text = f"{available_gib:.0f} GiB available, {needed_gib:.1f} GiB of weights and optimizer move there"
+    if available_gib < needed_gib:
+        yield error("host memory", f"{text}. Set memory.offload_idle and memory.optimizer_on_cpu lower, or free some.")
+    else:
+        yield ok("host memory", text)
 
 
 def shared_memory(platform: Platform) -> Iterator[Finding]:

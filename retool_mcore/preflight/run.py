@@ -36,7 +36,9 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
     loaded = load_tokenizer(config.model.path)
     if isinstance(config, RlConfig):
         protocol_of(config.rollout, loaded)
-        yield ok("tokenizer", f"{len(loaded)} tokens; a call of protocol {config.rollout.protocol} ends on tokens of its own")
+        yield ok(
+            "tokenizer", f"{len(loaded)} tokens; a call of protocol {config.rollout.protocol} ends on tokens of its own"
+        )
     else:
         chat_format(loaded)
         yield ok("tokenizer", f"{len(loaded)} tokens; the chat template renders tools and their results")

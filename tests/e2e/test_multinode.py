@@ -11,10 +11,11 @@ from two_hosts import Host, two_hosts, why_not
 
 from retool_mcore.train.metrics import read_metrics
 
+REASON = why_not()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(2400),
-    pytest.mark.skipif(bool(why_not()), reason=why_not() or "can run"),
+    pytest.mark.skipif(bool(REASON), reason=REASON),
 ]
 SFT_SCRIPT, RL_SCRIPT = "launch/sft_h200x8.sh", "launch/rl_h100x16.sh"
 TWO_NODES = ("cluster.nodes=2", "cluster.gpus_per_node=1")

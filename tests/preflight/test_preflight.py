@@ -15,6 +15,7 @@ import pytest
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
+from retool_mcore.planner.shape import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import machine
 from retool_mcore.preflight import run as looks
@@ -113,6 +114,18 @@ def test_the_disk_must_hold_the_checkpoints(monkeypatch, task: Path, free_gib: f
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, int(free_gib * 2**30)))
     found = list(machine.disk(good(task)))
     assert levels(found) == [level] and "a checkpoint is" in found[0].text
+
+
+@pytest.mark.parametrize(("settings_", "level"), [((), None), (("memory.offload_idle=true",), "ok")])
+def test_what_moves_to_the_host_must_fit_there(task: Path, settings_: tuple[str, ...], level: str | None):
+    found = list(machine.host_memory(good(task, *settings_)))
+    assert levels(found) == ([level] if level else [])
+
+
+def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "of_config", lambda _: PUBLISHED["Qwen2.5-72B"])
+    found = list(machine.host_memory(good(task, "memory.optimizer_on_cpu=1.0")))
+    assert levels(found) == ["error"] and "GiB of weights and optimizer move there" in found[0].text
 
 
 def test_little_shared_memory_and_few_files_are_warnings(monkeypatch: pytest.MonkeyPatch):
