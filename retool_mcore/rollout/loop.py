@@ -84,6 +84,7 @@ class Trajectory:
     ledger: Ledger
     turns: list[Turn] = field(default_factory=list)
     drop_error: str | None = None
+    started_unix_s: float = 0.0  # seconds since 1970
     wall_s: float = 0.0
 
     @property
@@ -124,7 +125,7 @@ async def run_trajectory(
     Never raises for what the model does, nor for an outage of sandbox or engine: that trajectory comes back dropped.
     """
     started = time.perf_counter()
-    trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens))
+    trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens), started_unix_s=time.time())
     conversation = _Conversation(trajectory, engine, sandbox, protocol, limits, sampling, trajectory_id)
     try:
         reason = await conversation.run()

@@ -30,6 +30,7 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "stop_reason": str(trajectory.stop_reason),
         "drop_error": trajectory.drop_error,
         "answer": trajectory.answer,
+        "started_unix_s": trajectory.started_unix_s,
         "wall_s": trajectory.wall_s,
         "turns": [_turn(turn) for turn in trajectory.turns],
     }

@@ -8,6 +8,7 @@ flops         model FLOPs of the step, by models.train_flops
 mfu           flops / (peak FLOPs * GPUs * the same seconds); absent where the device's peak is not known
 memory_gib    highest so far on any rank: the device's allocator, or resident memory on a CPU; memory_gib/rank_N: on one
 gpu_percent   share of the last second in which the logging rank's device was busy; where there is such a counter
+unix_s        when the row was written, seconds since 1970
 time_*_s      wall time by phase; the phases add up to time_step_s
 val_loss      nats per trained token of the validation file
 """
@@ -98,7 +99,7 @@ class MetricWriter:
         os.replace(fresh, self._path)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.write(json.dumps({"step": step, **metrics, "unix_s": time.time()}) + "\n")
         self._file.flush()
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
