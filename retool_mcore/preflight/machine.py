@@ -38,7 +38,11 @@ def versions(platform: Platform) -> Iterator[Finding]:
     if sys.version_info[:2] not in PYTHONS:
         wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
         yield error("python", f"{host.python_version()} is not supported. Use {wanted}: verl 0.9.1 and SGLang need it.")
-    requirements = [*_extra("retool_mcore", platform.name), *map(Requirement, platform.tested_versions())]
+    try:
+        requirements = [*_extra("retool_mcore", platform.name), *map(Requirement, platform.tested_versions())]
+    except importlib.metadata.PackageNotFoundError:
+        yield warning("versions", "not compared: this package runs from its source. Run `make install`")
+        return
     wrong = 0
     for requirement in requirements:
         try:

@@ -97,6 +97,14 @@ def test_versions_are_compared_with_the_extra_of_the_platform(monkeypatch: pytes
     assert "verl 0.1 is installed, and ==0.9.1 was tested" in found[0].text
 
 
+def test_from_source_the_versions_cannot_be_compared(monkeypatch: pytest.MonkeyPatch):
+    def absent(_: str) -> None:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
+    assert levels(list(machine.versions(get_platform("cpu")))) == ["warning"]
+
+
 def test_ascends_matrix_is_its_own():
     names = [finding.text for finding in machine.versions(get_platform("ascend"))]
     assert any("mindspeed" in text and "not installed" in text for text in names)
