@@ -1,8 +1,8 @@
 """Drives verl's TrainingWorker on platform `cpu` for the tests: one process per rank, jobs from a JSON file.
 
 A job is one engine, {"name", "model", "layout": {"tp", "pp", "vpp", "cp"}, "dtype", "engine", "packed", "actions"},
-the last a list of [name of a method of Engine, *arguments]. ``launch`` returns what the actions of each job returned, on the
-rank that has the output.
+the last a list of [name of a method of Engine, *arguments]. ``launch`` returns what the actions of each job returned,
+on the rank that has the output.
 """
 
 from __future__ import annotations
