@@ -63,6 +63,8 @@ def evaluate_many(
     models = {case.model for case in cases}
     if url is not None and len(models) > 1:
         raise ConfigError(f"{url} is one server with one model, and there are {len(models)} models to evaluate.")
+    for model in models if url is None else ():
+        _shape(model)  # a directory that is not there is no name to ask a hub for
     problems = read_problems(data, limit)
     reports: dict[str, dict[str, Any]] = {}
     with _Servers(config, out / "server.log", url) as servers:
