@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 import typer
 from transformers import PreTrainedTokenizerBase
 
-from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.task_model import VOCAB_MULTIPLE, build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
@@ -84,6 +84,9 @@ class BenchEngine(SglangEngine):
         body["sampling_params"] |= self.options
         if self.turn_tokens:
             body["sampling_params"]["max_new_tokens"] = self.turn_tokens
+            # No stop token in the middle of a turn: the loop would say that the engine sampled past it.
+            never = {str(token_id): -1e4 for token_id in request.stop_token_ids}
+            body["sampling_params"]["logit_bias"] = never
         return body
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
@@ -102,7 +105,12 @@ class EchoEngine(BenchEngine):
         self.tokenizer, self.seen = tokenizer, seen
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
-        return super().body(request) | {"logprob_start_len": 0}
+        body = super().body(request)
+        # SGLang reports the last id of the vocabulary as 0 (scheduler_output_processor_mixin.py clips it); here that is
+        # one of the padding ids, which only a random model samples.
+        padding = range(len(self.tokenizer), -(-len(self.tokenizer) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)
+        body["sampling_params"]["logit_bias"] |= {str(token_id): -1e4 for token_id in padding}
+        return body | {"logprob_start_len": 0}
 
     async def _post(self, path: str, body: Any) -> dict[str, Any]:
         answer = await super()._post(path, body)
