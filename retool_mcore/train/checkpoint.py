@@ -14,10 +14,12 @@ checkpoint valid.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,20 @@ def publish(config: RunConfig, step: int) -> None:
         shutil.rmtree(old.path)
 
 
+@contextmanager
+def full_disk_is_told(folder: Path) -> Iterator[None]:
+    """Turn "no space left", which each library that writes a part says in a class of its own, into CheckpointError."""
+    try:
+        yield
+    except Exception as error:
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise CheckpointError(
+            f"no space is left for {folder}. It is incomplete and will not be resumed from; the checkpoint before it "
+            "is kept. Free some, then run the same command again."
+        ) from error
+
+
 def save(
     config: SftConfig, step: int, write: Callable[[str], None], *, rank: int, barrier: Callable[[], object]
 ) -> None:
@@ -144,7 +160,8 @@ def save(
         shutil.rmtree(folder, ignore_errors=True)  # what a kill left of the same step
         folder.mkdir(parents=True)
     barrier()
-    write(str(folder / "actor"))
+    with full_disk_is_told(folder):
+        write(str(folder / "actor"))
     barrier()
     if rank == 0:
         publish(config, step)

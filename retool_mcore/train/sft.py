@@ -19,7 +19,7 @@ from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered, load_tokenizer
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
-from retool_mcore.errors import ConfigError, DataError
+from retool_mcore.errors import ConfigError, DataError, ReToolError
 from retool_mcore.models import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.fingerprint import differing, fingerprint
@@ -30,6 +30,11 @@ from retool_mcore.verl_config_sft import sft_tree
 from retool_mcore.verl_plugin import assert_loaded
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError")  # gloo's words, and NCCL's
+
+
+class RankLost(ReToolError, RuntimeError):
+    """Another process of the run has ended; only a consequence, so torchrun ends this one before it speaks."""
 
 
 def train(config: SftConfig) -> None:
@@ -53,6 +58,10 @@ def train(config: SftConfig) -> None:
                 dist.barrier()  # nobody writes before rank 0 holds the run
                 _require_equal_nodes(config)
                 _loop(config, platform, rank, Console(file=terminal))
+        except RuntimeError as error:
+            if not isinstance(error, ReToolError) and any(words in str(error) for words in PEER_IS_GONE):
+                raise RankLost("another rank has ended; what it said is the cause") from error
+            raise
         finally:
             dist.destroy_process_group()
 

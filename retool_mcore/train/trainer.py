@@ -88,7 +88,8 @@ class _Ours(PPOTrainer):
     def _save_checkpoint(self) -> None:
         folder = checkpoint.step_folder(self._run, self.global_steps)
         shutil.rmtree(folder, ignore_errors=True)  # what a kill left of the same step
-        super()._save_checkpoint()
+        with checkpoint.full_disk_is_told(folder):
+            super()._save_checkpoint()
         checkpoint.publish(self._run, self.global_steps)
 
 

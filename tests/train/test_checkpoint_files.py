@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,17 @@ def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"model\.safetensors are missing or corrupt"):
         export(config.run.dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("I/O error: No space left on device (28)")]
+)
+def test_a_full_disk_is_told_whatever_library_meets_it(error: Exception, tmp_path: Path):
+    said = r"no space is left for .*step_4\. .* the checkpoint before it is kept"
+    with pytest.raises(CheckpointError, match=said), checkpoint.full_disk_is_told(tmp_path / "step_4"):
+        raise error
+
+
+def test_another_error_of_a_writer_stays_what_it_is(tmp_path: Path):
+    with pytest.raises(KeyError), checkpoint.full_disk_is_told(tmp_path):
+        raise KeyError("a bug")
