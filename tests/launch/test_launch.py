@@ -108,7 +108,11 @@ def test_what_a_script_started_ends_with_it(ending: str | signal.Signals):
     last = {"done": "exit 0", "failure": "false"}.get(str(ending), 'wait "${started[-1]}"')
     # A child that has a child of its own, as Ray does.
     source = f"set -euo pipefail; source launch/nodes.sh; start bash -c 'sleep 61 & wait'; sleep 0.5; {last}"
-    child = subprocess.Popen(["bash", "-c", source], cwd=ROOT, env={**os.environ, MARK: mark})
+    child = subprocess.Popen(
+        ["env", "--default-signal=INT", "bash", "-c", source],  # pytest may run in a shell's background
+        cwd=ROOT,
+        env={**os.environ, MARK: mark},
+    )
     if isinstance(ending, signal.Signals):
         end_s = time.monotonic() + 30
         while "sleep 61" not in marked(mark):
