@@ -25,17 +25,20 @@ def main(folder: Path, others: Path | None) -> None:
     from retool_mcore.platforms import get_platform
     from retool_mcore.train.resolve import MISSING, differences, resolve
 
-    os.chdir(tempfile.gettempdir())  # runs and data lie under the folder that a run is started in
+    here = tempfile.mkdtemp()
+    os.chdir(here)  # runs and data lie under the folder that a run is started in
     get_platform("cpu").activate()  # verl's classes import here; the trees are made for the runs' own platform
     for path in sorted((ROOT / "configs").glob("*_a2x*.toml")):
         config = load_config(SftConfig if path.name.startswith("sft_") else RlConfig, path)
         defaults, tree = resolve(config, get_platform(config.run.platform))
         plain = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
-        text = yaml.safe_dump(plain, sort_keys=True).replace(str(Path.cwd()), "<here>").replace(str(ROOT), "<checkout>")
+        text = yaml.safe_dump(plain, sort_keys=True, width=10_000)  # no line break depends on the length of a folder
+        text = text.replace(str(Path.cwd()), "<here>").replace(str(ROOT), "<checkout>")
         (folder / f"{path.stem}.yaml").write_text(text, encoding="utf-8")
         if others is not None:
             added = [key for key, (default, _) in differences(defaults, tree).items() if default == MISSING]
             (others / f"{path.stem}.added.json").write_text(json.dumps(added), encoding="utf-8")
+    os.rmdir(here)
 
 
 if __name__ == "__main__":
