@@ -8,6 +8,7 @@ written and its own clean-up forgets across restarts, so neither is used.
 from __future__ import annotations
 
 import shutil
+from numbers import Real  # numpy's integers are of it, and verl's extremes are such
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
@@ -83,7 +84,7 @@ class _Ours(PPOTrainer):
         require_finite(ours, self.global_steps)
         metrics |= ours
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
-        self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
+        self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
 
     def _save_checkpoint(self) -> None:
         folder = checkpoint.step_folder(self._run, self.global_steps)
