@@ -49,7 +49,8 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_from_its_checkpoint(
     for row in rows:
         assert row["value_loss"] > 0 and row["time_update_critic_s"] > 0
         assert row["mismatch/max"] <= 1e-4, "float32 engine and actor agree"
-        assert row["behavior/calls"] > 0, "half of the trajectories start with a call"
+    # The coin is fair before the first update only: a call costs tokens, and one update may unlearn it.
+    assert rows[0]["behavior/calls"] > 0, "half of the trajectories start with a call"
     # Before the first update the actor is its own reference; after it, it is not.
     assert abs(rows[0]["actor/kl_loss"]) <= 1e-6 < rows[1]["actor/kl_loss"]
     calls = [turn for row in trajectories(tmp_path) for turn in row["turns"] if turn["kind"] == "tool_call"]
