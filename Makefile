@@ -8,7 +8,7 @@ SEED ?= 0
 
 BASE ?= HEAD~1
 
-.PHONY: quickstart install test test-fast lint perf clean
+.PHONY: quickstart install test test-long test-fast lint perf clean
 
 quickstart: install
 	$(BIN)/retool quickstart --seed $(SEED)
@@ -30,10 +30,13 @@ $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
 	@touch $@
 
 test: install
-	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu"
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long"
+
+test-long: install
+	$(BIN)/python -m pytest -m long
 
 test-fast: install
-	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not slow"
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long and not slow"
 
 lint: install
 	$(BIN)/ruff check .

@@ -78,6 +78,7 @@ def test_a_node_with_other_data_is_told_and_nothing_is_trained(task: Path, tmp_p
     assert_nothing_left(mark)
 
 
+@pytest.mark.long
 def test_rl_over_two_ray_nodes_loses_one_and_continues(task: Path, tmp_path: Path, mark: str):
     files = [f"data.{split}_file={task}/rl_{split}.parquet" for split in ("train", "val")]
     size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=4", "rollout.agent_workers=2")

@@ -58,6 +58,12 @@ class Cpu(Platform):
             EnvVar("OMP_NUM_THREADS", "1", "a process per core; more threads than cores are slower", forced=False),
             EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
             EnvVar("HF_HUB_OFFLINE", "1", "models are local directories; no look-up may hang a run", forced=False),
+            EnvVar(
+                "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT",
+                "30",
+                "s, tried three times: a node that is gone is told in minutes, not in ten; batches are small here",
+                forced=False,
+            ),
             EnvVar("RAY_USAGE_STATS_ENABLED", "0", "a run reports to nobody", forced=False),
         )
 
