@@ -66,7 +66,9 @@ class Parallel(Section):
 class Memory(Section):
     """What is kept, recomputed, shrunk or moved to the host, so that a model fits. Each costs time: see perf/LOG.md.
 
-    recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole layers
+    recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole layers; SFT's "auto":
+                         whole layers, only in micro-batches longer than train.micro_batch_tokens, which one sequence
+                         may exceed; as many as bring it back to the memory of such a one
     recompute_layers     with "full": so many layers of each pipeline stage; 0: all of them
     fused_cross_entropy  no float32 copy of the logits: 16 k tokens of a 152 k vocabulary are 10 GB in each of several
     adam_states          bytes a parameter for master weight and two moments. "float32": 12; "compact": 10, the master
@@ -75,7 +77,7 @@ class Memory(Section):
     offload_idle         RL: the actor's weights and optimizer go to the host while the rollout engine works
     """
 
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "full", "auto"] = "none"
     recompute_layers: Annotated[int, Field(ge=0)] = 0
     fused_cross_entropy: bool = False
     adam_states: Literal["float32", "compact", "bfloat16"] = "float32"
@@ -254,10 +256,11 @@ class SftConfig(RunConfig):
                 f"ranks ({self.cluster.num_gpus} GPUs / {self.parallel.model_parallel} per model)"
             )
         budget = self.train.micro_batch_tokens * self.parallel.cp
-        if self.data.max_length_tokens > budget:
+        if self.data.max_length_tokens > budget and self.memory.recompute != "auto":
             raise ValueError(
                 f"data.max_length_tokens = {self.data.max_length_tokens} does not fit a micro-batch of "
-                f"train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one or lower the other"
+                f"train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the other, or let "
+                'longer ones be recomputed with memory.recompute = "auto"'
             )
         return self
 
@@ -282,6 +285,11 @@ class RlConfig(RunConfig):
     @model_validator(mode="after")
     def _rl_rules(self) -> RlConfig:
         t, r, c = self.train, self.rollout, self.cluster
+        if self.memory.recompute == "auto":
+            raise ValueError(
+                "memory.recompute = \"auto\" is SFT's: verl packs all of an RL step's micro-batches to one budget, which "
+                'the longest response sets. Use "full" with memory.recompute_layers'
+            )
         if self.algorithm.name == "grpo" and r.group_size < 2:
             raise ValueError("rollout.group_size = 1 gives GRPO no group to compare within. Use at least 2")
         if self.algorithm.filter_groups and r.group_size < 2:

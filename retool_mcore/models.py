@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retool_mcore.activations import check_recompute
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import CheckpointError, ConfigError
 
@@ -83,6 +84,7 @@ def check_model(config: RunConfig) -> None:
             f"{config.source}: sequences of {wanted} tokens exceed max_position_embeddings = {longest} of "
             f"{config.model.path}."
         )
+    check_recompute(config, shape)
 
 
 def train_flops(shape: Mapping[str, Any], lengths: Sequence[int]) -> float:

@@ -52,7 +52,7 @@ def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
 
 def _recompute_keys(memory: Memory) -> dict[str, Any]:
     """Keys of Megatron's TransformerConfig."""
-    if memory.recompute == "none":
+    if memory.recompute in ("none", "auto"):  # "auto" sets Megatron's keys anew for each micro-batch
         return {}
     if memory.recompute == "selective":
         # Flash attention keeps no score matrix, so there is nothing of the core to recompute.

@@ -17,7 +17,7 @@ SOURCES = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build", "runs"}
 LEVELS = [
     ("cli", "quickstart", "__main__"),
     ("train", "evaluate", "preflight", "planner"),
-    ("verl_config", "verl_config_sft", "verl_config_rollout", "rollout", "reward", "models"),
+    ("verl_config", "verl_config_sft", "verl_config_rollout", "rollout", "reward", "models", "activations"),
     ("data", "sandbox"),
     ("config", "config_rl", "config_base", "config_errors", "platforms", "run_file", "verl_plugin"),
     ("errors", "process"),

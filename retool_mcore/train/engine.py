@@ -10,12 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from retool_mcore.activations import micro_batch_tokens, token_memory
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
 from retool_mcore.errors import CheckpointError
-from retool_mcore.models import read_shape, train_flops
+from retool_mcore.models import train_flops
 from retool_mcore.platforms.base import Platform
 from retool_mcore.train.metrics import PhaseTimer
+from retool_mcore.train.recompute import recompute_long_micro_batches
 from retool_mcore.verl_config_sft import sft_worker_config
 
 
@@ -36,9 +38,9 @@ class SftEngine:
         # each: one move ahead, update s uses the schedule's value at s.
         self._worker.engine.lr_scheduler.step(1)
         self._platform = platform
-        self._shape = read_shape(config.model.path)
+        self._shape = self._worker.model_config.hf_config.get_text_config().to_dict()
         self._time_optimizer(timer)
-        self._global_batch = config.train.global_batch
+        self._config = config
         self.dp_rank: int = self._worker.engine.get_data_parallel_rank()
         self.dp_size: int = self._worker.engine.get_data_parallel_size()
         self.hidden_size: int = self._worker.model_config.hf_config.get_text_config().hidden_size
@@ -46,6 +48,11 @@ class SftEngine:
         flags: list[bool] = [False] * dist.get_world_size()
         dist.all_gather_object(flags, has_output)
         self._source = flags.index(True)  # with pipeline parallelism the loss is not on rank 0
+        if config.memory.recompute == "auto":
+            rest, input_share = token_memory(self._shape, fused_cross_entropy=config.memory.fused_cross_entropy)
+            recompute_long_micro_batches(
+                self._worker.engine.module, config.train.micro_batch_tokens, rest=rest, input_share=input_share
+            )
 
     def train_batch(self, sequences: Sequence[Rendered]) -> dict[str, float]:
         """Forward, backward, clip, Adam, schedule on this rank's part of the global batch.
@@ -119,7 +126,7 @@ class SftEngine:
             non_tensor_dict={
                 "use_dynamic_bsz": True,
                 "temperature": 1.0,
-                "global_batch_size": self._global_batch,
+                "global_batch_size": self._config.train.global_batch,
                 "pad_mode": DatasetPadMode.NO_PADDING,
                 "pad_token_id": self._worker.model_config.tokenizer.pad_token_id,
             },
@@ -129,6 +136,9 @@ class SftEngine:
         dist.all_gather_object(lengths, mine, group=self._worker.engine.get_data_parallel_group())
         all_lengths = [length for rank_lengths, _ in lengths for length in rank_lengths]
         tu.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(all_lengths))
+        if self._config.memory.recompute == "auto":
+            budget = micro_batch_tokens(self._config, max(all_lengths))
+            tu.assign_non_tensor(data, max_token_len_per_gpu=budget)
         counts = {
             "tokens": float(sum(all_lengths)),
             "loss_tokens": float(sum(trained for _, trained in lengths)),

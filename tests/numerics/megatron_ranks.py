@@ -1,8 +1,8 @@
 """Drives verl's TrainingWorker on platform `cpu` for the tests: one process per rank, jobs from a JSON file.
 
-A job is one engine, {"name", "model", "layout": {"tp", "pp", "vpp", "cp"}, "dtype", "engine", "packed", "actions"},
-the last a list of [name of a method of Engine, *arguments]. ``launch`` returns what the actions of each job returned,
-on the rank that has the output.
+A job is one engine, {"name", "model", "layout": {"tp", "pp", "vpp", "cp"}, "dtype", "engine", "packed",
+"recompute_above", "actions"}, the last a list of [name of a method of Engine, *arguments]. ``launch`` returns what the
+actions of each job returned, on the rank that has the output.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.process import die_with_parent
+from retool_mcore.train.recompute import recompute_long_micro_batches
 
 GLOBAL_BATCH = 8
 MICRO_BATCH_TOKENS = 96  # several packed micro-batches a step
@@ -140,6 +141,8 @@ class Engine:
         self.worker.set_loss_fn(partial(sft_loss, config=None))
         self.worker.reset()
         self.engine = self.worker.engine
+        if above := job.get("recompute_above"):
+            recompute_long_micro_batches(self.engine.module, above, rest=1.0, input_share=0.1)
         self.has_output = self.engine.is_mp_src_rank_with_outputs() and self.engine.get_data_parallel_rank() == 0
 
     def train(self, first: int, last: int) -> list[dict[str, float]] | None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from megatron_ranks import LR, STEPS, batch, launch, make_model
+from megatron_ranks import LR, MICRO_BATCH_TOKENS, STEPS, batch, launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -32,7 +32,8 @@ def runs(models, tmp_path_factory):
     def job(name, kind="qwen2", **settings):
         return {"name": name, "model": models[kind], "actions": FOUR_STEPS, **settings}
 
-    one = [job("one"), job("padded", packed=False), job("recompute", transformer=RECOMPUTE), job("qwen3_one", "qwen3")]
+    one = [job("one"), job("padded", packed=False), job("recompute", transformer=RECOMPUTE)]
+    one += [job("recompute_auto", recompute_above=MICRO_BATCH_TOKENS // 2), job("qwen3_one", "qwen3")]
     two = [job(name, layout=layout) for name, layout in TWO_PROCESSES.items()]
     two += [job("tp2_no_sp", layout={"tp": 2}, transformer={"sequence_parallel": False})]
     two += [job("qwen3_tp2", "qwen3", layout={"tp": 2}), job("qwen3_cp2", "qwen3", layout={"cp": 2})]
@@ -45,7 +46,7 @@ def column(steps, name):
     return [step[name] for step in steps]
 
 
-@pytest.mark.parametrize("name", [*TWO_PROCESSES, "tp2_no_sp", "padded", "recompute"])
+@pytest.mark.parametrize("name", [*TWO_PROCESSES, "tp2_no_sp", "padded", "recompute", "recompute_auto"])
 def test_every_layout_trains_like_one_process(runs, name):
     assert column(runs[name], "loss") == pytest.approx(column(runs["one"], "loss"), abs=1e-4)
     assert column(runs[name], "grad_norm") == pytest.approx(column(runs["one"], "grad_norm"), rel=1e-4)

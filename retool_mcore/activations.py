@@ -1,0 +1,69 @@
+"""``memory.recompute = "auto"``: how many layers a micro-batch recomputes, so that a long sequence still fits.
+
+train.micro_batch_tokens is what fits with all activations kept. A longer sequence makes a longer micro-batch, in which
+as many layers are recomputed as bring it back to the same memory; shorter ones lose nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from retool_mcore.config import RunConfig, SftConfig
+from retool_mcore.errors import ConfigError
+
+LOGIT_BYTES = 4  # of one token's logit over forward and backward pass, with memory.fused_cross_entropy; measured
+PLAIN_LOGIT_BYTES = 14  # without
+
+
+def layers_to_recompute(tokens: int, budget_tokens: int, layers: int, *, rest: float, input_share: float) -> int:
+    """How many of ``layers`` to recompute, so that ``tokens`` take no more memory than ``budget_tokens`` without.
+
+    ``rest``: what a token takes beside its layers' activations, in layers. ``input_share``: a recomputed layer keeps
+    its input, so much of its activations. May be more than ``layers``: then it does not fit.
+    """
+    if tokens <= budget_tokens:
+        return 0
+    return ceil((layers + rest) * (1 - budget_tokens / tokens) / (1 - input_share))
+
+
+def token_memory(shape: Mapping[str, Any], *, fused_cross_entropy: bool) -> tuple[float, float]:
+    """``rest`` and ``input_share`` of a model, from its Hugging Face configuration.
+
+    A layer keeps the inputs of both norms, q, k, v, the attention's output, and three of the MLP's width; one layer is
+    whole while it is recomputed.
+    """
+    hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
+    head_dim = shape.get("head_dim") or hidden // heads
+    kv_heads = shape.get("num_key_value_heads") or heads
+    ffn = shape["intermediate_size"]
+    if shape.get("num_experts"):
+        ffn = shape["moe_intermediate_size"] * shape["num_experts_per_tok"]
+    layer_bytes = 2 * (2 * hidden + 2 * heads * head_dim + 2 * kv_heads * head_dim + 3 * ffn)
+    logit_bytes = LOGIT_BYTES if fused_cross_entropy else PLAIN_LOGIT_BYTES
+    return 1 + logit_bytes * shape["vocab_size"] / layer_bytes, 2 * hidden / layer_bytes
+
+
+def micro_batch_tokens(config: SftConfig, longest_tokens: int) -> int:
+    """The budget of one rank's micro-batches in a batch whose longest sequence has so many tokens."""
+    return max(config.train.micro_batch_tokens, ceil(longest_tokens / config.parallel.cp))
+
+
+def check_recompute(config: RunConfig, shape: Mapping[str, Any]) -> None:
+    """Raise ConfigError when the longest sequence does not fit with all layers recomputed."""
+    if config.memory.recompute != "auto":
+        return
+    assert isinstance(config, SftConfig), "RlConfig refuses it"
+    layers = shape["num_hidden_layers"] // (config.parallel.pp * config.parallel.vpp)
+    rest, input_share = token_memory(shape, fused_cross_entropy=config.memory.fused_cross_entropy)
+    tokens = micro_batch_tokens(config, config.data.max_length_tokens)
+    needed = layers_to_recompute(tokens, config.train.micro_batch_tokens, layers, rest=rest, input_share=input_share)
+    if needed > layers:
+        least = ceil(tokens * (1 - layers * (1 - input_share) / (layers + rest)))
+        raise ConfigError(
+            f'{config.source}: memory.recompute = "auto" and data.max_length_tokens = '
+            f"{config.data.max_length_tokens}: a rank's {tokens} tokens take more memory with all {layers} layers of a "
+            f"stage recomputed than train.micro_batch_tokens = {config.train.micro_batch_tokens} without. Raise it to "
+            f"{least}, or parallel.cp."
+        )

@@ -1,0 +1,99 @@
+"""memory.recompute = "auto": how many layers, and that Megatron's block is told before each forward pass."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retool_mcore.activations import check_recompute, layers_to_recompute, token_memory
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.train.recompute import recompute_long_micro_batches
+
+QWEN_7B = {
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "vocab_size": 152064,
+}
+SFT = "configs/sft_qwen2.5_7b_h200x8.toml"
+AUTO = ("memory.recompute=auto", "parallel.cp=1")
+
+
+@given(
+    tokens=st.integers(1, 40_000),
+    budget=st.integers(1, 20_000),
+    layers=st.integers(1, 80),
+    rest=st.floats(0, 20),
+    input_share=st.floats(0, 0.5),
+)
+def test_the_memory_stays_that_of_a_full_budget(tokens: int, budget: int, layers: int, rest: float, input_share: float):
+    def memory(tokens: int, recomputed: int) -> float:
+        return tokens * (layers - recomputed * (1 - input_share) + rest)
+
+    wanted = layers_to_recompute(tokens, budget, layers, rest=rest, input_share=input_share)
+    assert memory(tokens, wanted) <= memory(budget, 0) * (1 + 1e-9) or tokens <= budget
+    if wanted:  # one layer less would not do
+        assert memory(tokens, wanted - 1) > memory(budget, 0) * (1 - 1e-9)
+
+
+def test_a_7b_model_recomputes_only_what_a_long_sequence_needs():
+    rest, input_share = token_memory(QWEN_7B, fused_cross_entropy=True)
+    found = {
+        tokens: layers_to_recompute(tokens, 11264, 28, rest=rest, input_share=input_share)
+        for tokens in (8192, 11264, 12158, 16384)
+    }
+    assert found == {8192: 0, 11264: 0, 12158: 3, 16384: 11}
+
+
+class Block(torch.nn.Module):
+    """The parts of Megatron's TransformerBlock that the hook reads; remembers what each forward pass found."""
+
+    def __init__(self, *, tp: int, pre_process: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Identity() for _ in range(10))
+        self.config = SimpleNamespace(sequence_parallel=tp > 1, tensor_model_parallel_size=tp)
+        self.pre_process = pre_process
+        self.input_tensor: torch.Tensor | None = None
+        self.seen: list[tuple[str | None, int | None]] = []
+
+    def forward(self, hidden_states: torch.Tensor | None) -> None:
+        found = vars(self.config)
+        self.seen.append((found.get("recompute_granularity"), found.get("recompute_num_layers")))
+
+
+@pytest.mark.parametrize("pre_process", [True, False])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_each_forward_pass_of_training_is_told(tp: int, pre_process: bool):
+    block = Block(tp=tp, pre_process=pre_process)
+    recompute_long_micro_batches([SimpleNamespace(decoder=block)], 100, rest=0.0, input_share=0.0)
+    for tokens in (100, 200, 1000, 50):
+        hidden = torch.zeros(tokens // tp, 1, 4)
+        block.input_tensor = None if pre_process else hidden
+        block(hidden_states=hidden if pre_process else None)
+    assert block.seen == [(None, None), ("full", 5), ("full", 9), (None, None)]
+    block.eval()(hidden_states=torch.zeros(1000, 1, 4))
+    assert block.seen[-1] == (None, None)
+
+
+def test_a_sequence_may_exceed_the_budget_only_as_far_as_recomputing_brings_it_back():
+    config = load_config(SftConfig, SFT, [*AUTO, "train.micro_batch_tokens=8192"])
+    check_recompute(config, QWEN_7B)
+    config = load_config(SftConfig, SFT, [*AUTO, "train.micro_batch_tokens=2048"])
+    with pytest.raises(ConfigError, match=r"train\.micro_batch_tokens = 2048 without\. Raise it to (\d+)") as told:
+        check_recompute(config, QWEN_7B)
+    least = int(str(told.value).partition("Raise it to ")[2].partition(",")[0])
+    check_recompute(load_config(SftConfig, SFT, [*AUTO, f"train.micro_batch_tokens={least}"]), QWEN_7B)
+    with pytest.raises(ConfigError, match=f"{least - 1} without"):
+        check_recompute(load_config(SftConfig, SFT, [*AUTO, f"train.micro_batch_tokens={least - 1}"]), QWEN_7B)
+
+
+def test_rl_refuses_it():
+    with pytest.raises(ConfigError, match=r"is SFT's"):
+        load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", ["memory.recompute=auto"])
