@@ -34,6 +34,7 @@ from retool_mcore.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "sglang", "ray", "transformers")
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
+AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 PERCENTILES = (1, 10, 50, 90, 99, 100)
 
 
@@ -58,6 +59,8 @@ def bench(
     words = list(settings["set"])
     words += [f"model.path={model}"] if model else []
     words += [f"data.train_file={data}", f"data.val_file={data}", "data.allow_overlap=true"] if data else []
+    if settings.get("scripted"):
+        words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / 'scripted_loop.yaml'}")
     words += [f"train.steps={total}", "train.val_every_steps=0", "checkpoint.every_steps=0", *(overrides or ())]
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]
@@ -65,7 +68,9 @@ def bench(
         command = launch_command(settings["kind"], config, settings["config"], words)
         log = out.with_suffix(".log")
         with log.open("wb") as file:
-            code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+            code = subprocess.run(
+                command, cwd=ROOT, env=with_perf_on_path(), stdout=file, stderr=subprocess.STDOUT, check=False
+            ).returncode
         rows = read_metrics(config.run.dir / "metrics.jsonl") if (config.run.dir / "metrics.jsonl").exists() else []
         logs = config.run.dir / "logs"
         for path in sorted(logs.glob("*.log")) if logs.is_dir() else ():
@@ -85,6 +90,12 @@ def bench(
         add_to_history(record)
     typer.echo(json.dumps({"case": case, "exit_code": code, "steps": len(rows), **record["summary"]}))
     raise typer.Exit(code)
+
+
+def with_perf_on_path() -> dict[str, str]:
+    """The environment in which a run's workers find perf/scripted.py."""
+    paths = (str(ROOT / "perf"), os.environ.get("PYTHONPATH"))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def read_case(name: str) -> dict[str, Any]:

@@ -287,8 +287,8 @@ class RlConfig(RunConfig):
         t, r, c = self.train, self.rollout, self.cluster
         if self.memory.recompute == "auto":
             raise ValueError(
-                "memory.recompute = \"auto\" is SFT's: verl packs all of an RL step's micro-batches to one budget, which "
-                'the longest response sets. Use "full" with memory.recompute_layers'
+                'memory.recompute = "auto" is SFT\'s: verl packs all micro-batches of an RL run to one budget, that of '
+                'its longest response. Use "full" with memory.recompute_layers'
             )
         if self.algorithm.name == "grpo" and r.group_size < 2:
             raise ValueError("rollout.group_size = 1 gives GRPO no group to compare within. Use at least 2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,7 @@ class Rollout(Section):
     engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
     max_running_requests: PositiveInt = 64
     agent_workers: PositiveInt = 1
+    engine_args: dict[str, Any] = Field(default={})  # the engine's own, by its names: attention_backend = "triton"
 
 
 class Algorithm(Section):

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 
 AGENT_NAME = "retool"
 TRAINER_MODES = {"sync": "retool_sync", "partial_rollout": "retool_partial_rollout"}  # train.mode -> our trainers
+OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names of what a run file says once, in its own words
+    "model_path": "model.path",
+    "dtype": "model.dtype",
+    "tp_size": "rollout.engine_tp",
+    "tensor_parallel_size": "rollout.engine_tp",
+    "mem_fraction_static": "rollout.engine_memory_fraction",
+    "gpu_memory_utilization": "rollout.engine_memory_fraction",
+    "max_running_requests": "rollout.max_running_requests",
+    "max_num_seqs": "rollout.max_running_requests",
+    "random_seed": "run.seed",
+    "seed": "run.seed",
+}
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
 
 
@@ -67,8 +83,40 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "val_kwargs.top_p": r.top_p,
     }
     engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout_engines[0]}."
-    keys |= {engine_kwargs + key: value for key, value in platform.rollout_engine_kwargs().items()}
-    return keys
+    check_engine_args(config, platform)
+    return keys | {
+        engine_kwargs + key: value for key, value in (platform.rollout_engine_kwargs() | r.engine_args).items()
+    }
+
+
+def check_engine_args(config: RlConfig, platform: Platform) -> None:
+    """Raise ConfigError for a ``rollout.engine_args`` that SGLang does not have, or that a setting of ours decides.
+
+    The names are read from SGLang's source: importing it takes seconds, and a device. vLLM's are not checked.
+    """
+    args = config.rollout.engine_args
+    if taken := sorted(args.keys() & OWN_ENGINE_ARGS.keys()):
+        ours = ", ".join(f"{name}: {OWN_ENGINE_ARGS[name]}" for name in taken)
+        raise ConfigError(f"{config.source}: rollout.engine_args may not set what has a setting of its own ({ours}).")
+    if not args or platform.rollout_engines[0] != "sglang":
+        return
+    package = importlib.util.find_spec("sglang")
+    if package is None or package.submodule_search_locations is None:
+        return  # a login node; preflight tells that the package is missing
+    source = (Path(package.submodule_search_locations[0]) / "srt" / "server_args.py").read_text(encoding="utf-8")
+    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "ServerArgs")
+    known = {
+        line.target.id
+        for each in classes
+        for line in each.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+    if unknown := sorted(args.keys() - known):
+        near = difflib.get_close_matches(unknown[0], known)
+        hint = f" Near it: {', '.join(near)}." if near else ""
+        raise ConfigError(
+            f"{config.source}: rollout.engine_args has {', '.join(unknown)}, which SGLang's ServerArgs does not.{hint}"
+        )
 
 
 def sampler_keys(config: RlConfig) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from retool_mcore.config import RlConfig
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
+from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import Protocol, checked_prompt, protocol_of
@@ -30,7 +30,7 @@ from retool_mcore.rollout.sglang_reader import sglang_reader
 from retool_mcore.sandbox.base import Sandbox, open_sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -44,6 +44,10 @@ class ReToolAgentLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self.shared = _shared(settings_json, self.tokenizer, self.rollout_config.name)
 
+    def engine(self) -> Engine:
+        """What samples one trajectory's turns."""
+        return VerlEngine(self.server_manager)
+
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Sample one trajectory of the dataset row in ``kwargs``; ``[]`` when an outage dropped it."""
         shared = self.shared
@@ -51,7 +55,7 @@ class ReToolAgentLoop(AgentLoopBase):
         messages = list(kwargs["raw_prompt"])
         trajectory = await run_trajectory(
             checked_prompt(shared.protocol, messages, shared.config.data.max_prompt_tokens, where),
-            engine=VerlEngine(self.server_manager),
+            engine=self.engine(),
             sandbox=shared.sandbox,
             protocol=shared.protocol,
             limits=shared.limits,
@@ -97,10 +101,11 @@ def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
 
 
 class VerlEngine:
-    """verl's client of its rollout servers as our ``Engine``."""
+    """verl's client of its rollout servers as our ``Engine``. ``options``: further sampling parameters of SGLang."""
 
-    def __init__(self, client: LLMServerClient) -> None:
+    def __init__(self, client: LLMServerClient, options: Mapping[str, Any] | None = None) -> None:
         self.client = client
+        self.options = options or {}
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
         from ray.exceptions import RayError
@@ -113,6 +118,7 @@ class VerlEngine:
             "logprobs": True,
             "max_new_tokens": request.max_new_tokens,
             "stop_token_ids": list(request.stop_token_ids),
+            **self.options,
         }
         try:
             output = await self.client.generate(

@@ -126,7 +126,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
                     checkpoint.save(config, step, engine.save, rank=rank, barrier=dist.barrier)
             times = timer.flush()
             if report is not None:
-                report(step, metrics | _rates(metrics, times, platform) | times)
+                report(step, metrics | step_rates(metrics, times, platform) | times)
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:
@@ -134,7 +134,7 @@ def _is_due(step: int, every: int, steps: int) -> bool:
     return every > 0 and (step % every == 0 or step == steps)
 
 
-def _rates(metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform) -> dict[str, float]:
+def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform) -> dict[str, float]:
     """Speed of the update itself: validation and checkpoints are not counted."""
     work_s = sum(times[f"time_{name}_s"] for name in ("data", "forward_backward", "optimizer"))
     found = {"tokens_per_s": metrics["tokens"] / work_s}

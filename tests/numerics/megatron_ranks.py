@@ -1,8 +1,8 @@
-"""Drives verl's TrainingWorker on platform `cpu` for the tests: one process per rank, jobs from a JSON file.
+"""Drives verl's TrainingWorker for the tests: one process per rank, jobs from a JSON file.
 
-A job is one engine, {"name", "model", "layout": {"tp", "pp", "vpp", "cp"}, "dtype", "engine", "packed",
-"recompute_above", "actions"}, the last a list of [name of a method of Engine, *arguments]. ``launch`` returns what the
-actions of each job returned, on the rank that has the output.
+A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp"}, "dtype", "packed", "fused",
+"transformer", "optim", "recompute_above", "actions"}, the last a list of [name of a method of Engine, *arguments].
+``launch`` returns what the actions of each job returned, on the rank that has the output.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ STEPS = 8
 LR = 1e-2
 
 
-def make_model(folder: Path, kind: str = "qwen2", *, tied: bool = False, seed: int = 0) -> Path:
+def make_model(
+    folder: Path, kind: str = "qwen2", *, tied: bool = False, seed: int = 0, platform: str = "cpu", **more: Any
+) -> Path:
     """A tiny random model with a tokenizer in the Hugging Face layout, float32, grouped-query attention.
 
-    Makes the calling process one of platform `cpu`, without which transformers cannot import its models.
+    Makes the calling process one of the platform: without `cpu`'s, transformers cannot import its models. ``more``
+    changes its shape.
     """
-    get_platform("cpu").activate()
+    get_platform(platform).activate()
     import torch
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -52,6 +55,7 @@ def make_model(folder: Path, kind: str = "qwen2", *, tied: bool = False, seed: i
         "pad_token_id": 0,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
         "initializer_range": 0.2,
+        **more,
     }
     torch.manual_seed(seed)
     if kind == "qwen2":
@@ -89,30 +93,35 @@ def batch(step: int) -> list[tuple[list[int], list[int]]]:
 
 def worker_config(job: dict[str, Any]) -> Any:
     """verl's configuration of a job's engine."""
+    from hydra.utils import get_class
     from verl.workers.config import HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
 
-    from retool_mcore.platforms.cpu.engine_config import CpuEngineConfig
-
-    platform = get_platform("cpu")
+    platform = get_platform(job.get("platform", "cpu"))
     layout = job.get("layout", {})
+    cp = layout.get("cp", 1)
     return TrainingWorkerConfig(
         model_type="language_model",
         model_config=HFModelConfig(
-            path=job["model"], external_lib=platform.external_lib, use_remove_padding=job.get("packed", True)
+            path=job["model"],
+            external_lib=platform.external_lib,
+            use_remove_padding=job.get("packed", True),
+            use_fused_kernels=job.get("fused", False),
         ),
-        engine_config=CpuEngineConfig(
+        engine_config=get_class(platform.engine_config_class)(
             tensor_model_parallel_size=layout.get("tp", 1),
             pipeline_model_parallel_size=layout.get("pp", 1),
             virtual_pipeline_model_parallel_size=layout.get("vpp"),
-            context_parallel_size=layout.get("cp", 1),
+            context_parallel_size=cp,
             vanilla_mbridge=True,
-            dtype=job.get("dtype", "float32"),
+            dtype=job.get("dtype", platform.train_dtypes[0]),
             use_dynamic_bsz=True,
             max_token_len_per_gpu=MICRO_BATCH_TOKENS,
             infer_max_token_len_per_gpu=MICRO_BATCH_TOKENS,
+            override_ddp_config=dict(platform.ddp_options),
             override_transformer_config={
                 **platform.transformer_options,
+                **({"context_parallel_size": cp} if cp > 1 else {}),
                 **job.get("transformer", {}),
             },
         ),
@@ -125,6 +134,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             total_training_steps=STEPS,
             weight_decay=0.1,
             use_checkpoint_opt_param_scheduler=True,
+            **job.get("optim", {}),
         ),
         checkpoint_config=McoreCheckpointConfig(),
     )
@@ -137,6 +147,7 @@ class Engine:
         from verl.workers.engine_workers import TrainingWorker
         from verl.workers.utils.losses import sft_loss
 
+        self.platform = get_platform(job.get("platform", "cpu"))
         self.worker = TrainingWorker(worker_config(job))
         self.worker.set_loss_fn(partial(sft_loss, config=None))
         self.worker.reset()
@@ -190,7 +201,7 @@ class Engine:
         ranks = dist.get_world_size()
         os.environ["RAY_LOCAL_WORLD_SIZE"] = str(ranks)  # Ray's workers have it
         config = RolloutConfig(name="sglang", tensor_model_parallel_size=ranks, free_cache_engine=False)
-        mesh = init_device_mesh("cpu", (1, ranks, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+        mesh = init_device_mesh(self.platform.device, (1, ranks, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
         adapter = get_rollout_class("sglang")(config, self.worker.model_config, mesh)
         if dist.get_rank() == 0:
             adapter._engine = AsyncHttpServerAdapter(
@@ -273,9 +284,12 @@ def main(jobs_file: str, out_file: str) -> None:
     import torch.distributed as dist
 
     die_with_parent()
-    get_platform("cpu").activate()
-    dist.init_process_group("gloo")
-    answers = [run(job) for job in json.loads(Path(jobs_file).read_text())]
+    jobs = json.loads(Path(jobs_file).read_text())
+    platform = get_platform(jobs[0].get("platform", "cpu"))
+    platform.activate()
+    platform.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(platform.comm_backend)
+    answers = [run(job) for job in jobs]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, answers)
     if dist.get_rank() == 0:

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from megatron_ranks import LR, MICRO_BATCH_TOKENS, STEPS, batch, launch, make_model
+from megatron_ranks import LR, MICRO_BATCH_TOKENS, STEPS, launch, make_model
+from plain_transformers import plain_transformers
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -72,35 +73,3 @@ def test_the_learning_rate_warms_up_and_follows_the_cosine(runs):
     assert lrs[:2] == pytest.approx([LR / 2, LR])
     assert LR / 10 < lrs[3] < lrs[2] < LR
     assert STEPS == 8  # or the literal halves above no longer hold
-
-
-def plain_transformers(folder, lrs):
-    """(loss, gradient norm) of each step: one sequence at a time, no packing, torch's AdamW, decay on matrices only."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(0.9, 0.999),
-        eps=1e-8,
-    )
-    steps = []
-    for step, lr in enumerate(lrs, start=1):
-        rows = batch(step)
-        trained = sum(sum(mask) for _, mask in rows)
-        total = 0.0
-        for ids, mask in rows:
-            logits = model(torch.tensor([ids])).logits[0, :-1]
-            nats = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
-            loss = (nats * torch.tensor(mask[1:])).sum() / trained
-            loss.backward()
-            total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-        optimizer.zero_grad()
-        steps.append((total, norm))
-    return steps

@@ -1,0 +1,81 @@
+"""Tokens a second of a bare SGLang server, to hold an RL step's generation against.
+
+    python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
+
+One wave of requests, all at once, of the lengths that perf/scripted.py plans, without calls. Log-probabilities are
+asked for, as RL does. One warm-up wave comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.server import SglangServer
+
+
+def bench(
+    model: Annotated[Path, typer.Argument(help="a Hugging Face directory")],
+    *,
+    platform: Annotated[str, typer.Option()] = "cuda",
+    in_flight: Annotated[int, typer.Option(min=1, help="requests of a wave")] = 64,
+    tokens: Annotated[tuple[int, int], typer.Option(help="sampled for one request, drawn evenly")] = (2048, 4096),
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 100,
+    waves: Annotated[int, typer.Option(min=1, help="measured")] = 1,
+    arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server")] = None,
+    dtype: Annotated[str, typer.Option()] = "bfloat16",
+) -> None:
+    place = get_platform(platform)
+    place.activate()
+    extra = [part for each in arg or () for part in (f"--{each.partition('=')[0]}", each.partition("=")[2])]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SglangServer(
+            model, place, dtype=dtype, log_path=Path(folder) / "server.log", max_running_requests=in_flight,
+            extra_args=["--skip-tokenizer-init", *extra],
+        ) as server,
+    ):  # fmt: skip
+        draw = random.Random(0)
+        rates = [asyncio.run(wave(server.url, draw, in_flight, tokens, prompt_tokens)) for _ in range(waves + 1)][1:]
+    record: dict[str, Any] = {
+        "in_flight": in_flight,
+        "tokens": tokens,
+        "prompt_tokens": prompt_tokens,
+        "args": arg or [],
+        "tokens_per_s": [round(rate, 1) for rate in rates],
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    typer.echo(json.dumps(record))
+
+
+async def wave(url: str, draw: random.Random, count: int, tokens: tuple[int, int], prompt_tokens: int) -> float:
+    """Sampled tokens a second from the first request to the last answer."""
+    lengths = [draw.randint(*tokens) for _ in range(count)]
+    prompts = [[draw.randrange(10, 800) for _ in range(prompt_tokens)] for _ in range(count)]
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:
+
+        async def one(prompt: list[int], length: int) -> int:
+            sampling = {"max_new_tokens": length, "ignore_eos": True, "temperature": 1.0}
+            body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+            answer = await client.post("/generate", json=body)
+            answer.raise_for_status()
+            return len(answer.json()["output_ids"])
+
+        started = time.perf_counter()
+        sampled = await asyncio.gather(*(one(*each) for each in zip(prompts, lengths, strict=True)))
+        return sum(sampled) / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    typer.run(bench)

@@ -1,0 +1,147 @@
+"""verl's own FSDP engine on the batches of an SFT case: what ours is held against, on the same GPUs.
+
+    torchrun --nproc-per-node 2 perf/fsdp_bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet --out fsdp.json
+
+The same sequences in the same order, the same timing of a step and the same count of FLOPs as launch/sft_mcore.py; only
+the engine is verl's FSDP2 on transformers, which needs flash-attn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch.distributed as dist
+import typer
+from bench import ROOT, length_histogram, provenance, read_case, summarize
+
+from retool_mcore.config import SftConfig, load_config
+from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.sft import PackedBatches, load_sft
+from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.train.engine import SftEngine
+from retool_mcore.train.metrics import PhaseTimer
+from retool_mcore.train.sft import step_rates
+
+
+class FsdpEngine(SftEngine):
+    """One rank, on verl's FSDP engine in place of Megatron's."""
+
+    def __init__(self, config: SftConfig, platform: Platform, timer: PhaseTimer, model: Any, engine: Any) -> None:
+        from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
+        from verl.workers.config.checkpoint import CheckpointConfig
+        from verl.workers.engine_workers import TrainingWorker
+        from verl.workers.utils.losses import sft_loss
+
+        optimizer = FSDPOptimizerConfig(
+            lr=config.optim.lr,
+            weight_decay=config.optim.weight_decay,
+            betas=(config.optim.beta1, config.optim.beta2),
+            clip_grad=config.optim.clip_grad,
+            total_training_steps=config.train.steps,
+            override_optimizer_config={"fused": True},
+        )
+        worker = TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=model,
+            engine_config=engine,
+            optimizer_config=optimizer,
+            checkpoint_config=CheckpointConfig(),
+        )
+        self._worker = TrainingWorker(worker)
+        self._worker.set_loss_fn(partial(sft_loss, config=None))
+        self._worker.reset()
+        self._platform, self._config, self._source = platform, config, 0
+        self._shape = model.hf_config.get_text_config().to_dict()
+        self._time_optimizer(timer)
+        self.dp_rank = self._worker.engine.get_data_parallel_rank()
+        self.dp_size = self._worker.engine.get_data_parallel_size()
+        self.hidden_size = self._shape["hidden_size"]
+
+
+def bench(
+    case: Annotated[str, typer.Argument(help="a table of perf/cases.toml, of kind sft")],
+    *,
+    model: Annotated[str, typer.Option()],
+    data: Annotated[str, typer.Option()],
+    out: Annotated[Path, typer.Option()] = Path("fsdp.json"),
+    warmup: Annotated[int, typer.Option(min=1)] = 3,
+    steps: Annotated[int, typer.Option(min=1)] = 10,
+    tokens: Annotated[int, typer.Option(help="of one GPU's micro-batch; holds the longest sequence")] = 16384,
+    checkpointing: Annotated[bool, typer.Option(help="recompute every layer")] = True,
+    liger: Annotated[bool, typer.Option(help="Liger's kernels for norms, RoPE and SwiGLU")] = False,
+    fused: Annotated[bool, typer.Option(help="verl's fused output layer and cross-entropy")] = True,
+    prefetch: Annotated[bool, typer.Option()] = True,
+    reshard: Annotated[bool, typer.Option(help="gather weights again for the backward pass")] = True,
+) -> None:
+    words = [*read_case(case)["set"], f"model.path={model}", f"data.train_file={data}", f"data.val_file={data}"]
+    words += [f"train.steps={warmup + steps}", "data.allow_overlap=true"]
+    config = load_config(SftConfig, ROOT / read_case(case)["config"], words)
+    platform = get_platform("cuda")
+    platform.activate()
+    platform.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(platform.comm_backend)
+    from verl.workers.config import FSDPEngineConfig, HFModelConfig
+
+    choices = {"checkpointing": checkpointing, "liger": liger, "fused": fused, "prefetch": prefetch, "reshard": reshard}
+    timer = PhaseTimer()
+    engine = FsdpEngine(
+        config,
+        platform,
+        timer,
+        HFModelConfig(
+            path=model,
+            use_remove_padding=True,
+            enable_gradient_checkpointing=checkpointing,
+            use_liger=liger,
+            use_fused_kernels=fused,
+            fused_kernel_options={"impl_backend": "triton"},
+        ),
+        FSDPEngineConfig(
+            strategy="fsdp2",
+            forward_prefetch=prefetch,
+            reshard_after_forward=reshard,
+            use_dynamic_bsz=True,
+            max_token_len_per_gpu=tokens,
+            infer_max_token_len_per_gpu=tokens,
+            use_fused_kernels=fused,
+        ),
+    )
+    examples = load_sft(data, load_tokenizer(model), config.data.max_length_tokens).examples
+    batches = PackedBatches(
+        examples,
+        config.train.global_batch,
+        config.run.seed,
+        engine.dp_size,
+        engine.dp_rank,
+        hidden_size=engine.hidden_size,
+    )
+    rows = []
+    timer.flush()
+    for step in range(1, warmup + steps + 1):
+        with timer.span("data"):
+            sequences = batches(step)
+        with timer.span("forward_backward"):
+            metrics = engine.train_batch(sequences)
+        times = timer.flush()
+        rows.append({"step": step, **metrics, **step_rates(metrics, times, platform), **times})
+    if dist.get_rank() == 0:
+        record = {
+            "case": case,
+            "engine": "fsdp2",
+            "choices": choices | {"tokens": tokens},
+            "provenance": provenance(config),
+            "lengths": length_histogram(rows[warmup:]),
+            "steps": rows[warmup:],
+            "summary": summarize(rows[warmup:], config.cluster.num_gpus),
+        }
+        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        typer.echo(json.dumps({"case": case, "engine": "fsdp2", **choices, **record["summary"]}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    typer.run(bench)

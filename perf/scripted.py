@@ -1,0 +1,85 @@
+"""Responses of planned lengths with planned calls, for RL benchmarks whose model has random weights and calls nothing.
+
+Everything but the text is real: verl, the engine and its cache across turns, the sandbox, the reward's check. A case of
+perf/cases.toml takes it by verl's own keys for agent loops, through perf/scripted_loop.yaml.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.rollout.agent_loop import ReToolAgentLoop, VerlEngine
+from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
+from retool_mcore.rollout.protocol import Hermes
+from retool_mcore.rollout.tool_call import Parsed
+from retool_mcore.verl_config import run_config_file
+
+CALLS = 2  # of a response; its last turn is none
+SAMPLED = (0.4, 0.8)  # of rollout.max_response_tokens, drawn evenly; the rest is room for results
+SNIPPET = """\
+from sympy import solve, symbols
+x = symbols("x")
+print(solve(x**2 - 5 * x + 6, x), sum(k**3 for k in range(5000)))
+"""
+
+
+class Scripted(Hermes):
+    """A turn is over where it was planned to be, and calls the interpreter whatever it says."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        self.stop_token_ids = ()
+
+    def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
+        return Parsed(kind="tool_call", codes=(SNIPPET,))
+
+
+@dataclass
+class FixedTurns:
+    """An engine whose turns have planned numbers of tokens, one after the other."""
+
+    inner: Engine
+    lengths: list[int]
+
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        wanted = min(self.lengths[0], request.max_new_tokens)
+        sampled = await self.inner.generate(replace(request, max_new_tokens=wanted))
+        self.lengths[0] -= len(sampled.token_ids)
+        if self.lengths[0] > 0:  # interrupted by a weight update, or the end of the response
+            return sampled
+        self.lengths.pop(0)
+        return replace(sampled, stop="stop")
+
+
+def turn_lengths(draw: random.Random, max_response_tokens: int) -> list[int]:
+    """Tokens of each model turn of one response: the same share of it, give or take a third."""
+    total = round(draw.uniform(*SAMPLED) * max_response_tokens)
+    shares = [draw.uniform(2 / 3, 4 / 3) for _ in range(CALLS + 1)]
+    return [max(1, round(total * share / sum(shares))) for share in shares]
+
+
+class ScriptedAgentLoop(ReToolAgentLoop):
+    """Our agent loop with planned turns. Half of the responses, drawn evenly, are given the right answer."""
+
+    def __init__(self, trainer_config: Any, *args: Any, **kwargs: Any) -> None:
+        settings = load_config(RlConfig, run_config_file(trainer_config.config)).model_dump_json()
+        super().__init__(trainer_config, *args, settings_json=settings, **kwargs)
+        limits = replace(self.shared.limits, max_turns=CALLS + 1)
+        self.shared = replace(self.shared, protocol=Scripted(self.tokenizer), limits=limits)
+        self.draw = random.Random()
+
+    def engine(self) -> Engine:
+        lengths = turn_lengths(self.draw, self.shared.limits.max_response_tokens)
+        return FixedTurns(VerlEngine(self.server_manager, {"ignore_eos": True}), lengths)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        output = await super().run(sampling_params, **kwargs)
+        if isinstance(output, AgentLoopOutput) and self.draw.random() < 0.5:
+            output.extra_fields["answer"] = kwargs["reward_model"]["ground_truth"]
+        return output
