@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import ceil
 from pickle import UnpicklingError
 from typing import Any
 
@@ -16,6 +17,7 @@ from retool_mcore.data.chat import Rendered
 from retool_mcore.errors import CheckpointError
 from retool_mcore.models import train_flops
 from retool_mcore.platforms.base import Platform
+from retool_mcore.platforms.verl_patches import MIN_MICRO_BATCHES
 from retool_mcore.train.metrics import PhaseTimer
 from retool_mcore.train.recompute import recompute_long_micro_batches
 from retool_mcore.verl_config_sft import sft_worker_config
@@ -138,7 +140,10 @@ class SftEngine:
         tu.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(all_lengths))
         if self._config.memory.recompute == "auto":
             budget = micro_batch_tokens(self._config, max(all_lengths))
-            tu.assign_non_tensor(data, max_token_len_per_gpu=budget)
+            most = max(sum(rank_lengths) for rank_lengths, _ in lengths)
+            usual = self._config.train.micro_batch_tokens * self._config.parallel.cp
+            least = min(ceil(most / usual), *(len(rank_lengths) for rank_lengths, _ in lengths))
+            tu.assign_non_tensor(data, max_token_len_per_gpu=budget, **{MIN_MICRO_BATCHES: least})
         counts = {
             "tokens": float(sum(all_lengths)),
             "loss_tokens": float(sum(trained for _, trained in lengths)),

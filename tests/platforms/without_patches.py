@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
 import megatron_ranks
 
 from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.verl_patches import MIN_MICRO_BATCHES
 
 
 class Probes:
@@ -95,11 +96,21 @@ class Probes:
         LogitsProcessor._expand_metadata_for_logprobs(None, metadata, torch.device("cpu"))
         return "expanded"
 
+    def micro_batches_of_a_batch(self) -> str:
+        from verl.utils import tensordict_utils as tu
+        from verl.workers.engine.megatron import transformer_impl
+
+        data = megatron_ranks.as_tensordict([([7] * 10, [1] * 10)] * 4)
+        tu.assign_non_tensor(data, max_token_len_per_gpu=40, **{MIN_MICRO_BATCHES: 4})
+        micro_batches, _ = transformer_impl.prepare_micro_batches(data=data, min_num_micro_batch=None)
+        return f"{len(micro_batches)} micro-batches"
+
 
 WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue"
 ENABLES = {
     WRITER: Probes.kill_a_rank_that_wrote_a_checkpoint,
     "torch.distributed.init_process_group": Probes.join_group,
+    "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
     "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
     "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
     "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from retool_mcore.platforms.patches import ModuleView, Patch
+from retool_mcore.platforms.verl_patches import VERL_PATCHES
 from retool_mcore.process import die_with_parent
 
 CPU = torch.device("cpu")
@@ -138,6 +139,7 @@ PROCESS_PATCHES = (
 
 # Processes that train with Megatron.
 ENGINE_PATCHES = (
+    *VERL_PATCHES,
     _torch_cuda("current_device", _always(lambda: CPU), "Megatron-core creates tensors on torch.cuda.current_device()"),
     _torch_cuda("synchronize", _always(lambda device=None: None), "Megatron-core waits for the device at checkpoints"),
     _torch_cuda("manual_seed", _manual_seed, "Megatron-core seeds the device's generator"),

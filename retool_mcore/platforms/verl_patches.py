@@ -1,0 +1,33 @@
+"""What every platform with patches changes in verl's Megatron engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from retool_mcore.platforms.patches import Patch
+
+MIN_MICRO_BATCHES = "min_num_micro_batch"  # in a batch's non-tensor data: into at least so many it is cut
+
+
+def _as_many_as_asked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def prepare_micro_batches(data: Any, **kwargs: Any) -> Any:
+        from verl.utils.tensordict_utils import get_non_tensor_data
+
+        kwargs["min_num_micro_batch"] = get_non_tensor_data(data, MIN_MICRO_BATCHES, kwargs.get("min_num_micro_batch"))
+        return original(data=data, **kwargs)
+
+    return prepare_micro_batches
+
+
+VERL_PATCHES = (
+    Patch(
+        target="verl.workers.engine.megatron.transformer_impl.prepare_micro_batches",
+        replace=_as_many_as_asked,
+        reason="the budget of a micro-batch must hold the longest sequence, and verl then packs all others to it, too",
+        applies_to="verl>=0.9.1,<0.9.2",
+        remove_when="verl's Megatron engine takes min_num_micro_batch from its data",
+    ),
+)
