@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 
 TWO_PROCESSES = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+AUTO = ("tp2", "pp2", "pp2_vpp2", "cp2")  # with layers recomputed as a micro-batch needs it
 QWEN3 = ("qwen3_one", "qwen3_tp2", "qwen3_cp2")
 FOUR_STEPS = [["train", 1, 4]]
 
@@ -36,6 +37,7 @@ def runs(models, tmp_path_factory):
     one = [job("one"), job("padded", packed=False), job("recompute", transformer=RECOMPUTE)]
     one += [job("recompute_auto", recompute_above=MICRO_BATCH_TOKENS // 2), job("qwen3_one", "qwen3")]
     two = [job(name, layout=layout) for name, layout in TWO_PROCESSES.items()]
+    two += [job(f"{name}_auto", layout=TWO_PROCESSES[name], recompute_above=MICRO_BATCH_TOKENS // 2) for name in AUTO]
     two += [job("tp2_no_sp", layout={"tp": 2}, transformer={"sequence_parallel": False})]
     two += [job("qwen3_tp2", "qwen3", layout={"tp": 2}), job("qwen3_cp2", "qwen3", layout={"cp": 2})]
     with ThreadPoolExecutor() as pool:
@@ -47,7 +49,9 @@ def column(steps, name):
     return [step[name] for step in steps]
 
 
-@pytest.mark.parametrize("name", [*TWO_PROCESSES, "tp2_no_sp", "padded", "recompute", "recompute_auto"])
+@pytest.mark.parametrize(
+    "name", [*TWO_PROCESSES, *(f"{name}_auto" for name in AUTO), "tp2_no_sp", "padded", "recompute", "recompute_auto"]
+)
 def test_every_layout_trains_like_one_process(runs, name):
     assert column(runs[name], "loss") == pytest.approx(column(runs["one"], "loss"), abs=1e-4)
     assert column(runs[name], "grad_norm") == pytest.approx(column(runs["one"], "grad_norm"), rel=1e-4)
