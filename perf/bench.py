@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import typer
@@ -30,6 +30,7 @@ import typer
 from retool_mcore.cli import guarded
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
+from retool_mcore.process import exit_on_sigterm
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "sglang", "ray", "transformers")
@@ -68,9 +69,7 @@ def bench(
         command = launch_command(settings["kind"], config, settings["config"], words)
         log = out.with_suffix(".log")
         with log.open("wb") as file:
-            code = subprocess.run(
-                command, cwd=ROOT, env=with_perf_on_path(), stdout=file, stderr=subprocess.STDOUT, check=False
-            ).returncode
+            code = run_to_its_end(command, file)
         rows = read_metrics(config.run.dir / "metrics.jsonl") if (config.run.dir / "metrics.jsonl").exists() else []
         logs = config.run.dir / "logs"
         for path in sorted(logs.glob("*.log")) if logs.is_dir() else ():
@@ -90,6 +89,17 @@ def bench(
         add_to_history(record)
     typer.echo(json.dumps({"case": case, "exit_code": code, "steps": len(rows), **record["summary"]}))
     raise typer.Exit(code)
+
+
+def run_to_its_end(command: Sequence[str], log: BinaryIO) -> int:
+    """The exit status; 143 when this process was asked to stop. What was measured until then is still written."""
+    exit_on_sigterm()
+    with subprocess.Popen(command, cwd=ROOT, env=with_perf_on_path(), stdout=log, stderr=subprocess.STDOUT) as process:
+        try:
+            return process.wait()
+        except (KeyboardInterrupt, SystemExit):
+            process.terminate()
+            return 143
 
 
 def with_perf_on_path() -> dict[str, str]:

@@ -123,6 +123,11 @@ MEASURED = {
         117.4,
         10670,
     ),
+    "dp2_auto": (
+        ("parallel.cp=1", "train.micro_batch_tokens=11264", "memory.adam_states=compact", "memory.recompute=auto"),
+        129.5,
+        12186,
+    ),
 }  # fmt: skip
 
 
@@ -134,6 +139,14 @@ def test_measured_runs_of_7b_on_two_h200(name: str):
     assert plan.need_gib == pytest.approx(gib, rel=0.10)
     assert plan.tokens_per_step / 2 / plan.step_s == pytest.approx(rate, rel=0.20)
     assert plan.fits
+
+
+def test_a_measured_run_of_7b_on_four_h200():
+    """No row of four GPUs was fitted."""
+    settings = ("cluster.gpus_per_node=4", "parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=auto")
+    plan = make_plan(sft(*TWO_H200, *settings), SEVEN, parse("h200x4"), mean_tokens=82143 / 32)
+    assert plan.need_gib == pytest.approx(126.4, rel=0.10)
+    assert plan.tokens_per_step / 4 / plan.step_s == pytest.approx(11709, rel=0.20)
 
 
 def test_a_measured_out_of_memory_is_refused():

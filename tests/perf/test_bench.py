@@ -1,0 +1,56 @@
+"""What the benchmarks plan and keep, without running one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+PERF = Path(__file__).parents[2] / "perf"
+STOPPED = """
+import sys
+sys.path.insert(0, {perf!r})
+from bench import run_to_its_end
+with open({log!r}, "wb") as log:
+    print("started", flush=True)
+    code = run_to_its_end([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], log)
+print("kept", code, flush=True)
+"""
+
+
+def test_a_stopped_bench_ends_its_run_and_goes_on_to_write_what_it_has(tmp_path: Path):
+    log = tmp_path / "log"
+    script = STOPPED.format(perf=str(PERF), log=str(log))
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        bench.stdout.readline()
+        deadline = time.monotonic() + 30
+        while not (log.exists() and log.read_bytes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        bench.send_signal(signal.SIGTERM)
+        assert bench.stdout.read().split() == ["kept", "143"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+def test_planned_turns_fill_their_share_of_the_response():
+    script = (
+        f"import sys, random; sys.path.insert(0, {str(PERF)!r})\n"
+        "from retool_mcore.platforms import get_platform\n"
+        "get_platform('cpu').activate()\n"
+        "from scripted import turn_lengths\n"
+        "for seed in range(200): print(*turn_lengths(random.Random(seed), 5120))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True, timeout=300
+    )
+    planned = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    assert len(planned) == 200 and all(len(turns) == 3 for turns in planned)
+    totals = [sum(turns) for turns in planned]
+    assert 2048 - 3 <= min(totals) < 2300 and 3900 < max(totals) <= 4096 + 3
+    assert all(max(turns) <= 2.1 * min(turns) for turns in planned)
