@@ -31,8 +31,8 @@ class FsdpEngine(SftEngine):
     """One rank, on verl's FSDP engine in place of Megatron's."""
 
     def __init__(self, config: SftConfig, platform: Platform, timer: PhaseTimer, model: Any, engine: Any) -> None:
+        from verl.trainer.config import CheckpointConfig
         from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
-        from verl.workers.config.checkpoint import CheckpointConfig
         from verl.workers.engine_workers import TrainingWorker
         from verl.workers.utils.losses import sft_loss
 
