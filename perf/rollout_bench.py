@@ -160,7 +160,7 @@ async def roll(
 
 
 @contextlib.asynccontextmanager
-async def served(slots: int) -> AsyncIterator[tuple[str, PreTrainedTokenizerBase]]:
+async def served(slots: int, *more_args: str) -> AsyncIterator[tuple[str, PreTrainedTokenizerBase]]:
     """URL and tokenizer of a server with a random model, set up as verl sets it up."""
     tokenizer = build_tokenizer(tokenizer_rows())
     with tempfile.TemporaryDirectory() as folder:
@@ -171,7 +171,7 @@ async def served(slots: int) -> AsyncIterator[tuple[str, PreTrainedTokenizerBase
             dtype="float32",
             log_path=Path(folder) / "server.log",
             max_running_requests=slots,
-            extra_args=["--skip-tokenizer-init"],
+            extra_args=["--skip-tokenizer-init", *more_args],
         ) as server:
             yield server.url, tokenizer
 
@@ -280,17 +280,18 @@ def overhead(
 @app.command()
 def throughput(
     *,
-    in_flight: Annotated[int, typer.Option(min=1, help="trajectories at a time, and slots of the server")] = 64,
-    batches: Annotated[int, typer.Option(min=1, help="trajectories / in_flight")] = 4,
-    turn_tokens: Annotated[int, typer.Option(min=1)] = 48,
+    in_flight: Annotated[int, typer.Option(min=1, help="trajectories at a time, and slots of the server")] = 32,
+    batches: Annotated[int, typer.Option(min=1, help="trajectories / in_flight")] = 2,
+    turn_tokens: Annotated[int, typer.Option(min=1)] = 160,
     tool_s: Annotated[float, typer.Option(min=0.0)] = 0.05,
     calls: Annotated[int, typer.Option(min=1, help="of a trajectory")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="of the pair; the median ratio is reported")] = 3,
+    mixed: Annotated[bool, typer.Option(help="enable_mixed_chunk: a new turn joins the batch that decodes")] = True,
 ) -> None:
     """Sampled tokens a second with the tool, and of as many tokens in one turn without it."""
 
     async def measure() -> dict[str, Any]:
-        async with served(slots=in_flight) as (url, tokenizer):
+        async with served(in_flight, *(["--enable-mixed-chunk"] if mixed else [])) as (url, tokenizer):
             tokens = (calls + 1) * turn_tokens
             cases = {
                 "with_tool": (EveryTurnCalls(tokenizer), turn_tokens, calls + 1),
@@ -323,8 +324,14 @@ def throughput(
             "ratios": [round(a / b, 3) for a, b in pairs],
         }
 
-    settings = {"in_flight": in_flight, "batches": batches, "turn_tokens": turn_tokens, "tool_s": tool_s}
-    _report("throughput", {**settings, "calls": calls}, measure())
+    settings = {
+        "in_flight": in_flight,
+        "batches": batches,
+        "turn_tokens": turn_tokens,
+        "tool_s": tool_s,
+        "mixed": mixed,
+    }
+    _report("throughput", {**settings, "calls": calls, "tool_s": tool_s}, measure())
 
 
 def _report(case: str, settings: dict[str, Any], measurement: Any) -> None:

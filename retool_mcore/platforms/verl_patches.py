@@ -22,6 +22,24 @@ def _as_many_as_asked(original: Callable[..., Any]) -> Callable[..., Any]:
     return prepare_micro_batches
 
 
+def _chunks_share_a_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The original for the first chunk of a model; then Megatron's interleaved schedule gets the functions of all."""
+
+    @wraps(original)
+    def register_megatron_training_hooks(model: list[Any], optimizer: Any) -> None:
+        original(model[:1], optimizer)
+        if len(model) == 1:
+            return
+        from megatron.core.utils import get_model_config
+
+        config = get_model_config(model[0])
+        for name, method in (("no_sync_func", "no_sync"), ("grad_sync_func", "start_grad_sync")):
+            if getattr(config, name) is not None:
+                setattr(config, name, [getattr(chunk, method) for chunk in model])
+
+    return register_megatron_training_hooks
+
+
 VERL_PATCHES = (
     Patch(
         target="verl.workers.engine.megatron.transformer_impl.prepare_micro_batches",
@@ -29,5 +47,12 @@ VERL_PATCHES = (
         reason="the budget of a micro-batch must hold the longest sequence, and verl then packs all others to it, too",
         applies_to="verl>=0.9.1,<0.9.2",
         remove_when="verl's Megatron engine takes min_num_micro_batch from its data",
+    ),
+    Patch(
+        target="verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks",
+        replace=_chunks_share_a_config,
+        reason="with interleaved chunks and overlapped gradient reduction it refuses what it has just set itself",
+        applies_to="verl>=0.9.1,<0.9.2",
+        remove_when="verl sets the functions of all chunks once for the configuration that they share",
     ),
 )

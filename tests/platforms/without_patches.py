@@ -96,6 +96,47 @@ class Probes:
         LogitsProcessor._expand_metadata_for_logprobs(None, metadata, torch.device("cpu"))
         return "expanded"
 
+    def copy_of_the_weights(self) -> str:
+        import torch
+        from verl.utils.megatron_utils import copy_megatron_model_to_cpu
+
+        [copy] = copy_megatron_model_to_cpu([torch.nn.Linear(2, 2)]).values()
+        return f"{sorted(copy['model_state'])} copied"
+
+    def resume_from_a_reshardable_checkpoint(self) -> str:
+        import torch.distributed as dist
+
+        checkpoint = self.folder / "reshardable"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        actions = [["train", 1, 1], ["save", str(checkpoint)], ["load", str(checkpoint)], ["train", 2, 3]]
+        return repr(megatron_ranks.run({"model": self.model, "reshardable": True, "actions": actions}))
+
+    def shard_that_another_rank_has_read(self) -> str:
+        import torch
+        from megatron.core.dist_checkpointing.exchange_utils import _get_empty_tensor_for_exchange
+
+        shard = SimpleNamespace(data=torch.ones(2), init_data=lambda device: None)
+        received, _ = _get_empty_tensor_for_exchange("shard", {"shard": shard}, {}, {})
+        return f"received on {received.device}"
+
+    def hooks_of_two_chunks(self) -> str:
+        import torch
+        from megatron.core.distributed import DistributedDataParallel
+        from verl.workers.engine.megatron import transformer_impl
+
+        config, chunks = SimpleNamespace(no_sync_func=None, grad_sync_func=None), []
+        for _ in range(2):
+            chunk = DistributedDataParallel.__new__(DistributedDataParallel)
+            torch.nn.Module.__init__(chunk)
+            chunk.config, chunk.ddp_config = config, SimpleNamespace(overlap_grad_reduce=True)
+            chunks.append(chunk)
+        optimizer = SimpleNamespace(config=SimpleNamespace(), scale_loss=None)
+        transformer_impl.register_megatron_training_hooks(chunks, optimizer)
+        return repr([[each.__self__ is chunk for each, chunk in zip(found, chunks, strict=True)]
+                     for found in (config.no_sync_func, config.grad_sync_func)])  # fmt: skip
+
     def micro_batches_of_a_batch(self) -> str:
         from verl.utils import tensordict_utils as tu
         from verl.workers.engine.megatron import transformer_impl
@@ -107,12 +148,17 @@ class Probes:
 
 
 WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue"
+SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
 ENABLES = {
     WRITER: Probes.kill_a_rank_that_wrote_a_checkpoint,
+    SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
+    "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
+    "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
     "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
     "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
+    "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
     "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,
 }
 
