@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import kernel, zygote
+from retool_mcore.sandbox import gvisor, kernel, zygote
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.seccomp import compile_filter
 
@@ -71,6 +71,11 @@ class WarmImage:
         return self._light
 
     @property
+    def in_containers(self) -> bool:
+        """Whether each child is a container (gvisor), whose first process tells how the code ended."""
+        return self._level == Level.GVISOR
+
+    @property
     def num_running(self) -> int:
         """Children that have not ended."""
         return len(self._exits)
@@ -90,6 +95,8 @@ class WarmImage:
             environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         try:
             config = marshal.dumps(self._config(root))
+        except SandboxUnavailable:
+            raise
         except (OSError, RuntimeError) as error:
             raise SandboxUnavailable(f"no seccomp filter or no Landlock: {error}") from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -123,13 +130,17 @@ class WarmImage:
             "light": self._light,
             "root": str(root),
             "seccomp": self._filter(),
+            "runsc": gvisor.find_runsc() if self._level == Level.GVISOR else "",
         }
 
     def _filter(self) -> bytes:
         """The seccomp program. Signals are kept in by a pid namespace, by Landlock from ABI 6, else by seccomp."""
         if self._level == Level.RLIMITS:
             return b""
-        scoped = self._level == Level.NAMESPACES or kernel.landlock_abi() >= kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE
+        scoped = (
+            self._level in (Level.NAMESPACES, Level.GVISOR)
+            or kernel.landlock_abi() >= kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE
+        )
         return compile_filter(only_own_signals=not scoped)
 
     async def spawn(self, fds: list[int], *, uid: int | None, has_cgroup: bool) -> Child:

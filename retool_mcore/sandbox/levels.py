@@ -5,17 +5,21 @@ Never a silent step down: every refusal is kept, and a caller who asked for more
 
 from __future__ import annotations
 
+import os
+
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox import gvisor
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.process import ChildProcess
 from retool_mcore.sandbox.seats import Seat
 
-LOCAL_LEVELS = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
+LOCAL_LEVELS = (Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
 
 _HINTS = {
-    Level.GVISOR: "the local sandbox has no gVisor backend. Run `retool sandbox serve` inside a runsc container "
-    "and ask for the level it has there",
+    Level.GVISOR: "install gVisor's runsc so that it is found in PATH (gvisor.dev, or the Debian package runsc), of "
+    "2022-12 or newer, and libseccomp2; the kernel and any container around it must let runsc use unshare, mount, "
+    "pivot_root and ptrace; as an ordinary user it needs unprivileged user namespaces, as the level namespaces does",
     Level.NAMESPACES: "allow unprivileged user namespaces: sysctl user.max_user_namespaces=15000, "
     "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04), kernel.unprivileged_userns_clone=1 (Debian); "
     "in Docker, --security-opt seccomp=unconfined --security-opt apparmor=unconfined (or --cap-add SYS_ADMIN), "
@@ -27,6 +31,14 @@ _HINTS = {
 
 # What must be refused at a level. Each line is tried inside; the first that is not refused ends the probe.
 _ATTACKS = {
+    Level.GVISOR: """
+        refused("open", lambda: open("/etc/passwd"))
+        refused("write", lambda: open("/usr/lib/probe", "w"))
+        refused("socket", lambda: socket.socket())
+        refused("unshare", lambda: libc_call("unshare", 0x10000000))
+        assert {line.split(":")[0].strip() for line in list(open("/proc/net/dev"))[2:]} <= {"lo"}, "network namespace"
+        assert (os.uname().release, os.uname().version) != HOST, "the kernel that answers is the host's"
+    """,
     Level.NAMESPACES: """
         refused("open", lambda: open("/etc/passwd"))
         refused("write", lambda: open("/usr/lib/probe", "w"))
@@ -68,15 +80,18 @@ async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
         await image.start()
         seat.prepare(memory_limit_mb=256)
         await _probe(image, level, seat)
-    except SandboxUnavailable:
+    except SandboxUnavailable as error:
         await image.close()
+        if level == Level.GVISOR and seat.directory is not None and (words := gvisor.words_of(seat.directory)):
+            raise SandboxUnavailable(f"{gvisor.find_runsc()} did not start a container: {words}") from error
         raise
     finally:
         seat.clean()
 
 
 async def _probe(image: WarmImage, level: Level, seat: Seat) -> None:
-    code = _PROBE + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
+    host = f"HOST = {(os.uname().release, os.uname().version)!r}\n"
+    code = _PROBE + host + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
     process = await ChildProcess.spawn(image, seat)
     try:
         turn = await process.run(ExecRequest.checked(code), session=False)

@@ -110,7 +110,10 @@ class LocalSandbox:
         num_zygotes = -(-self._workers // _WORKERS_PER_ZYGOTE)
         more_light = [self._image(level, light=True, number=number) for number in range(1, num_zygotes)]
         self._light = [first_light, *more_light]
-        self._full = [self._image(level, light=False, number=number) for number in range(num_zygotes)]
+        if level == Level.GVISOR:
+            self._full = self._light  # every container imports what its code names
+        else:
+            self._full = [self._image(level, light=False, number=number) for number in range(num_zygotes)]
         await asyncio.gather(*(image.start() for image in (*more_light, *self._full)))
         for number in range(self._workers + self._num_sessions):
             self._seats.append(self._make_seat(level, number))
@@ -121,11 +124,11 @@ class LocalSandbox:
 
     async def _strongest_image(self) -> tuple[WarmImage, Level]:
         reasons: dict[Level, str] = {}
-        if self._min_level == Level.GVISOR:
-            reasons[Level.GVISOR] = "not available"
         for level in levels.LOCAL_LEVELS:
             if level.rank > self._max_level.rank or level.rank < self._min_level.rank:
                 continue
+            if level == Level.GVISOR and self._min_level != Level.GVISOR:
+                continue  # costs many times more per execution: only for those who ask for it (README.md)
             seat = self._make_seat(level, -1)
             try:
                 image = self._image(level, light=True, number=0)
@@ -142,7 +145,7 @@ class LocalSandbox:
     def _image(self, level: Level, *, light: bool, number: int) -> WarmImage:
         assert self._state is not None, "images live in the state directory"
         directory = self._state.path / f"{'light' if light else 'full'}-{number}"
-        return WarmImage(level=level, light=light, state_dir=directory)
+        return WarmImage(level=level, light=light and level != Level.GVISOR, state_dir=directory)
 
     def _log_opening(self, level: Level) -> None:
         memory = "execution" if self.memory_is_bounded_per_execution else "process (no writable memory cgroup)"
@@ -274,7 +277,7 @@ class LocalSandbox:
     async def _release(self) -> None:
         if self._sessions is not None:
             await self._sessions.close()
-        images = [*self._light, *self._full]
+        images = {*self._light, *self._full}
         await asyncio.gather(*(image.close() for image in images))
         for seat in self._seats:
             seat.remove()

@@ -16,13 +16,14 @@ import time
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import runner
+from retool_mcore.sandbox import gvisor, runner
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
 from retool_mcore.sandbox.images import Child, Exit, WarmImage
 from retool_mcore.sandbox.output import BoundedOutput
 from retool_mcore.sandbox.seats import Seat
 
 _SETUP_TIMEOUT_S = 30.0
+_CONTAINER_SETUP_TIMEOUT_S = 120.0  # it starts, and imports the libraries that the code names
 _END_TIMEOUT_S = 10.0
 _READ_BYTES = 64 << 10
 # What a child has to say on its control socket beside files; more is an attack and is cut off.
@@ -69,6 +70,7 @@ class ChildProcess:
         self._turn: asyncio.Future[bytes] = self._loop.create_future()
         self._return_code: int | None = None
         self._frames = _Frames()
+        self._endings: set[bytes] = set()
         self._paused: dict[int, asyncio.TimerHandle] = {}
         self._open = {stdout, stderr, control.fileno()}
         for fd in self._streams:
@@ -117,14 +119,15 @@ class ChildProcess:
         Raises SandboxUnavailable when the confinement was refused or the zygote died. When cancelled, the child
         is killed before the cancellation goes on.
         """
-        self._begin_turn(request)
+        self._begin_turn(request, session=session)
         sending = asyncio.ensure_future(self._send(request, session=session))
         try:
+            limit_s = _CONTAINER_SETUP_TIMEOUT_S if self._image.in_containers else _SETUP_TIMEOUT_S
             try:
-                async with asyncio.timeout(_SETUP_TIMEOUT_S):
+                async with asyncio.timeout(limit_s):
                     await self._ready
             except TimeoutError:
-                raise SandboxUnavailable(f"a child was not ready after {_SETUP_TIMEOUT_S:.0f} s") from None
+                raise SandboxUnavailable(f"a child was not ready after {limit_s:.0f} s") from None
             started = time.monotonic()
             timed_out = not (await asyncio.wait((self._turn,), timeout=request.run_timeout_s))[0]
             run_s = time.monotonic() - started
@@ -132,7 +135,7 @@ class ChildProcess:
             if session and ended_as == runner.DONE:
                 self._drain()
                 return self._result(request, run_s, cpu_s=0.0, return_code=self._return_code)
-            exit_ = await self._end(kill=timed_out or ended_as == runner.NEEDS_FULL)
+            exit_ = await self._end(kill=timed_out or ended_as != b"")
         except BaseException:
             await asyncio.shield(self._kill_and_wait())
             raise
@@ -144,13 +147,17 @@ class ChildProcess:
             request,
             run_s,
             cpu_s=exit_.cpu_s,
-            return_code=None if timed_out else os.waitstatus_to_exitcode(exit_.status),
+            return_code=None if timed_out else self._code_of(exit_),
             timed_out=timed_out,
             needs_full=ended_as == runner.NEEDS_FULL,
         )
 
-    def _begin_turn(self, request: ExecRequest) -> None:
+    def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
         self._turn = self._loop.create_future()
+        # Which frames may end the turn. Code can forge each of them, so one that is not expected must mean nothing.
+        self._endings = {runner.ENDED} if self._image.in_containers else set[bytes]()
+        self._endings |= {runner.DONE} if session else set[bytes]()
+        self._endings |= {runner.NEEDS_FULL} if self._image.light else set[bytes]()
         self._return_code = None
         self._frames = _Frames(limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0))
         for fd in self._streams:
@@ -195,6 +202,14 @@ class ChildProcess:
             files={names[index]: content for index, content in self._frames.files if index < len(names)},
         )
 
+    def _code_of(self, exit_: Exit) -> int:
+        """The code's return code. A container's first process tells it; where that was kept from it, runsc does."""
+        if not self._image.in_containers:
+            return os.waitstatus_to_exitcode(exit_.status)
+        if self._return_code is not None:
+            return self._return_code
+        return gvisor.return_code(exit_.status)
+
     # --------------------------------------------------------------- events
 
     def _on_exit(self, exit_: asyncio.Future[Exit]) -> None:
@@ -202,7 +217,10 @@ class ChildProcess:
         if self._control.fileno() in self._open:
             self._read_control()  # a frame may have come just before the end
         if not self._ready.done():
-            self._ready.set_exception(failure or SandboxUnavailable("a child ended before it was confined"))
+            self._drain()
+            words = "".join(self._outputs[fd].text()[0] for fd in self._streams).strip()[-2000:]
+            reason = f"a child ended before it was confined{': ' + words if words else ''}"
+            self._ready.set_exception(failure or SandboxUnavailable(reason))
             self._ready.add_done_callback(lambda ready: ready.exception())
         if not self._turn.done():
             self._turn.set_result(b"")
@@ -272,17 +290,18 @@ class ChildProcess:
 
     def _on_frame(self, kind: bytes, payload: bytes) -> None:
         if not self._ready.done():
-            if kind == runner.READY:
+            if kind == runner.ENDED and self._image.in_containers:  # parsing the code ended it
+                self._ready.set_result(None)
+                self._on_frame(kind, payload)
+            elif kind == runner.READY:
                 self._ready.set_result(None)
             elif kind == runner.SETUP_ERROR:
                 reason = payload.decode(errors="replace")
                 self._ready.set_exception(SandboxUnavailable(f"the kernel refused the confinement: {reason}"))
         elif kind == runner.FILE and len(payload) >= 4:
             self._frames.files.append((struct.unpack_from("=I", payload)[0], payload[4:]))
-        elif kind == runner.NEEDS_FULL and not self._image.light:
-            return  # this is the full image: not ours
-        elif kind in (runner.DONE, runner.NEEDS_FULL) and not self._turn.done():
-            if kind == runner.DONE and len(payload) == 4:
+        elif kind in self._endings and not self._turn.done():
+            if kind != runner.NEEDS_FULL and len(payload) == 4:
                 (self._return_code,) = struct.unpack("=i", payload)
             self._turn.set_result(kind)
 

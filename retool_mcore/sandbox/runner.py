@@ -35,7 +35,7 @@ HEAVY_PACKAGES = frozenset(_HEAVY.split())
 _REPORT_BYTES = 64 << 20
 _HIDDEN = ("<frozen ", "/proc/self/fd/")
 
-READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE = b"R", b"E", b"H", b"N", b"D"
+READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE, ENDED = b"R", b"E", b"H", b"N", b"D", b"X"
 FRAME = struct.Struct("=cI")  # kind, length of the payload that follows
 
 
@@ -61,17 +61,15 @@ def read_request(control: socket.socket) -> dict[str, Any]:
     return marshal.loads(_read_exactly(control, length))
 
 
-def imports_heavy_package(tree: ast.AST) -> bool:
-    """Whether an import statement anywhere in the code names a package of the full image."""
+def heavy_imports(tree: ast.AST) -> set[str]:
+    """The modules of the full image's packages that import statements anywhere in the code may name."""
+    names: set[str] = set()
     for node in ast.walk(tree):
-        names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-        if any(name.partition(".")[0] in HEAVY_PACKAGES for name in names):
-            return True
-    return False
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name.partition(".")[0] in HEAVY_PACKAGES}
 
 
 class _HeavyImports(importlib.abc.MetaPathFinder):
@@ -115,6 +113,8 @@ class Interpreter:
         while True:
             request = read_request(self._control)
             session: bool = request["session"]
+            if self._cells == 0:
+                self.prepare(request)
             self._limit(request["memory_limit_mb"], request["run_timeout_s"])
             self._open_stdin(request["stdin"])
             filename = f"cell_{self._cells + 1}.py" if session else "main.py"
@@ -125,6 +125,9 @@ class Interpreter:
             if not session:
                 os._exit(return_code)
             send_frame(self._control, DONE, struct.pack("=i", return_code))
+
+    def prepare(self, request: dict[str, Any]) -> None:
+        """What a level does after the first request has come and before its limits count. Here: nothing."""
 
     def _become_main(self) -> None:
         sys.modules["__main__"] = self._module
@@ -190,7 +193,7 @@ class Interpreter:
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         try:
             tree = ast.parse(source, filename)
-            if self._light and imports_heavy_package(tree):
+            if self._light and heavy_imports(tree):
                 ask_for_full_image(self._control)
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
             exec(compile(tree, filename, "exec", dont_inherit=True), self._module.__dict__)

@@ -34,6 +34,8 @@ class Seat:
         cgroup_fd = cgroup.open() if cgroup else None
         if level == Level.NAMESPACES:
             return cls(cgroup=cgroup, cgroup_fd=cgroup_fd)
+        if level == Level.GVISOR:  # runsc gives up root by itself
+            return cls(directory=state.path / f"seat{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
         uid = _FIRST_UID + (os.getpid() * 64 + number) % _NUM_UIDS if os.geteuid() == 0 else None
         return cls(uid=uid, directory=state.path / f"seat{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
 

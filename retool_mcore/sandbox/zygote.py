@@ -25,12 +25,11 @@ import signal
 import socket
 import struct
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
-from retool_mcore.sandbox import confine, guardian, kernel, runner
+from retool_mcore.sandbox import confine, guardian, gvisor, kernel, runner
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
 READY, STARTED, EXITED, FAILED = b"O", b"P", b"X", b"F"
@@ -60,6 +59,7 @@ class Zygote:
         self._light: bool = config["light"]
         self._seccomp: bytes = config["seccomp"]
         self._root: str = config["root"]
+        self._runsc: str = config["runsc"]
         self._jobs: dict[int, int] = {}  # pid -> job
         self._pid_namespace = -1
         self._has_proc = True
@@ -68,7 +68,7 @@ class Zygote:
         self._tasks = (0.0, 0)
         self._task_fd = self._statm_fd = self._maps_fd = -1
         self._mapped_bytes = 0
-        self._hidden = (os.path.dirname(os.path.realpath(__file__)), *_library_prefixes())
+        self._hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
 
     def set_up(self) -> None:
         """Confine the zygote itself, import the image, and tell the supervisor. Raises OSError when refused."""
@@ -76,6 +76,11 @@ class Zygote:
         sys.path[:] = confine.python_paths()
         # An editable install may find its sources by a finder of its own: only Python's three stay.
         sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("_frozen_importlib")]
+        if self._level == "gvisor":
+            kernel.adopt_orphans()
+            self._root = gvisor.write_bundle(self._root, self._hidden, self._seccomp)
+            self._channel.send(READY + json.dumps({"runsc": self._runsc}).encode())
+            return
         if self._level == "namespaces":
             self._become_init()
         else:
@@ -202,7 +207,8 @@ class Zygote:
             kernel.enter_namespace(self._pid_namespace, kernel.CLONE_NEWPID)
             kernel.unshare(kernel.CLONE_NEWPID)
             return _fork_into(lambda: self._run_in_namespaces(fds, cgroup))
-        processes = confine.MAX_PROCESSES + (self._other_tasks() if uid is None else 0)
+        counts_others = uid is None and self._level != "gvisor"  # a container counts only its own
+        processes = confine.MAX_PROCESSES + (self._other_tasks() if counts_others else 0)
         return _fork_into(lambda: self._guard(fds, cgroup, uid, processes))
 
     def _run_in_namespaces(self, fds: list[int], cgroup: int | None) -> None:
@@ -229,6 +235,8 @@ class Zygote:
     def _run_guarded(self, fds: list[int], uid: int | None, processes: int) -> None:
         confine.reset_signals()
         os.setsid()
+        if self._level == "gvisor":
+            gvisor.become_container(self._runsc, self._root, fds)
         os.fchdir(fds[-1])
         control = _take_fds(fds)
 
@@ -324,11 +332,6 @@ def _parents(path: str) -> list[str]:
         parents.append(path)
         path = os.path.dirname(path)
     return parents
-
-
-def _library_prefixes() -> list[str]:
-    paths = [*confine.python_paths(), sysconfig.get_path("stdlib")]
-    return sorted({os.path.join(form, "") for path in paths for form in (path, os.path.realpath(path))})
 
 
 def preload(names: Sequence[str]) -> list[str]:

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from sandbox_helpers import open_at
+from sandbox_helpers import LEVELS, open_at
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 
-LEVELS = [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
 SECRET = "a secret of the training process"
 
 
@@ -27,8 +26,28 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def strongest() -> AsyncIterator[LocalSandbox]:
-    """The strongest level there is, for tests that are not about levels."""
+    """The strongest level there is without asking for gvisor, for tests that are not about levels."""
     opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
     await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def containers() -> AsyncIterator[LocalSandbox]:
+    """gvisor, for tests of what is its alone."""
+    opened = await open_at(Level.GVISOR, workers=2)
+    yield opened
+    await opened.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["forked", "container"])
+async def interpreter(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
+    """Both ways an interpreter comes to be, for tests of what it does: forked from a warm one, alone in a container."""
+    if request.param == "container":
+        opened = await open_at(Level.GVISOR, workers=2, sessions=2)
+    else:
+        opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
+        await opened.open()
     yield opened
     await opened.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,9 @@ import pytest
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.process import ChildProcess
+
+LEVELS = [Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
 
 
 def last_line(text: str) -> str:
@@ -39,6 +45,34 @@ async def open_at(level: Level, **options: int) -> LocalSandbox:
     except SandboxUnavailable as error:
         pytest.skip(f"no {level} here: {error}")
     return sandbox
+
+
+def containers_of(sandbox: LocalSandbox) -> list[int]:
+    """Pids of all that runsc runs for ``sandbox``, by the directories that only this one uses."""
+    assert sandbox._state is not None
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                if b"runsc" in command and str(sandbox._state.path).encode() in command:
+                    found.append(int(entry.name))
+    return found
+
+
+async def until_running(sandbox: LocalSandbox, name: str, count: int) -> None:
+    """Wait for ``count`` executions that gave themselves ``name``. What is called so in a container, no host sees."""
+    async with asyncio.timeout(60):
+        while sandbox.level != Level.GVISOR and len(processes_named(name)) < count:
+            await asyncio.sleep(0.02)
+        while sandbox.level == Level.GVISOR and _num_ready() < count:
+            await asyncio.sleep(0.02)
+
+
+def _num_ready() -> int:
+    """Children of this process that have been given to their code."""
+    children = [thing for thing in gc.get_objects() if isinstance(thing, ChildProcess)]
+    return sum(child.alive and child._ready.done() for child in children)
 
 
 def children_of(parent: int, marker: str) -> list[int]:

@@ -31,9 +31,9 @@ async def test_infinite_loop_ends_at_the_time_limit_and_keeps_its_output(sandbox
 
 
 async def test_sleep_counts_as_wall_time(sandbox: LocalSandbox):
-    result = await sandbox.execute("import time; time.sleep(60)", run_timeout_s=0.5)
+    result = await sandbox.execute("import time; time.sleep(60)", run_timeout_s=2)
     assert result.status == "time_limit"
-    assert result.cpu_s < 0.4
+    assert result.cpu_s < 1.5  # with the start of a container, at gvisor
 
 
 async def test_allocation_over_the_limit_is_a_memory_error(sandbox: LocalSandbox):
@@ -64,7 +64,10 @@ killed = sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9 for pid in c
 print("killed" if killed >= 2 else f"only {killed} killed")
 """
     result = await sandbox.execute(code, memory_limit_mb=256)
-    assert (result.status, result.stdout) == ("finished", "killed\n")
+    if sandbox.level == Level.GVISOR:  # to the host a container is one process: it dies as a whole
+        assert (result.status, result.return_code, result.stdout) == ("memory_limit", None, "")
+    else:
+        assert (result.status, result.stdout) == ("finished", "killed\n")
 
 
 async def test_an_execution_killed_for_memory_says_so(sandbox: LocalSandbox):
@@ -153,6 +156,7 @@ finally:
 """
     result = await sandbox.execute(code)
     expected = {
+        Level.GVISOR: "OSError 28\n",
         Level.NAMESPACES: "OSError 28\n",  # /dev/shm is the execution's own tmpfs
         Level.LANDLOCK: "PermissionError 13\n",
         Level.RLIMITS: "",  # the host's /dev/shm: not protected
@@ -190,6 +194,7 @@ for path in ("/etc/x", "/usr/lib/x", "/x", {str(open_to_all / "x")!r}):
 """
     result = await sandbox.execute(code)
     expected = {
+        Level.GVISOR: "13 13 13 2",
         Level.NAMESPACES: "30 30 30 2",  # read-only, and the host's directory is not there
         Level.LANDLOCK: "13 13 13 13",
         Level.RLIMITS: "13 13 13 written",  # file permissions only
@@ -214,6 +219,7 @@ for path in ({str(secret)!r}, "/etc/passwd", "/etc/shadow"):
 """
     result = await sandbox.execute(code)
     expected = {
+        Level.GVISOR: ["2", "2", "2"],
         Level.NAMESPACES: ["2", "2", "2"],
         Level.LANDLOCK: ["13", "13", "13"],
         Level.RLIMITS: ["the_answers", "root:x:0:0:", "13"],  # what any user of the machine may read

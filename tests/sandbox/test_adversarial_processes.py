@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from sandbox_helpers import last_line, processes_named, still_works
+from sandbox_helpers import containers_of, last_line, processes_named, still_works, until_running
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
@@ -44,7 +44,9 @@ async def test_the_environment_holds_a_few_safe_keys(sandbox: LocalSandbox):
 
 async def test_proc_shows_own_pids(sandbox: LocalSandbox):
     result = await sandbox.execute("import os; len([p for p in os.listdir('/proc') if p.isdigit()])")
-    if sandbox.level == Level.NAMESPACES:
+    if sandbox.level == Level.GVISOR:
+        assert result.stdout == "2\n"  # the container's first process, and the code's
+    elif sandbox.level == Level.NAMESPACES:
         assert result.stdout == "1\n"
     elif sandbox.level == Level.LANDLOCK:
         assert last_line(result.stderr) == "PermissionError: [Errno 13] Permission denied: '/proc'"
@@ -79,7 +81,7 @@ print("daemon is up")
 """
     result = await sandbox.execute(code)
     assert result.stdout == "daemon is up\n"
-    assert processes_named(name) == []
+    assert processes_named(name) == [] == containers_of(sandbox)
 
 
 async def test_a_grandchild_holding_stdout_does_not_delay_the_return(sandbox: LocalSandbox):
@@ -187,13 +189,11 @@ async def test_a_cancelled_call_kills_its_child_and_frees_its_slot(sandbox: Loca
     name = f"rt-cancel-{os.getpid() % 10_000}"
     code = f"import ctypes\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\nwhile True: pass"
     calls = [asyncio.ensure_future(sandbox.execute(code, run_timeout_s=60)) for _ in range(2)]
-    async with asyncio.timeout(10):
-        while len(processes_named(name)) < 2:
-            await asyncio.sleep(0.02)
+    await until_running(sandbox, name, 2)
     for call in calls:
         call.cancel()
     await asyncio.wait(calls)
-    assert processes_named(name) == []
+    assert processes_named(name) == [] == containers_of(sandbox)
     assert await still_works(sandbox)
 
 

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_helpers import processes_named
+from sandbox_helpers import containers_of, processes_named
 
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, Level
 from retool_mcore.sandbox.local import LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-CONFINED = (Level.NAMESPACES, Level.LANDLOCK)
+CONFINED = (Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK)
 CALLS = """
 import ctypes, errno
 libc = ctypes.CDLL(None, use_errno=True)
@@ -169,6 +169,7 @@ print(found)
         "os.write(3, struct.pack('=cI', b'D', 4) + struct.pack('=i', 0))",  # claims to be done
         "os.write(3, struct.pack('=cI', b'N', 0xFFFFFFFF))",  # announces a file of 4 GiB
         "os.write(3, struct.pack('=cIII', b'N', 8, 0xFFFFFFF, 7))",  # a file nobody asked for
+        "os.write(3, struct.pack('=cI', b'X', 4) + struct.pack('=i', 9))",  # claims to have ended as it will
         "os.close(3)",
         "os.dup2(1, 3)",
     ],
@@ -177,6 +178,19 @@ async def test_abuse_of_the_control_socket_harms_only_the_own_result(sandbox: Lo
     result = await sandbox.execute(f"import os, struct\n{attack}\nos._exit(9)", run_timeout_s=2)
     assert (result.status, result.return_code, dict(result.files)) == ("finished", 9, {})
     assert (await sandbox.execute("1 + 1")).stdout == "2\n"
+
+
+@pytest.mark.parametrize("kind", "DHXRE")
+async def test_a_forged_frame_does_not_lift_the_time_limit(sandbox: LocalSandbox, kind: str):
+    frame = f"struct.pack('=cI', b'{kind}', 4) + struct.pack('=i', 5)"
+    code = f"import os, struct, time\nos.write(3, {frame})\ntime.sleep(60)"
+    started = time.monotonic()
+    result = await sandbox.execute(code, run_timeout_s=1)
+    assert time.monotonic() - started < 10
+    if kind == "X" and sandbox.level == Level.GVISOR:  # believed there, and ends the code at once
+        assert (result.status, result.return_code) == ("finished", 5)
+    else:
+        assert (result.status, result.return_code) == ("time_limit", None)
 
 
 async def test_a_flood_on_the_control_socket_is_cut_off(sandbox: LocalSandbox):
@@ -213,7 +227,9 @@ for pid in (os.getppid(), {os.getpid()}, 1):
         try: open(f"/proc/{{pid}}/{{name}}", "rb").read(1); print("read", pid, name)
         except OSError: pass
 """
-    assert (await sandbox.execute(code)).stdout == ""
+    # A container's first process has the code's uid and nothing of anybody's: no request, the same few variables.
+    expected = "read 1 environ\nread 1 maps\nread 1 fd/0\n" * 2 if sandbox.level == Level.GVISOR else ""
+    assert (await sandbox.execute(code)).stdout == expected
 
 
 async def test_sources_and_tests_of_this_repository_are_out_of_sight(sandbox: LocalSandbox):
@@ -261,7 +277,7 @@ while True:
     started = time.monotonic()
     result = await sandbox.execute(code, run_timeout_s=1)
     assert result.status == "time_limit"
-    assert processes_named(name) == []
+    assert processes_named(name) == [] == containers_of(sandbox)
     assert time.monotonic() - started < 8
     assert (await sandbox.execute("1 + 1")).stdout == "2\n"
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_helpers import children_of, open_at
+from sandbox_helpers import LEVELS, children_of, open_at
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
@@ -51,7 +51,7 @@ async def test_hundreds_of_calls_in_flight(strongest: LocalSandbox):
     assert [result.stdout for result in results] == [f"{n * 2}\n" for n in range(300)]
 
 
-@pytest.mark.parametrize("level", [Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS], ids=str)
+@pytest.mark.parametrize("level", LEVELS, ids=str)
 async def test_a_zygote_killed_mid_run_is_an_outage_and_starts_again(level: Level):
     sandbox = await open_at(level, workers=2)
     async with sandbox:
@@ -134,43 +134,43 @@ asyncio.run(main())
 # ----------------------------------------------------------------- sessions
 
 
-async def test_definitions_survive_within_a_session_and_only_there(strongest: LocalSandbox):
-    assert (await strongest.execute("import numpy as np\nx = np.arange(3)", session="one")).ok
-    assert (await strongest.execute("int(x.sum())", session="one")).stdout == "3\n"
-    assert "NameError" in (await strongest.execute("x", session="two")).stderr
-    assert "NameError" in (await strongest.execute("x")).stderr
-    await strongest.end_session("one")
-    assert "NameError" in (await strongest.execute("x", session="one")).stderr
-    await strongest.end_session("one")
-    await strongest.end_session("two")
+async def test_definitions_survive_within_a_session_and_only_there(interpreter: LocalSandbox):
+    assert (await interpreter.execute("import numpy as np\nx = np.arange(3)", session="one")).ok
+    assert (await interpreter.execute("int(x.sum())", session="one")).stdout == "3\n"
+    assert "NameError" in (await interpreter.execute("x", session="two")).stderr
+    assert "NameError" in (await interpreter.execute("x")).stderr
+    await interpreter.end_session("one")
+    assert "NameError" in (await interpreter.execute("x", session="one")).stderr
+    await interpreter.end_session("one")
+    await interpreter.end_session("two")
 
 
-async def test_a_session_keeps_the_output_of_its_cells_apart(strongest: LocalSandbox):
-    outputs = [(await strongest.execute(f"print({n}); 1 / {n}", session="cells")).text for n in range(3)]
+async def test_a_session_keeps_the_output_of_its_cells_apart(interpreter: LocalSandbox):
+    outputs = [(await interpreter.execute(f"print({n}); 1 / {n}", session="cells")).text for n in range(3)]
     assert outputs[0].startswith("0\nTraceback") and 'File "cell_1.py", line 1' in outputs[0]
     assert outputs[1:] == ["1\n1.0", "2\n0.5"]
-    await strongest.end_session("cells")
+    await interpreter.end_session("cells")
 
 
-async def test_a_time_limit_ends_the_session_and_the_next_result_says_so(strongest: LocalSandbox):
-    await strongest.execute("x = 1", session="slow")
-    assert (await strongest.execute("while True: pass", session="slow", run_timeout_s=0.3)).status == "time_limit"
-    result = await strongest.execute("'x' in globals()", session="slow")
+async def test_a_time_limit_ends_the_session_and_the_next_result_says_so(interpreter: LocalSandbox):
+    await interpreter.execute("x = 1", session="slow")
+    assert (await interpreter.execute("while True: pass", session="slow", run_timeout_s=0.3)).status == "time_limit"
+    result = await interpreter.execute("'x' in globals()", session="slow")
     assert result.session_restarted
     assert result.text == "False\n[the interpreter was restarted before this code: earlier definitions are gone]"
-    assert not (await strongest.execute("1", session="slow")).session_restarted
-    await strongest.end_session("slow")
+    assert not (await interpreter.execute("1", session="slow")).session_restarted
+    await interpreter.end_session("slow")
 
 
-async def test_sessions_are_bounded_and_the_longest_idle_makes_room(strongest: LocalSandbox):
+async def test_sessions_are_bounded_and_the_longest_idle_makes_room(interpreter: LocalSandbox):
     for name in ("a", "b", "c"):  # the fixture allows two
-        assert (await strongest.execute("x = 1", session=name)).ok
-    assert (await strongest.execute("x", session="c")).stdout == "1\n"
-    assert (await strongest.execute("x", session="b")).stdout == "1\n"
-    result = await strongest.execute("x", session="a")
+        assert (await interpreter.execute("x = 1", session=name)).ok
+    assert (await interpreter.execute("x", session="c")).stdout == "1\n"
+    assert (await interpreter.execute("x", session="b")).stdout == "1\n"
+    result = await interpreter.execute("x", session="a")
     assert result.session_restarted and "NameError" in result.stderr
     for name in ("a", "b", "c"):
-        await strongest.end_session(name)
+        await interpreter.end_session(name)
 
 
 async def test_sessions_are_off_by_default(sandbox: LocalSandbox):

@@ -1,0 +1,89 @@
+"""The first process of a gVisor container: start the interpreter as a child, outlive it, tell how it ended.
+
+Is copied into the container beside the two modules that it imports. Libraries that the code names are
+imported before the clock starts, as they lie ready in the warm images of the other levels.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import site
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from retool_mcore.sandbox import kernel, runner
+
+_CONTROL_FD = 3
+_ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class ContainerInterpreter(runner.Interpreter):
+    """Confines itself, and sends READY, when its libraries are there and not before."""
+
+    def __init__(self, control: socket.socket, *, hidden_prefixes: Sequence[str], seccomp: bytes) -> None:
+        super().__init__(control, light=False, hidden_prefixes=hidden_prefixes, mapped_bytes=0)
+        self._seccomp = seccomp
+
+    def prepare(self, request: dict[str, Any]) -> None:
+        """Import what the code names: here, in a process that is confined already, it may be parsed."""
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            for name in sorted(runner.heavy_imports(ast.parse(request["code"]))):
+                with contextlib.suppress(Exception):  # the code's own import will say so
+                    importlib.import_module(name)
+        runner.reseed()
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            self._mapped_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+        try:
+            kernel.install_seccomp(self._seccomp)
+        except OSError as error:
+            runner.send_frame(self._control, runner.SETUP_ERROR, str(error).encode())
+            os._exit(1)
+        runner.send_frame(self._control, runner.READY)
+
+
+def main() -> NoReturn:
+    """Entry point; the one argument is JSON: ``paths`` for sys.path, ``hidden`` for tracebacks, ``seccomp`` in hex."""
+    arguments = json.loads(sys.argv[1])
+    sys.path[:] = arguments["paths"]
+    os.dup2(0, _CONTROL_FD, inheritable=False)
+    os.close(0)
+    os.open("/dev/null", os.O_RDONLY)
+    for name in [name for name in os.environ if name not in _ENVIRONMENT]:
+        del os.environ[name]
+    os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+    control = socket.socket(fileno=_CONTROL_FD)
+    interpreter = ContainerInterpreter(
+        control, hidden_prefixes=arguments["hidden"], seccomp=bytes.fromhex(arguments["seccomp"])
+    )
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
+        del sys.modules[name]
+    child = os.fork()
+    if child:
+        _outlive(child, control)
+    os.setsid()
+    interpreter.serve()
+
+
+def _outlive(child: int, control: socket.socket) -> NoReturn:
+    """Reap all that ends; when the interpreter has, say how. With this process the container ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    pid, status = os.wait()
+    while pid != child:
+        pid, status = os.wait()
+    code = os.waitstatus_to_exitcode(status)
+    with contextlib.suppress(OSError):
+        runner.send_frame(control, runner.ENDED, struct.pack("=i", code))
+    os._exit(code if code >= 0 else 128 - code)  # as a shell tells it, should the frame not arrive
