@@ -101,6 +101,13 @@ TABLE: tuple[Row, ...] = (
         seen_in=VERL,
     ),
     Row(
+        cuda='train.mode = "async": verl\'s NCCL engine carries weights to other devices, and needs CuPy',
+        ascend="verl's HCCL engine, under the same name",
+        kind="substituted",
+        reason="verl registers it as `nccl` where torch_npu is; it takes its process group from vLLM, which is there",
+        seen_in=VERL,
+    ),
+    Row(
         cuda="rollout engine releases weights and cache while the actor trains",
         ascend="vLLM's sleep at level 1: cache dropped, weights in host memory",
         kind="substituted",

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from retool_mcore.config_base import Every, Fraction, PositiveFloat, PositiveInt, Section
 from retool_mcore.config_errors import explain
-from retool_mcore.config_rl import Algorithm, Critic, Rollout
+from retool_mcore.config_rl import Algorithm, Critic, RlTrain, Rollout, train_gpus
 from retool_mcore.errors import ConfigError
 
 MAX_VERL_OVERRIDES = 10
@@ -129,16 +129,6 @@ class RlData(Section):
     allow_overlap: bool = False  # as in SftData
 
 
-class RlTrain(Section):
-    steps: PositiveInt
-    prompts_per_step: PositiveInt
-    mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates a step
-    micro_batch_tokens: PositiveInt
-    val_every_steps: Every
-    mode: Literal["sync", "partial_rollout"] = "sync"  # see rollout/README.md, "Scheduling"
-    prefetch_batches: PositiveFloat = 1.0  # partial_rollout: batches of prompts in flight beyond the one waited for
-
-
 class Sandbox(Section):
     where: list[str] = Field(default=["local"], min_length=1)  # "local", or URLs that speak SandboxFusion
     min_level: Literal["gvisor", "namespaces", "landlock", "rlimits"] = "rlimits"
@@ -193,17 +183,22 @@ class RunConfig(Section):
     def num_steps(self) -> int:
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
 
+    def train_gpus(self) -> int:
+        """Devices of [cluster] that train. Raises ValueError where the mode of an RL run leaves none."""
+        return self.cluster.num_gpus
+
     @property
     def dp(self) -> int:
-        return self.cluster.num_gpus // self.parallel.model_parallel
+        return self.train_gpus() // self.parallel.model_parallel
 
     @model_validator(mode="after")
     def _shared_rules(self) -> RunConfig:
-        p, c = self.parallel, self.cluster
-        if c.num_gpus % p.model_parallel:
+        p, c, gpus = self.parallel, self.cluster, self.train_gpus()
+        if gpus % p.model_parallel:
+            less = f" less {c.num_gpus - gpus} of rollout.gpus" if gpus < c.num_gpus else ""
             raise ValueError(
                 f"parallel.tp * pp * cp = {p.tp} * {p.pp} * {p.cp} = {p.model_parallel} does not divide the "
-                f"{c.num_gpus} GPUs of [cluster] ({c.nodes} nodes x {c.gpus_per_node}). Lower one of them"
+                f"{gpus} GPUs of [cluster] ({c.nodes} nodes x {c.gpus_per_node}{less}). Lower one of them"
             )
         if self.memory.recompute_layers and self.memory.recompute != "full":
             raise ValueError(
@@ -282,9 +277,12 @@ class RlConfig(RunConfig):
     def num_steps(self) -> int:
         return self.train.steps
 
+    def train_gpus(self) -> int:
+        return train_gpus(self.train, self.rollout, self.cluster.nodes, self.cluster.gpus_per_node)
+
     @model_validator(mode="after")
     def _rl_rules(self) -> RlConfig:
-        t, r, c = self.train, self.rollout, self.cluster
+        t, r, serving = self.train, self.rollout, self.rollout.gpus or self.cluster.num_gpus
         if self.memory.recompute == "auto":
             raise ValueError(
                 'memory.recompute = "auto" is SFT\'s: verl packs all micro-batches of an RL run to one budget, that of '
@@ -304,8 +302,10 @@ class RlConfig(RunConfig):
                 f"train.mini_batch_prompts * rollout.group_size = {t.mini_batch_prompts} * {r.group_size} = "
                 f"{t.mini_batch_prompts * r.group_size} responses do not divide over {self.dp} data-parallel ranks"
             )
-        if c.num_gpus % r.engine_tp:
-            raise ValueError(f"rollout.engine_tp = {r.engine_tp} does not divide the {c.num_gpus} GPUs of [cluster]")
+        if serving % r.engine_tp:
+            raise ValueError(
+                f"rollout.engine_tp = {r.engine_tp} does not divide the {serving} GPUs that serve rollouts"
+            )
         budget = t.micro_batch_tokens * self.parallel.cp
         if self.max_sequence_tokens > budget:
             raise ValueError(

@@ -6,7 +6,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from retool_mcore.config_base import Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config_base import Every, Fraction, PositiveFloat, PositiveInt, Section
+
+
+class RlTrain(Section):
+    steps: PositiveInt
+    prompts_per_step: PositiveInt  # mode "async": also how many are learnt from between two weight syncs
+    mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates a step
+    micro_batch_tokens: PositiveInt
+    val_every_steps: Every
+    mode: Literal["sync", "partial_rollout", "async"] = "sync"  # see rollout/README.md, "Scheduling"
+    # Of both modes that are not "sync":
+    prefetch_batches: PositiveFloat = 1.0  # batches of prompts in flight beyond the one waited for
+    max_staleness: PositiveInt = (
+        7  # weight syncs that may lie between a prompt's start and the step that learns from it
+    )
+    when_stale: Literal["drop", "wait"] = (
+        "drop"  # another prompt in place of an older one, or no step before it is done
+    )
 
 
 class Rollout(Section):
@@ -26,6 +43,7 @@ class Rollout(Section):
     max_dropped_fraction: Fraction = 0.02  # of a batch, by sandbox or engine outages; above it the run stops
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    gpus: Annotated[int, Field(ge=0)] = 0  # of [cluster]: so many serve rollouts and do not train; train.mode "async"
     engine_tp: PositiveInt = 1
     engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
     max_running_requests: PositiveInt = 64
@@ -62,3 +80,29 @@ class Critic(Section):
 
     lr: PositiveFloat = 1e-5
     clip_value: PositiveFloat = 0.5  # a value may move so far from its old one before its loss stops to fall
+
+
+def train_gpus(train: RlTrain, rollout: Rollout, nodes: int, gpus_per_node: int) -> int:
+    """Devices that train. Raises ValueError where train.mode fits neither them nor its own bound on staleness."""
+    if (train.mode == "async") != (rollout.gpus > 0):
+        raise ValueError(
+            f'train.mode = "{train.mode}" and rollout.gpus = {rollout.gpus} exclude each other: the engines of mode '
+            '"async" have at least one GPU for themselves, those of the other modes share all GPUs with the trainer '
+            "(rollout.gpus = 0). Change one of the two"
+        )
+    if rollout.gpus >= nodes * gpus_per_node:
+        raise ValueError(
+            f"rollout.gpus = {rollout.gpus} leaves none of the {nodes * gpus_per_node} GPUs of [cluster] "
+            f"({nodes} nodes x {gpus_per_node}) to train on. Lower it"
+        )
+    if nodes > 1 and rollout.gpus % gpus_per_node:
+        raise ValueError(
+            f"rollout.gpus = {rollout.gpus} is not a multiple of cluster.gpus_per_node = {gpus_per_node}: of "
+            f"{nodes} nodes, rollouts and training each take whole ones"
+        )
+    if train.mode != "sync" and train.prefetch_batches > train.max_staleness:
+        raise ValueError(
+            f"train.prefetch_batches = {train.prefetch_batches} starts prompts more than train.max_staleness = "
+            f"{train.max_staleness} steps before the one that learns from them. Lower the one or raise the other"
+        )
+    return nodes * gpus_per_node - rollout.gpus

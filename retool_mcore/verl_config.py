@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from retool_mcore.config import Memory, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl_config_rollout import TRAINER_MODES, algorithm_keys, rollout_keys, sampler_keys
+from retool_mcore.verl_config_rollout import TRAINER_MODES, algorithm_keys, async_keys, rollout_keys, sampler_keys
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -159,6 +159,7 @@ def _ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         **sampler_keys(config),
         **_reward_keys(config),
         **_trainer_keys(config, platform),
+        **async_keys(config, platform),
     }
 
 
@@ -284,7 +285,7 @@ def _local_ray_keys(config: RlConfig) -> dict[str, Any]:
     """Ray as verl starts it on a machine without devices; the launch scripts start it on several nodes."""
     return {
         "ray_kwargs.ray_init.num_cpus": 16,  # logical: actors that mostly wait, on however few cores
-        "ray_kwargs.ray_init.num_gpus": config.cluster.gpus_per_node,  # logical: one per Megatron process
+        "ray_kwargs.ray_init.num_gpus": config.cluster.gpus_per_node,  # logical: one per Megatron or engine process
         "ray_kwargs.ray_init.include_dashboard": False,
         "ray_kwargs.ray_init.object_store_memory": 300_000_000,
     }

@@ -15,7 +15,18 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 
 AGENT_NAME = "retool"
-TRAINER_MODES = {"sync": "retool_sync", "partial_rollout": "retool_partial_rollout"}  # train.mode -> our trainers
+TRAINER_MODES = {  # train.mode -> our trainers
+    "sync": "retool_sync",
+    "partial_rollout": "retool_partial_rollout",
+    "async": "retool_async",
+}
+# device -> verl's checkpoint engine, which carries weights to other devices, and the module that registers it if not
+# verl. On NPUs verl registers its HCCL engine as "nccl".
+WEIGHT_TRANSPORTS = {
+    "cpu": ("tcp", "retool_mcore.platforms.cpu.weights"),
+    "cuda": ("nccl", None),
+    "npu": ("nccl", None),
+}
 OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names of what a run file says once, in its own words
     "model_path": "model.path",
     "dtype": "model.dtype",
@@ -137,7 +148,30 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
             # The answer, not the reward: a group that is all wrong teaches nothing about answers, however it is shaped.
             "filter_groups_metric": "acc" if config.algorithm.filter_groups else None,
         },
+        sampler + "max_off_policy_threshold": config.train.max_staleness + 1,  # verl counts versions
+        sampler + "max_off_policy_strategy": config.train.when_stale,
         "trainer.v1.colocate_async.num_warmup_batches": config.train.prefetch_batches,
+    }
+
+
+def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    """Trainer and engines on devices of their own: which, and how weights get from one to the other."""
+    if config.train.mode != "async":
+        return {}
+    c, gpus = config.cluster, config.rollout.gpus
+    nodes, per_node = (1, gpus) if c.nodes == 1 else (gpus // c.gpus_per_node, c.gpus_per_node)
+    rollout, separate = "actor_rollout_ref.rollout.", "trainer.v1.separate_async."
+    backend, module = WEIGHT_TRANSPORTS[platform.device]
+    return {
+        "actor_rollout_ref.hybrid_engine": False,  # no second set of engines on the trainer's devices
+        rollout + "nnodes": nodes,
+        rollout + "n_gpus_per_node": per_node,
+        rollout + "checkpoint_engine.backend": backend,
+        rollout + "checkpoint_engine.custom_backend_module": module,
+        "trainer.nnodes": 1 if c.nodes == 1 else c.nodes - nodes,
+        "trainer.n_gpus_per_node": c.gpus_per_node - gpus if c.nodes == 1 else c.gpus_per_node,
+        separate + "num_warmup_batches": config.train.prefetch_batches,
+        separate + "parameter_sync_step": config.train.prompts_per_step // config.train.mini_batch_prompts,
     }
 
 

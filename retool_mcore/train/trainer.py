@@ -7,13 +7,16 @@ written and its own clean-up forgets across restarts, so neither is used.
 
 from __future__ import annotations
 
+import logging
 import shutil
+from collections import Counter
 from numbers import Real  # numpy's integers are of it, and verl's extremes are such
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -51,6 +54,7 @@ PHASES = {  # verl's timers inside a step; together with time_other_s they add u
     "save_checkpoint": "checkpoint",
     "update_weights": "weight_sync",
 }
+COUNTS = ("rollout/dropped", "rollout/refilled_prompts")  # of one mini-batch where a step samples several
 
 
 class _Ours(PPOTrainer):
@@ -110,3 +114,35 @@ class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
     def get_llm_client(self) -> LLMServerClient:
         """The plain client: our loop goes on after an abort by itself, and so knows each token's version."""
         return self.llm_server_manager.get_client()
+
+
+@register_trainer(TRAINER_MODES["async"])
+class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
+    """The engines have devices of their own and go on sampling while the actor learns.
+
+    A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights change at its end.
+    """
+
+    verl_mode = "separate_async"
+
+    def _setup(self) -> None:
+        # verl 0.9.1 hands print's flush=True to a log line of level INFO, a TypeError where that level is on.
+        # Remove when trainer_separate_async.py's _setup no longer does.
+        logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
+        super()._setup()
+
+    def get_llm_client(self) -> LLMServerClient:
+        """The plain client, as in ReToolPartialRolloutTrainer."""
+        return self.standalone_server_manager.get_client()
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict) -> Any:
+        self._counted: Counter[str] = Counter()
+        batch = super().step(metrics, timing_raw)
+        metrics |= self._counted  # verl takes the mean over mini-batches, of the total the sum
+        metrics["rollout/dropped_total"] = self.replay_buffer.dropped_total
+        return batch
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict, sample_batch_size: int) -> Any:
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        self._counted.update({name: metrics[name] for name in COUNTS})
+        return batch

@@ -137,6 +137,15 @@ PROCESS_PATCHES = (
     ),
 )
 
+# Processes that train, and those beside an engine that receive its weights.
+ROLLOUT_CLASS = Patch(
+    target="verl.workers.rollout.base._ROLLOUT_REGISTRY",
+    replace=_cpu_rollout,
+    reason="verl sends weights to SGLang by CUDA IPC and has no public way to register another sender",
+    applies_to=VERL,
+    remove_when="verl can register a rollout class, or sends CPU tensors itself",
+)
+
 # Processes that train with Megatron.
 ENGINE_PATCHES = (
     *VERL_PATCHES,
@@ -193,12 +202,13 @@ ENGINE_PATCHES = (
         applies_to=MEGATRON,
         remove_when="Megatron-core's checkpoint writer starts its manager bound to the rank's life",
     ),
+    ROLLOUT_CLASS,
     Patch(
-        target="verl.workers.rollout.base._ROLLOUT_REGISTRY",
-        replace=_cpu_rollout,
-        reason="verl sends weights to SGLang by CUDA IPC and has no public way to register another sender",
-        applies_to=VERL,
-        remove_when="verl can register a rollout class, or sends CPU tensors itself",
+        target="torch.Tensor.pin_memory",
+        replace=_always(lambda self, device=None: self),
+        reason="verl's asynchronous trainer keeps a copy of the weights in pinned memory",
+        applies_to=TORCH,
+        remove_when="verl.utils.megatron_utils pins memory only where there is a device",
     ),
 )
 

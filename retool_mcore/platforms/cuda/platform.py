@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
 from retool_mcore.platforms.patches import Patch
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is not
 TRANSFORMER_ENGINE = "transformer_engine"
+CUPY = "cupy"
 
 
 class Cuda(Platform):
@@ -89,6 +90,13 @@ class Cuda(Platform):
             raise PlatformError(
                 f"{config.source}: {' and '.join(asked)} as set needs Transformer Engine, which is not installed. "
                 "Install the extra `cuda`, or leave the setting at its default."
+            )
+        asynchronous = isinstance(config, RlConfig) and config.train.mode == "async"
+        if asynchronous and importlib.util.find_spec(CUPY) is None:
+            raise PlatformError(
+                f'{config.source}: train.mode = "async" sends weights with verl\'s "nccl" engine, which needs CuPy, '
+                "which is not installed. Install the one for this torch's CUDA (cupy-cuda12x, cupy-cuda13x), or set "
+                'train.mode = "partial_rollout" and rollout.gpus = 0.'
             )
 
     def set_device(self, local_rank: int) -> None:

@@ -1,0 +1,111 @@
+"""Weights from the actor to engines on devices of their own: verl's checkpoint engine `tcp`.
+
+verl imports this module, as rollout.checkpoint_engine.custom_backend_module, in the trainer, in every actor process and
+in the worker beside every engine. For each update the workers open a port, the actor's first rank connects to all of
+them and sends each tensor as one message; the worker hands it on to its engine's server through sglang_adapter.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+import torch
+import zmq
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms.cpu.patches import ROLLOUT_CLASS
+
+ROLLOUT_CLASS.apply()  # the worker looks for the class that speaks to its server right after this import
+
+TIMEOUT_S = 300.0  # without a message, or without room for one; an export's first gather may take long
+MESSAGES_AHEAD = 4  # of a receiver: the memory of so many tensors
+
+
+@CheckpointEngineRegistry.register("tcp")
+class TcpCheckpointEngine(CheckpointEngine):
+    """One process's end. ``is_master``: the actor's first rank, which sends; verl's bucket size is not used."""
+
+    def __init__(self, bucket_size: int, is_master: bool = False, timeout_s: float = TIMEOUT_S) -> None:
+        self.is_master = is_master
+        self.timeout_s = timeout_s
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket] = []
+
+    def prepare(self) -> str:
+        """Open a port for one update and return its address; "" of the sender."""
+        if self.is_master:
+            return ""
+        host = ray.util.get_node_ip_address()
+        port = self._open(zmq.PULL).bind_to_random_port(f"tcp://{host}")
+        return f"tcp://{host}:{port}"
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[str]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """What each process's ``init_process_group`` is called with: the sender gets the receivers' addresses."""
+        addresses = metadata[actor_wg_world_size:]
+        nobody: list[str] = []
+        return (
+            {"receivers": [addresses, *[nobody] * (actor_wg_world_size - 1)]},
+            {"receivers": [nobody] * rollout_world_size},
+        )
+
+    def init_process_group(self, receivers: Sequence[str]) -> None:
+        for address in receivers:
+            self._open(zmq.PUSH).connect(address)
+
+    def finalize(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)  # verl calls this when all of the update has arrived
+        self._sockets.clear()
+
+    @torch.no_grad()
+    async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        """Send all weights. Raises PlatformError when a receiver takes none for ``timeout_s``."""
+        for name, weight in weights:  # on every rank: the export gathers over all of them
+            if self.is_master:
+                header = json.dumps([name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]).encode()
+                # Copied when sent: an exported weight is a view of Megatron's buffer, which the next step writes.
+                self._send(header, weight.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        if self.is_master:
+            self._send(b"")
+
+    def receive_weights(self, global_steps: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors as they were sent. Raises PlatformError when none comes for ``timeout_s``."""
+        [socket] = self._sockets
+        while True:
+            try:
+                header, *payload = socket.recv_multipart()
+            except zmq.Again as error:
+                raise PlatformError(
+                    f"no weights came from the actor for {self.timeout_s:.0f} s. The log of the run says what the "
+                    "actor does; start the same command again, it continues from the last checkpoint."
+                ) from error
+            if not payload:
+                return
+            name, dtype, shape = json.loads(header)
+            yield name, torch.frombuffer(bytearray(payload[0]), dtype=getattr(torch, dtype)).reshape(shape)
+
+    def _open(self, kind: int) -> zmq.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, MESSAGES_AHEAD)
+        socket.setsockopt(zmq.RCVHWM, MESSAGES_AHEAD)
+        socket.setsockopt(zmq.SNDTIMEO, int(self.timeout_s * 1000))
+        socket.setsockopt(zmq.RCVTIMEO, int(self.timeout_s * 1000))
+        self._sockets.append(socket)
+        return socket
+
+    def _send(self, *parts: Any) -> None:
+        for socket in self._sockets:
+            try:
+                socket.send_multipart(parts)
+            except zmq.Again as error:
+                raise PlatformError(
+                    f"a rollout engine's worker took no weights for {self.timeout_s:.0f} s. The log of the run says "
+                    "what the engine does; start the same command again, it continues from the last checkpoint."
+                ) from error
