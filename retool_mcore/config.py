@@ -16,6 +16,7 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from retool_mcore.config_base import Every, Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config_checkpoint import Checkpoint, check_rl_saving, check_sft_saving
 from retool_mcore.config_errors import explain
 from retool_mcore.config_rl import Algorithm, Critic, RlTrain, Rollout, train_gpus
 from retool_mcore.errors import ConfigError
@@ -100,12 +101,6 @@ class Optim(Section):
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
         return self
-
-
-class Checkpoint(Section):
-    every_steps: Every
-    keep: PositiveInt = 2  # the newest; older ones are deleted after a newer one is complete
-    resume: str = "auto"  # "auto": the newest complete one; "never"; or a checkpoint's path
 
 
 class SftData(Section):
@@ -257,6 +252,7 @@ class SftConfig(RunConfig):
                 f"train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the other, or let "
                 'longer ones be recomputed with memory.recompute = "auto"'
             )
+        check_sft_saving(self.checkpoint, self.memory.optimizer_on_cpu)
         return self
 
 
@@ -306,6 +302,7 @@ class RlConfig(RunConfig):
             raise ValueError(
                 f"rollout.engine_tp = {r.engine_tp} does not divide the {serving} GPUs that serve rollouts"
             )
+        check_rl_saving(self.checkpoint)
         budget = t.micro_batch_tokens * self.parallel.cp
         if self.max_sequence_tokens > budget:
             raise ValueError(

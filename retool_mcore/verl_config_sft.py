@@ -49,6 +49,9 @@ def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, 
             "use_dynamic_bsz": True,
             "max_token_len_per_gpu": config.train.micro_batch_tokens,
             "infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
+            "dist_ckpt_optim_fully_reshardable": config.checkpoint.reshardable,
+            # Gathered on one host process; Megatron's other way gives every rank all states of its data-parallel group.
+            "distrib_optim_fully_reshardable_mem_efficient": config.checkpoint.reshardable,
         },
         "optim": optim_keys(config, config.train.steps),
     }
@@ -67,7 +70,7 @@ def _sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[s
         return {
             "engine": get_class(platform.engine_config_class)(**sections["engine"]),
             "optim": McoreOptimizerConfig(**sections["optim"]),
-            "checkpoint": McoreCheckpointConfig(),
+            "checkpoint": McoreCheckpointConfig(async_save=config.checkpoint.asynchronous),
         }
     except TypeError as error:  # a dataclass's own words for a field it does not have
         raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error

@@ -19,7 +19,10 @@ LEVELS = [
     ("train", "evaluate", "preflight", "planner"),
     ("verl_config", "verl_config_sft", "verl_config_rollout", "rollout", "reward", "models", "activations"),
     ("data", "sandbox"),
-    ("config", "config_rl", "config_base", "config_errors", "platforms", "run_file", "verl_plugin"),
+    (
+        *("config", "config_checkpoint", "config_rl", "config_base", "config_errors"),
+        *("platforms", "run_file", "verl_plugin"),
+    ),
     ("errors", "process"),
 ]
 LEVEL_OF = {room: depth for depth, rooms in enumerate(LEVELS) for room in rooms}

@@ -5,11 +5,12 @@
         actor/optimizer/dist_ckpt/ Adam moments, float32 main weights and the schedule, sharded by Megatron
         actor/extra/dist_ckpt/     random states of every rank
         data.pt                    RL only: where verl's data loader stands (SFT's position is the step itself)
-        state.json                 the step, the identity of the run; written last, so its presence means complete
+        state.json                 the step, the identity of the run and the parallel layout it was saved on; written
+                                   last, so its presence means complete
 
-The layout is verl's, so that its own tools read our checkpoints. A folder without state.json is what a kill left
-behind: never resumed from, overwritten by the next save of that step. A kill at any moment leaves the previous
-checkpoint valid.
+The folders are verl's, so that its own tools read our checkpoints. A folder without state.json is what a kill left
+behind: never resumed from, and deleted when the run goes on. A kill at any moment leaves the previous checkpoint valid,
+also while an asynchronous save is being written.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import CheckpointError
 
 STATE_FILE = "state.json"
+LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "dp")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,21 @@ class Saved:
     step: int
     path: Path
     identity: dict[str, Any]
+    layout: dict[str, int]
+    reshardable: bool
+
+    def has_random_states_of(self, config: RunConfig) -> bool:
+        """They are saved for each pipeline and tensor parallel rank, and are equal over the data-parallel ones."""
+        now = layout(config)
+        return all(self.layout[size] == now[size] for size in ("tp", "pp"))
+
+
+class Pending(Protocol):
+    """A save whose files are being written; train/engine_checkpoint.py."""
+
+    def ended(self) -> bool: ...
+    def finish(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -44,10 +61,8 @@ def identity(config: RunConfig) -> dict[str, Any]:
     constant = config.optim.schedule == "constant" and not config.optim.warmup_fraction
     shared = {
         "model": config.model.model_dump(),
-        "parallel": config.parallel.model_dump(),
         "optim": config.optim.model_dump(),
         "steps": None if constant else config.num_steps,  # the schedule is stretched over them
-        "dp": config.dp,
         "seed": config.run.seed,
     }
     if isinstance(config, SftConfig):
@@ -59,6 +74,12 @@ def identity(config: RunConfig) -> dict[str, Any]:
     return shared | keys | roles | {"train_file": config.data.train_file}
 
 
+def layout(config: RunConfig) -> dict[str, int]:
+    """How the run's processes share the model and the data."""
+    sizes = config.parallel.model_dump() | {"dp": config.dp}
+    return {size: sizes[size] for size in LAYOUT}
+
+
 def complete_checkpoints(folder: Path) -> list[Saved]:
     """All complete checkpoints under a ``checkpoints`` folder, oldest first."""
     found = [_read(path) for path in folder.glob("global_step_*") if (path / STATE_FILE).is_file()]
@@ -68,7 +89,13 @@ def complete_checkpoints(folder: Path) -> list[Saved]:
 def _read(path: Path) -> Saved:
     try:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-        return Saved(step=int(state["step"]), path=path, identity=state["identity"])
+        return Saved(
+            step=int(state["step"]),
+            path=path,
+            identity=state["identity"],
+            layout={size: int(state["layout"][size]) for size in LAYOUT},
+            reshardable=bool(state["reshardable"]),
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path / STATE_FILE} is not a checkpoint's state ({error}). Move the folder {path} away to resume "
@@ -113,7 +140,30 @@ def find_resume(config: RunConfig) -> Saved | None:
             f"{saved.path} belongs to a different run: {'; '.join(changed)}. Restore the setting, or start a run "
             "with another run.name."
         )
+    _check_layout(saved, config)
     return saved
+
+
+def _check_layout(saved: Saved, config: RunConfig) -> None:
+    """Raise CheckpointError when the checkpoint's form does not allow the run's parallel layout."""
+    now = layout(config)
+    changed = {size for size in LAYOUT if saved.layout[size] != now[size]}
+    if not changed:
+        return
+    found = f"{saved.path} was saved on {_words(saved.layout)}, and the run's layout is {_words(now)}"
+    if isinstance(config, RlConfig):
+        raise CheckpointError(f"{found}. RL resumes on its own layout only: restore [parallel] and [cluster].")
+    if saved.reshardable or (changed == {"dp"} and now["ep"] == 1):
+        return
+    raise CheckpointError(
+        f"{found}. It was saved with checkpoint.reshardable = false, so only the number of data-parallel ranks may "
+        "change. Resume it on its own layout with checkpoint.reshardable = true, and on the new one after the next "
+        "save."
+    )
+
+
+def _words(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{size} {number}" for size, number in sizes.items())
 
 
 def step_folder(config: RunConfig, step: int) -> Path:
@@ -125,7 +175,13 @@ def publish(config: RunConfig, step: int) -> None:
     path = step_folder(config, step) / STATE_FILE
     draft = path.with_suffix(".tmp")
     with draft.open("w", encoding="utf-8") as file:
-        json.dump({"step": step, "identity": identity(config)}, file, indent=2)
+        state = {
+            "step": step,
+            "identity": identity(config),
+            "layout": layout(config),
+            "reshardable": config.checkpoint.reshardable,
+        }
+        json.dump(state, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
@@ -148,21 +204,76 @@ def full_disk_is_told(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def save(
-    config: SftConfig, step: int, write: Callable[[str], None], *, rank: int, barrier: Callable[[], object]
-) -> None:
-    """Write checkpoint ``step`` on all ranks and publish it.
+def delete_incomplete(config: RunConfig) -> None:
+    """Delete what kills have left in the run's folder. For a process that holds the run (process.lock_run)."""
+    for path in (config.run.dir / "checkpoints").glob("global_step_*"):
+        if not (path / STATE_FILE).is_file():
+            shutil.rmtree(path)
 
-    ``write(folder)`` is collective: every rank calls it with the same folder.
+
+class Saver:
+    """Writes the checkpoints of a run on all ranks and publishes them, at most one of them in flight.
+
+    ``write(folder, step)`` is collective, as all methods are: every rank calls it with the same arguments. It returns
+    what is still being written, or None when all is. On leaving the ``with`` block the save in flight is completed,
+    or, after an error, given up.
     """
-    folder = step_folder(config, step)
-    if rank == 0:
-        shutil.rmtree(folder, ignore_errors=True)  # what a kill left of the same step
-        folder.mkdir(parents=True)
-    barrier()
-    with full_disk_is_told(folder):
-        write(str(folder / "actor"))
-    barrier()
-    if rank == 0:
-        publish(config, step)
-    barrier()
+
+    def __init__(
+        self,
+        config: SftConfig,
+        write: Callable[[str, int], Pending | None],
+        *,
+        rank: int,
+        barrier: Callable[[], object],
+    ) -> None:
+        self._config, self._write, self._rank, self._barrier = config, write, rank, barrier
+        self._in_flight: tuple[int, Pending] | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.wait()
+        elif self._in_flight is not None:
+            self._in_flight[1].kill()
+
+    @property
+    def busy(self) -> bool:
+        return self._in_flight is not None
+
+    def save(self, step: int) -> None:
+        """Start checkpoint ``step`` once the one in flight is complete."""
+        self.wait()
+        folder = step_folder(self._config, step)
+        if self._rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        self._barrier()
+        with full_disk_is_told(folder):
+            pending = self._write(str(folder / "actor"), step)
+        if pending is None:
+            self._publish(step)
+        else:
+            self._in_flight = (step, pending)
+
+    def poll(self) -> None:
+        """Publish the checkpoint in flight when all of its files are written."""
+        if self._in_flight is not None and self._in_flight[1].ended():
+            self.wait()
+
+    def wait(self) -> None:
+        if self._in_flight is None:
+            return
+        step, pending = self._in_flight
+        with full_disk_is_told(step_folder(self._config, step)):
+            pending.finish()
+        self._in_flight = None
+        self._publish(step)
+
+    def _publish(self, step: int) -> None:
+        self._barrier()
+        if self._rank == 0:
+            publish(self._config, step)
+        self._barrier()

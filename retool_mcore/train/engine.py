@@ -18,6 +18,7 @@ from retool_mcore.errors import CheckpointError
 from retool_mcore.models import train_flops
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.verl_patches import MIN_MICRO_BATCHES
+from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
 from retool_mcore.train.metrics import PhaseTimer
 from retool_mcore.train.recompute import recompute_long_micro_batches
 from retool_mcore.verl_config_sft import sft_worker_config
@@ -97,14 +98,19 @@ class SftEngine:
             tokens += counts["loss_tokens"]
         return total / tokens
 
-    def save(self, folder: str) -> None:
-        self._worker.engine.save_checkpoint(local_path=folder, global_step=0)
+    def save(self, folder: str, step: int) -> PendingSave | None:
+        """Returns what is still being written, with ``checkpoint.asynchronous``."""
+        if self._config.checkpoint.asynchronous:
+            return start_save(self._worker.engine, folder, step)
+        with failed_write_is_told(folder):
+            self._worker.engine.save_checkpoint(local_path=folder, global_step=step)
+        return None
 
-    def load(self, folder: str) -> None:
-        """Weights, Adam moments, schedule and random states of this rank. Raises CheckpointError."""
+    def load(self, folder: str, *, new_seed: int | None = None) -> None:
+        """Weights, Adam moments, schedule and random states, with ``new_seed`` fresh ones. Raises CheckpointError."""
         self._worker.engine.lr_scheduler.num_steps = 0  # loading adds the saved steps to it
         try:
-            self._worker.engine.load_checkpoint(local_path=folder, del_local_after_load=False)
+            load_checkpoint(self._worker.engine, folder, new_seed=new_seed)
         except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
             raise CheckpointError(
                 f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "

@@ -25,6 +25,7 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.fingerprint import differing, fingerprint
 from retool_mcore.process import die_with_parent, lock_run, output_to
 from retool_mcore.train import checkpoint
+from retool_mcore.train.engine_checkpoint import seed_at
 from retool_mcore.train.metrics import MetricWriter, PhaseTimer, require_finite
 from retool_mcore.verl_config_sft import sft_tree
 from retool_mcore.verl_plugin import assert_loaded
@@ -103,15 +104,18 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
         data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank, hidden_size=engine.hidden_size
     )
     val_batches = validation_batches(val_data, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
-    if resume is not None:
-        engine.load(str(resume.path / "actor"))
     done = resume.step if resume is not None else 0
+    if resume is not None:
+        new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
+        engine.load(str(resume.path / "actor"), new_seed=new_seed)
     report = Reporter(config, done, console) if rank == 0 else None
     if rank == 0:
+        checkpoint.delete_incomplete(config)
         (config.run.dir / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     timer.flush()
-    with report or nullcontext():
+    saver = checkpoint.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
+    with report or nullcontext(), saver:
         for step in range(done + 1, config.train.steps + 1):
             with timer.span("data"):
                 sequences = batches(step)
@@ -123,7 +127,10 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
                     metrics["val_loss"] = engine.validation_loss(val_batches)
             if _is_due(step, config.checkpoint.every_steps, config.train.steps):
                 with timer.span("checkpoint"):
-                    checkpoint.save(config, step, engine.save, rank=rank, barrier=dist.barrier)
+                    saver.save(step)
+            elif saver.busy:
+                with timer.span("checkpoint"):
+                    saver.poll()
             times = timer.flush()
             if report is not None:
                 report(step, metrics | step_rates(metrics, times, platform) | times)

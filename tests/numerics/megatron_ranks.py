@@ -1,7 +1,8 @@
 """Drives verl's TrainingWorker for the tests: one process per rank, jobs from a JSON file.
 
 A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp"}, "dtype", "packed", "fused",
-"transformer", "optim", "recompute_above", "actions"}, the last a list of [name of a method of Engine, *arguments].
+"transformer", "optim", "reshardable", "asynchronous", "recompute_above", "actions"}, the last a list of [name of a
+method of Engine, *arguments].
 ``launch`` returns what the actions of each job returned, on the rank that has the output.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.process import die_with_parent
+from retool_mcore.train.engine_checkpoint import load_checkpoint, start_save
 from retool_mcore.train.recompute import recompute_long_micro_batches
 
 GLOBAL_BATCH = 8
@@ -115,6 +117,8 @@ def worker_config(job: dict[str, Any]) -> Any:
             context_parallel_size=cp,
             vanilla_mbridge=True,
             dtype=job.get("dtype", platform.train_dtypes[0]),
+            dist_ckpt_optim_fully_reshardable=job.get("reshardable", False),
+            distrib_optim_fully_reshardable_mem_efficient=job.get("reshardable", False),
             use_dynamic_bsz=True,
             max_token_len_per_gpu=MICRO_BATCH_TOKENS,
             infer_max_token_len_per_gpu=MICRO_BATCH_TOKENS,
@@ -136,7 +140,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             use_checkpoint_opt_param_scheduler=True,
             **job.get("optim", {}),
         ),
-        checkpoint_config=McoreCheckpointConfig(),
+        checkpoint_config=McoreCheckpointConfig(async_save=job.get("asynchronous", False)),
     )
 
 
@@ -183,6 +187,15 @@ class Engine:
 
     def load(self, folder: str) -> None:
         self.engine.load_checkpoint(local_path=folder, del_local_after_load=False)
+
+    def start_save(self, folder: str) -> None:
+        self.pending = start_save(self.engine, folder, step=0)
+
+    def finish_save(self) -> None:
+        self.pending.finish()
+
+    def load_other_layout(self, folder: str) -> None:
+        load_checkpoint(self.engine, folder, new_seed=0)
 
     def export(self, folder: str) -> None:
         """The Hugging Face checkpoint, as mbridge writes it."""

@@ -5,30 +5,34 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import SftConfig, load_config
-from retool_mcore.errors import CheckpointError
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.train import checkpoint
+from retool_mcore.train.engine_checkpoint import Writer, failed_write_is_told
 from retool_mcore.train.export import export, find_weights
 
-SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
+CONFIGS = Path(__file__).parents[2] / "configs"
+SFT, SFT_7B, RL = (CONFIGS / f"{name}.toml" for name in ("sft_tiny_cpu", "sft_qwen2.5_7b_h200x8", "rl_tiny_cpu"))
 
 
 def run_in(tmp_path: Path, *overrides: str) -> SftConfig:
     return load_config(SftConfig, SFT, [f"run.root={tmp_path}", *overrides])
 
 
-def write_something(folder: str) -> None:
+def write_something(folder: str, step: int = 0) -> None:
     path = Path(folder) / "model" / "huggingface"
     path.mkdir(parents=True)
     (path / "config.json").write_text("{}")
 
 
 def save(config: SftConfig, step: int) -> None:
-    checkpoint.save(config, step, write_something, rank=0, barrier=lambda: None)
+    with checkpoint.Saver(config, write_something, rank=0, barrier=lambda: None) as saver:
+        saver.save(step)
 
 
 def steps(config: SftConfig) -> list[int]:
@@ -46,16 +50,87 @@ def test_a_save_that_was_killed_leaves_the_previous_one_to_resume_from(tmp_path:
     config = run_in(tmp_path)
     save(config, 50)
 
-    def die(folder: str) -> None:
+    def die(folder: str, step: int) -> None:
         write_something(folder)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(config, 100, die, rank=0, barrier=lambda: None)
+    with pytest.raises(KeyboardInterrupt), checkpoint.Saver(config, die, rank=0, barrier=lambda: None) as saver:
+        saver.save(100)
     found = checkpoint.find_resume(config)
     assert found is not None and found.step == 50
     save(config, 100)
     assert steps(config) == [50, 100]
+
+
+def test_the_next_run_deletes_what_a_kill_has_left_and_nothing_else(tmp_path: Path):
+    config = run_in(tmp_path)
+    save(config, 50)
+    write_something(str(checkpoint.step_folder(config, 100) / "actor"))
+    checkpoint.delete_incomplete(config)
+    assert [path.name for path in (config.run.dir / "checkpoints").iterdir()] == ["global_step_50"]
+
+
+class BackgroundSave:
+    """Files that somebody else writes: ``ended`` when a test says so."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.done, self.killed, self._error = False, False, error
+
+    def ended(self) -> bool:
+        return self.done
+
+    def finish(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_an_asynchronous_save_counts_once_its_writers_have_ended(tmp_path: Path):
+    config = run_in(tmp_path)
+    writes = iter([BackgroundSave(), BackgroundSave(), BackgroundSave()])
+    started: list[BackgroundSave] = []
+
+    def write(folder: str, step: int) -> BackgroundSave:
+        write_something(folder)
+        started.append(next(writes))
+        return started[-1]
+
+    with checkpoint.Saver(config, write, rank=0, barrier=lambda: None) as saver:
+        saver.save(50)
+        saver.poll()
+        assert steps(config) == [] and saver.busy
+        started[0].done = True
+        saver.poll()
+        assert steps(config) == [50] and not saver.busy
+        saver.save(100)
+        saver.save(150)  # waits for the one in flight
+        assert steps(config) == [50, 100]
+    assert steps(config) == [100, 150]  # and so does the end of the run
+
+
+def test_a_run_that_fails_gives_up_the_save_in_flight(tmp_path: Path):
+    config = run_in(tmp_path)
+    pending = BackgroundSave()
+    with (
+        pytest.raises(ZeroDivisionError),
+        checkpoint.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
+    ):
+        saver.save(50)
+        raise ZeroDivisionError
+    assert pending.killed and steps(config) == []
+
+
+def test_a_full_disk_met_in_the_background_is_the_same_error(tmp_path: Path):
+    config = run_in(tmp_path)
+    pending = BackgroundSave(CheckpointError("rank 0: OSError: [Errno 28] No space left on device"))
+    with (
+        pytest.raises(CheckpointError, match=r"no space is left for .*global_step_50\. .* before it is kept"),
+        checkpoint.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
+    ):
+        saver.save(50)
+    assert steps(config) == []
 
 
 def test_auto_starts_afresh_without_checkpoints(tmp_path: Path):
@@ -66,6 +141,40 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path: Path):
     save(run_in(tmp_path), 50)
     with pytest.raises(CheckpointError, match="seed was 0, now 1"):
         checkpoint.find_resume(run_in(tmp_path, "run.seed=1"))
+
+
+TP2, DP2 = ("parallel.tp=2",), ("parallel.tp=1",)
+FOUR = ("cluster.gpus_per_node=4",)
+
+
+def test_a_reshardable_checkpoint_resumes_on_any_layout(tmp_path: Path):
+    save(run_in(tmp_path, *TP2, "checkpoint.reshardable=true"), 50)
+    found = checkpoint.find_resume(run_in(tmp_path, *DP2))
+    assert found is not None and found.reshardable and not found.has_random_states_of(run_in(tmp_path, *DP2))
+
+
+def test_without_it_only_the_number_of_data_parallel_ranks_may_change(tmp_path: Path):
+    save(run_in(tmp_path, *TP2), 50)
+    wider = run_in(tmp_path, *TP2, *FOUR)
+    found = checkpoint.find_resume(wider)
+    assert found is not None and found.has_random_states_of(wider)
+    said = (
+        r"was saved on tp 2, pp 1, vpp 1, cp 1, ep 1, dp 1, and the run's layout is tp 1, pp 1, vpp 1, cp 1, ep 1, "
+        r"dp 2\. .* on its own layout with checkpoint\.reshardable = true"
+    )
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.find_resume(run_in(tmp_path, *DP2))
+
+
+@pytest.mark.parametrize("switch", ["asynchronous", "reshardable"])
+def test_rl_saves_in_one_form_only(switch: str):
+    with pytest.raises(ConfigError, match=r"checkpoint\.asynchronous and checkpoint\.reshardable are SFT's"):
+        load_config(RlConfig, RL, [f"checkpoint.{switch}=true"])
+
+
+def test_a_writer_process_does_not_inherit_an_optimizer_in_pinned_memory(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"memory\.optimizer_on_cpu = 0\.5: the states lie in pinned memory"):
+        load_config(SftConfig, SFT_7B, ["checkpoint.asynchronous=true", "memory.optimizer_on_cpu=0.5"])
 
 
 def test_never_refuses_to_overwrite(tmp_path: Path):
@@ -121,6 +230,38 @@ def test_a_full_disk_is_told_whatever_library_meets_it(error: Exception, tmp_pat
     said = r"no space is left for .*step_4\. .* the checkpoint before it is kept"
     with pytest.raises(CheckpointError, match=said), checkpoint.full_disk_is_told(tmp_path / "step_4"):
         raise error
+
+
+def test_what_megatrons_writers_met_is_told_on_every_rank(tmp_path: Path):
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    full = {1: (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None)}
+    tell = failed_write_is_told("step_4/actor")
+    with pytest.raises(CheckpointError, match="no space is left for"), checkpoint.full_disk_is_told(tmp_path), tell:
+        raise CheckpointException("write", full)
+    said = "step_4/actor could not be written: rank 0 says why"
+    with pytest.raises(CheckpointError, match=said), failed_write_is_told("step_4/actor"):
+        raise CheckpointException("write", {})
+
+
+def test_a_writer_tells_its_error_and_that_it_was_killed():
+    def fail() -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    failed, killed = Writer([fail]), Writer([lambda: time.sleep(60)])
+    assert killed.running
+    killed.kill()
+    assert failed.wait() == "OSError: [Errno 30] Read-only file system"
+    assert killed.wait() == "the process that wrote it ended with exit code -9"
+    assert Writer([]).wait() is None
+
+
+def test_a_writer_has_the_memory_of_the_moment_it_was_started(tmp_path: Path):
+    words = ["before"]
+    writer = Writer([lambda: time.sleep(0.2), lambda: (tmp_path / "words").write_text(words[0])])
+    words[0] = "after"
+    assert writer.wait() is None
+    assert (tmp_path / "words").read_text() == "before"
 
 
 def test_another_error_of_a_writer_stays_what_it_is(tmp_path: Path):

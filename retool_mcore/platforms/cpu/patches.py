@@ -105,6 +105,15 @@ def _results_queue(original: Any) -> Callable[[], Any]:
     return get_write_results_queue
 
 
+def _adam_step_too(original: Any) -> Callable[..., None]:
+    @functools.wraps(original)
+    def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        states = self._get_main_param_and_optimizer_states(model_param)
+        original(self, model_param, {"step": states["step"], **tensors})  # restore_adam_steps has the last word
+
+    return set_states
+
+
 def _cpu_rollout(registry: Any) -> dict[tuple[str, str], str]:
     return {**registry, ("sglang", "async"): "retool_mcore.platforms.cpu.sglang_adapter.ServerAdapter"}
 
@@ -194,6 +203,18 @@ ENGINE_PATCHES = (
         "megatron.core.models.common.embeddings.rope_utils",
         "tensor",
         reason="with context parallelism the rotary indices are created in pinned memory",
+    ),
+    Patch(
+        target="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
+        replace=_adam_step_too,
+        reason="a reshardable checkpoint has no step for each parameter, which torch's Adam keeps and it asks for",
+        applies_to=MEGATRON,
+        remove_when="it copies the states that it is given",
+    ),
+    _torch_seen_by(
+        "megatron.core.dist_checkpointing.exchange_utils",
+        "empty_like",
+        reason='what another rank has read of a checkpoint is received on device="cuda"',
     ),
     Patch(
         target="megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue",

@@ -1,0 +1,183 @@
+"""The engine's side of a checkpoint: written beside the training that goes on, and read onto another layout.
+
+verl 0.9.1 can ask Megatron for asynchronous writes, and nothing in it asks whether they have ended. Megatron's own
+queue of them hands every write's results through one queue of the process, in the order in which they end, so the two
+folders of a checkpoint could take each other's. Here one process per rank does all the writes, one after another.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from retool_mcore.errors import CheckpointError
+from retool_mcore.process import die_with_parent
+
+logger = logging.getLogger(__name__)
+
+
+def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
+    """Weights, optimizer and schedule, and random states: the saved ones, or with ``new_seed`` fresh ones from it.
+
+    The saved random states are those of the pipeline and tensor parallel ranks they were saved on.
+    """
+    manager = engine.checkpoint_mananager  # verl's spelling
+    contents = manager.checkpoint_load_contents
+    try:
+        if new_seed is not None:
+            manager.checkpoint_load_contents = [content for content in contents if content != "extra"]
+        engine.load_checkpoint(local_path=folder, del_local_after_load=False)
+    finally:
+        manager.checkpoint_load_contents = contents
+    if new_seed is not None:
+        from verl.workers.engine.megatron.utils import set_random_seed
+
+        logger.warning("random states are of another layout than %s: they start afresh from %d", folder, new_seed)
+        set_random_seed(new_seed)
+
+
+def seed_at(seed: int, step: int) -> int:
+    """Where random states start when a run goes on at ``step`` without those of the step before."""
+    return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
+
+
+class Writer:
+    """Jobs done one after another by a forked process, which has the memory of the moment of the fork.
+
+    Killed when this process ends; so is whatever the jobs start.
+    """
+
+    def __init__(self, jobs: Sequence[Callable[[], object]]) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._receiver, sender = fork.Pipe(duplex=False)
+        self._process = fork.Process(target=_work, args=(jobs, sender), name="checkpoint writer")
+        self._process.start()
+        sender.close()
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def wait(self) -> str | None:
+        """Until the process has ended. Returns what went wrong."""
+        said: str | None = None
+        with suppress(EOFError):  # it ended without a word: all is well, or it was killed
+            said = self._receiver.recv()
+        self._process.join()
+        if said is None and self._process.exitcode:
+            return f"the process that wrote it ended with exit code {self._process.exitcode}"
+        return said
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
+    die_with_parent()
+    os.register_at_fork(after_in_child=die_with_parent)  # Megatron writes each file in a process of its own
+    torch.set_num_threads(1)  # the threads of the pool were not forked
+    gc.disable()  # nothing of the parent's device memory is this process's to free
+    try:
+        for job in jobs:
+            job()
+    except Exception as error:
+        sender.send(f"{type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def failed_write_is_told(folder: str) -> Iterator[None]:
+    """Megatron raises what stands outside of ``Exception``, on all ranks, and tells only the first one why."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        causes = [f"rank {rank}: {cause[0]}" for rank, cause in error.failures.items()]
+        raise CheckpointError(
+            f"{folder} could not be written: {'; '.join(causes)[:500] or 'rank 0 says why'}"
+        ) from error
+
+
+class PendingSave:
+    """A checkpoint whose files are being written. ``ended`` and ``finish`` are collective."""
+
+    def __init__(self, folder: str, writer: Writer, finishers: Iterable[Callable[[], object]]) -> None:
+        self._folder, self._writer, self._finishers = folder, writer, finishers
+
+    def ended(self) -> bool:
+        """On every rank."""
+        running: list[bool] = [True] * dist.get_world_size()
+        dist.all_gather_object(running, self._writer.running)
+        return not any(running)
+
+    def finish(self) -> None:
+        """Wait for every rank's writer, then write what describes the files. Raises CheckpointError on all ranks."""
+        errors: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, self._writer.wait())
+        found = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error is not None]
+        if found:
+            raise CheckpointError(f"{self._folder} could not be written: {'; '.join(found)[:500]}")
+        with failed_write_is_told(self._folder):
+            for finisher in self._finishers:
+                finisher()
+
+    def kill(self) -> None:
+        """Give the checkpoint up, on this rank."""
+        self._writer.kill()
+
+
+def start_save(engine: Any, folder: str, step: int) -> PendingSave:
+    """Collective. Copies what is saved to the host, and leaves writing it to a process beside each rank.
+
+    The engine's checkpoint configuration must ask for asynchronous saves. With NVIDIA's Megatron-Bridge the weights
+    are written here and now: it gathers and writes in one.
+    """
+    manager = engine.checkpoint_mananager
+    jobs: list[Callable[[], object]] = []
+    finishers: list[Callable[[], object]] = []
+
+    def take_over(requests: Sequence[Any], finalize: Callable[[], object]) -> None:
+        for request in requests:
+            if request.async_fn is not None:
+                arguments = list(request.async_fn_args)
+                if request.preload_fn is not None:
+                    arguments[1] = request.preload_fn()  # its tensors on the host, as Megatron's own callers do it
+                jobs.append(partial(request.async_fn, *arguments, **request.async_fn_kwargs))
+            finishers.extend(request.finalize_fns)
+        finishers.append(finalize)
+
+    def stage_weights(path: str) -> None:
+        weights = [
+            (name, tensor.detach().cpu()) if dist.get_rank() == 0 else None
+            for name, tensor in engine.bridge.export_weights(engine.module)
+        ]
+        if dist.get_rank() == 0:
+            jobs.append(partial(_write_weights, engine, weights, path))
+
+    manager._dispatch_finalize = take_over
+    if manager.vanilla_bridge:
+        manager._save_model_as_hf_via_bridge = stage_weights
+    try:
+        engine.save_checkpoint(local_path=folder, global_step=step)
+    finally:
+        del manager._dispatch_finalize
+        manager.__dict__.pop("_save_model_as_hf_via_bridge", None)
+    return PendingSave(folder, Writer(jobs), finishers)
+
+
+def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
+    """In the writer: the bridge's own writing, with weights that are gathered already."""
+    engine.bridge.export_weights = lambda models: iter(weights)
+    engine.bridge.save_weights(engine.module, path)

@@ -1,0 +1,100 @@
+"""checkpoint.asynchronous: steps go on while files are written; a kill or a full disk costs that checkpoint only.
+
+The disk holds or refuses what is written for step 8: a ``sitecustomize`` in every process of the run replaces
+``os.fsync``, which Megatron's writers end each file with.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import (
+    argv_sft,
+    assert_nothing_left,
+    assert_one_error,
+    kill,
+    last_step,
+    marked_processes,
+    run,
+    started,
+    wait_until,
+)
+
+from retool_mcore.train.checkpoint import complete_checkpoints
+from retool_mcore.train.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+
+DISK = """
+import errno, os, time
+
+fsync = os.fsync
+
+def fsync_of_this_disk(file):
+    if "/global_step_8/" in os.readlink(f"/proc/self/fd/{file}"):
+        if os.path.exists("FOLDER/full"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while os.path.exists("FOLDER/slow"):
+            time.sleep(0.05)
+    return fsync(file)
+
+os.fsync = fsync_of_this_disk
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(DISK.replace("FOLDER", str(folder)))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+def argv(task: Path, root: Path, *more: str) -> list[str]:
+    files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
+    steps = ("train.steps=10", "train.val_every_steps=0", "checkpoint.every_steps=4", "train.global_batch=16")
+    return argv_sft(f"run.root={root}", f"model.path={task}/model", *files, *steps, "parallel.tp=2", *more)
+
+
+def saved_steps(run_dir: Path) -> list[int]:
+    return [saved.step for saved in complete_checkpoints(run_dir / "checkpoints")]
+
+
+def result(run_dir: Path) -> tuple[list[float], bytes]:
+    """The loss of every step, and the exported weights after the last."""
+    losses = [row["loss"] for row in read_metrics(run_dir / "metrics.jsonl")]
+    weights = run_dir / "checkpoints" / "global_step_10" / "actor" / "model" / "huggingface" / "model.safetensors"
+    return losses, weights.read_bytes()
+
+
+def test_a_save_killed_in_the_middle_leaves_the_one_before(task: Path, tmp_path: Path, mark: str, disk: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = run(argv(task, tmp_path, "run.name=whole"), mark)
+    assert done.returncode == 0, done.stderr[-3000:]
+    settings = ("run.name=killed", "checkpoint.asynchronous=true")
+    (disk / "slow").touch()
+    with started(argv(task, tmp_path, *settings), mark):
+        wait_until(lambda: last_step(killed) >= 9, "a step after that of the save in flight", 120)
+        assert saved_steps(killed) == [4] and (killed / "checkpoints" / "global_step_8").exists()
+        # Ranks are the oldest of these: a writer is a fork, under the same command line.
+        kill(min(pid for pid, command in marked_processes(mark).items() if "-u launch/sft_mcore.py" in command))
+        assert_nothing_left(mark)
+    assert saved_steps(killed) == [4]
+    (disk / "slow").unlink()
+    done = run(argv(task, tmp_path, *settings, "checkpoint.every_steps=5"), mark)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(path.name for path in (killed / "checkpoints").glob("global*")) == ["global_step_10", "global_step_5"]
+    assert saved_steps(killed) == [5, 10]
+    assert result(killed) == result(whole)
+    assert_nothing_left(mark)
+
+
+def test_a_disk_that_fills_up_behind_the_steps_is_one_clear_error(task: Path, tmp_path: Path, mark: str, disk: Path):
+    (disk / "full").touch()
+    done = run(argv(task, tmp_path, "run.name=full", "checkpoint.asynchronous=true"), mark)
+    assert_one_error(done, "no space is left for")
+    assert "[rank" not in done.stderr  # torch's mark of a rank's traceback
+    assert saved_steps(tmp_path / "full") == [4]
+    assert_nothing_left(mark)
