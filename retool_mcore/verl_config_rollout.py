@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.config_rl import RlTrain
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 
@@ -148,10 +150,21 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
             # The answer, not the reward: a group that is all wrong teaches nothing about answers, however it is shaped.
             "filter_groups_metric": "acc" if config.algorithm.filter_groups else None,
         },
-        sampler + "max_off_policy_threshold": config.train.max_staleness + 1,  # verl counts versions
+        sampler + "max_off_policy_threshold": _age_limit(config.train),
         sampler + "max_off_policy_strategy": config.train.when_stale,
         "trainer.v1.colocate_async.num_warmup_batches": config.train.prefetch_batches,
     }
+
+
+def _age_limit(train: RlTrain) -> int:
+    """verl's bound on a group's age, which is 1 in the step that starts its prompt.
+
+    With "wait" verl waits for groups of that age, and takes the oldest first. As many batches as are prefetched may
+    stand in front of a group then, and it grows older while they are learnt from.
+    """
+    if train.mode != "sync" and train.when_stale == "wait":
+        return train.max_staleness + 2 - math.ceil(train.prefetch_batches)
+    return train.max_staleness + 1
 
 
 def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:

@@ -83,6 +83,20 @@ def test_verl_accepts_the_tree_and_counts_versions_and_updates():
     assert not tree.actor_rollout_ref.hybrid_engine
 
 
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        (("train.max_staleness=1", "train.when_stale=drop"), 2),
+        (("train.max_staleness=1", "train.when_stale=wait"), 2),
+        (("train.max_staleness=3", "train.when_stale=wait", "train.prefetch_batches=1.5"), 3),
+        (("train.max_staleness=3", "train.when_stale=wait", "train.prefetch_batches=3.0"), 2),
+        (("train.max_staleness=3", "train.when_stale=drop", "train.prefetch_batches=3.0"), 4),
+    ],
+)
+def test_waiting_starts_early_enough_for_the_batches_in_front(settings: tuple[str, ...], limit: int):
+    assert keys(rl(TINY, *ASYNC, *settings))["trainer.v1.sampler.max_off_policy_threshold"] == limit
+
+
 def test_other_modes_keep_verls_own_bound_and_transport():
     tree = ppo_tree(rl(TINY), get_platform("cpu"))
     assert tree.trainer.v1.sampler.max_off_policy_threshold == 8
