@@ -1,7 +1,8 @@
-"""checkpoint.asynchronous: steps go on while files are written; a kill or a full disk costs that checkpoint only.
+"""checkpoint.asynchronous and checkpoint.reshardable, as a user runs them.
 
-The disk holds or refuses what is written for step 8: a ``sitecustomize`` in every process of the run replaces
-``os.fsync``, which Megatron's writers end each file with.
+Steps go on while files are written, and a kill or a full disk costs that checkpoint only. The disk of these tests holds
+or refuses what is written for step 8: a ``sitecustomize`` in every process of the run replaces ``os.fsync``, which
+Megatron's writers end each file with.
 """
 
 from __future__ import annotations
@@ -69,10 +70,28 @@ def result(run_dir: Path) -> tuple[list[float], bytes]:
     return losses, weights.read_bytes()
 
 
-def test_a_save_killed_in_the_middle_leaves_the_one_before(task: Path, tmp_path: Path, mark: str, disk: Path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = run(argv(task, tmp_path, "run.name=whole"), mark)
+@pytest.fixture(scope="module")
+def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run whose checkpoints of steps 8 and 10 can be resumed on any layout."""
+    root = tmp_path_factory.mktemp("whole")
+    done = run(argv(task, root, "run.name=whole", "checkpoint.reshardable=true"), "whole")
     assert done.returncode == 0, done.stderr[-3000:]
+    return root / "whole"
+
+
+def test_a_run_continues_on_another_layout_from_a_path(whole: Path, task: Path, tmp_path: Path, mark: str):
+    path = whole / "checkpoints" / "global_step_8"
+    done = run(argv(task, tmp_path, "run.name=dp2", "parallel.tp=1", f"checkpoint.resume={path}"), mark)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses, _ = result(tmp_path / "dp2")
+    assert losses == pytest.approx(result(whole)[0][8:], abs=1e-4)
+    assert "start afresh from" in (tmp_path / "dp2" / "logs" / "sft_rank0.log").read_text()
+
+
+def test_a_save_killed_in_the_middle_leaves_the_one_before(
+    whole: Path, task: Path, tmp_path: Path, mark: str, disk: Path
+):
+    killed = tmp_path / "killed"
     settings = ("run.name=killed", "checkpoint.asynchronous=true")
     (disk / "slow").touch()
     with started(argv(task, tmp_path, *settings), mark):
