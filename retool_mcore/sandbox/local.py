@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 # One zygote forks serially, a few milliseconds each; more workers than this get another one.
 _WORKERS_PER_ZYGOTE = 16
+_WAITING_MEMORY_MB = 1024  # of a container that has no request yet, where a cgroup bounds it
 # A guess from the text, only to start in the right image: hostile code is never parsed in this process. The child
 # reads the AST and sends back what the guess got wrong.
 _HEAVY_IMPORT = re.compile(
@@ -64,6 +65,7 @@ class LocalSandbox:
         self._light: list[WarmImage] = []
         self._full: list[WarmImage] = []
         self._seats: deque[Seat] = deque()
+        self._spares: dict[Seat, ChildProcess] = {}
         self._state: StateDirectory | None = None
         self._sessions: Sessions | None = None
         self._closed = False
@@ -210,6 +212,8 @@ class LocalSandbox:
                 result = await self._run_stateless(request, self._full if heavy else self._light, seat)
                 if result is None:
                     result = await self._run_stateless(request, self._full, seat)
+                if self._level == Level.GVISOR:
+                    await self._leave_spare(seat)
             finally:
                 self._seats.append(seat)
             assert result is not None, "the full image does not ask for the full image"
@@ -219,9 +223,8 @@ class LocalSandbox:
         """One fresh child. None when the light image was asked for what only the full one has."""
         image = min(images, key=lambda image: image.num_running)
         kills_before = seat.oom_kills()
-        seat.prepare(request.memory_limit_mb)
         try:
-            process = await ChildProcess.spawn(image, seat)
+            process = await self._child(image, seat, request.memory_limit_mb)
             try:
                 turn = await process.run(request, session=False)
             finally:
@@ -232,6 +235,40 @@ class LocalSandbox:
             return None
         return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
 
+    async def _child(self, image: WarmImage, seat: Seat, memory_limit_mb: int) -> ChildProcess:
+        """A fresh child: the one that waits at this seat, else one made now."""
+        spare = self._spares.pop(seat, None)
+        if spare is not None and spare.alive:
+            seat.limit(memory_limit_mb)
+            return spare
+        if spare is not None:
+            await spare.close()
+            seat.clean()
+        seat.prepare(memory_limit_mb)
+        return await ChildProcess.spawn(image, seat)
+
+    async def _leave_spare(self, seat: Seat) -> None:
+        """Start the container of the next execution at this seat, so that it starts while nobody waits for it.
+
+        It has seen no request, and it runs one. Not earlier than now: two containers would share one worker's CPU.
+        """
+        if self._closed:
+            return
+        image = min(self._full, key=lambda image: image.num_running)
+        try:
+            seat.prepare(_WAITING_MEMORY_MB)
+            spare = await ChildProcess.spawn(image, seat)
+        except SandboxUnavailable as error:
+            logger.warning("no container could be started ahead: %s", error)
+            seat.clean()
+        except asyncio.CancelledError:
+            seat.clean()
+            raise
+        else:
+            self._spares[seat] = spare
+            if self._closed:
+                await spare.close()
+
     async def _run_in_session(self, request: ExecRequest, name: str) -> ExecResult:
         assert self._sessions is not None, "execute() checked that sessions are on"
         async with self._sessions.turn(name) as entry:
@@ -240,9 +277,8 @@ class LocalSandbox:
                 await self._sessions.make_room()
                 seat = self._seats.popleft()
                 entry.own(seat, give_back=self._seats.append)
-                seat.prepare(request.memory_limit_mb)
                 image = min(self._full, key=lambda image: image.num_running)
-                entry.process = await ChildProcess.spawn(image, seat)
+                entry.process = await self._child(image, seat, request.memory_limit_mb)
             turn = await entry.process.run(request, session=True)
             return replace(self._result(turn, out_of_memory=False), session_restarted=restarted)
 
@@ -277,6 +313,8 @@ class LocalSandbox:
     async def _release(self) -> None:
         if self._sessions is not None:
             await self._sessions.close()
+        await asyncio.gather(*(spare.close() for spare in self._spares.values()))
+        self._spares.clear()
         images = {*self._light, *self._full}
         await asyncio.gather(*(image.close() for image in images))
         for seat in self._seats:

@@ -41,15 +41,23 @@ class Seat:
 
     def prepare(self, memory_limit_mb: int) -> None:
         """Set the limit and make the directory for the execution to come. Raises SandboxUnavailable."""
+        self.limit(memory_limit_mb)
         try:
-            if self.cgroup is not None:
-                self.cgroup.limit(memory_limit_mb)
             if self.directory is not None:
+                remove_directory(self.directory)  # a start that was cancelled may have made it again
                 self.directory.mkdir(mode=0o700)
                 if self.uid is not None:
                     os.chown(self.directory, self.uid, self.uid)
         except OSError as error:
             raise SandboxUnavailable(f"a seat could not be prepared: {error}") from error
+
+    def limit(self, memory_limit_mb: int) -> None:
+        """Bound the memory of the execution to come, where there is a cgroup. Raises SandboxUnavailable."""
+        try:
+            if self.cgroup is not None:
+                self.cgroup.limit(memory_limit_mb)
+        except OSError as error:
+            raise SandboxUnavailable(f"the memory limit of a seat could not be set: {error}") from error
 
     def clean(self) -> None:
         """Delete what the execution left in its directory."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox import guardian
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.process import ChildProcess
@@ -48,16 +49,30 @@ async def open_at(level: Level, **options: int) -> LocalSandbox:
 
 
 def containers_of(sandbox: LocalSandbox) -> list[int]:
-    """Pids of all that runsc runs for ``sandbox``, by the directories that only this one uses."""
+    """Pids of all that runsc runs for ``sandbox``, by the directories that only this one uses.
+
+    Without the containers that wait for their first execution.
+    """
     assert sandbox._state is not None
+    spares = [_pid_of(spare._child.pidfd) for spare in sandbox._spares.values()]
+    waiting = {pid for spare in spares for pid in (spare, *guardian._descendants(spare))}
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes()
-                if b"runsc" in command and str(sandbox._state.path).encode() in command:
+                if (
+                    int(entry.name) not in waiting
+                    and b"runsc" in command
+                    and str(sandbox._state.path).encode() in command
+                ):
                     found.append(int(entry.name))
     return found
+
+
+def _pid_of(pidfd: int) -> int:
+    lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
 
 async def until_running(sandbox: LocalSandbox, name: str, count: int) -> None:

@@ -106,15 +106,54 @@ async def test_a_container_that_is_killed_from_outside_is_told_as_a_kill(contain
 
 async def test_after_any_end_there_is_no_container_and_no_file(containers: LocalSandbox):
     assert containers._state is not None
-    before = sorted(path.name for path in containers._state.path.iterdir())
     codes = ["1", "1/0", "import os; os._exit(3)", "while True: pass", "import os; os.fork(); os.kill(1, 9)"]
     await asyncio.gather(*(containers.execute(code, run_timeout_s=0.5) for code in codes))
     assert containers_of(containers) == []
-    assert sorted(path.name for path in containers._state.path.iterdir()) == before
+    waiting = {seat.directory for seat in containers._spares}
+    assert {path for path in containers._state.path.iterdir() if path.name.startswith("seat")} == waiting
 
 
-async def test_closing_ends_containers_and_leaves_nothing():
-    before = set(Path(tempfile.gettempdir()).iterdir())
+async def test_the_container_that_waits_serves_one_execution_and_has_seen_none_before(containers: LocalSandbox):
+    await asyncio.gather(containers.execute("1"), containers.execute("2"))
+    waiting = list(containers._spares.values())
+    assert len(waiting) == 2 and all(spare.alive for spare in waiting)
+    code = "import os; open('/tmp/left', 'w').close(); globals()['left'] = 1; os.listdir('/box')"
+    first, second = [await containers.execute(code) for _ in range(2)]
+    assert (first.stdout, second.stdout) == ("[]\n", "[]\n")
+    assert not any(spare.alive for spare in waiting) and not set(waiting) & set(containers._spares.values())
+    probe = "import os; (os.listdir('/tmp'), 'left' in globals())"
+    assert {(await containers.execute(probe)).stdout for _ in range(2)} == {"([], False)\n"}
+
+
+async def test_a_waiting_container_that_died_is_replaced_unseen(containers: LocalSandbox):
+    await asyncio.gather(containers.execute("1"), containers.execute("2"))
+    for spare in containers._spares.values():
+        spare._image.kill(spare._child.pidfd)
+        await asyncio.wait((spare._child.exit,))
+    assert (await containers.execute("6 * 7")).stdout == "42\n"
+
+
+async def test_the_memory_limit_of_a_waiting_container_is_that_of_the_request(containers: LocalSandbox):
+    for limit_mb, outcome in ((256, "MemoryError"), (512, "314572800")):
+        result = await containers.execute("len(bytearray(300 << 20))", memory_limit_mb=limit_mb)
+        assert result.text.splitlines()[-1] == outcome
+
+
+async def test_a_call_cancelled_at_any_moment_leaves_no_container_and_a_place_that_works(containers: LocalSandbox):
+    for delay_ms in (0, 1, 2, 5, 10, 20, 50, 100, 200, 400, 800):
+        call = asyncio.ensure_future(containers.execute("6 * 7"))
+        await asyncio.sleep(delay_ms / 1000)
+        call.cancel()
+        await asyncio.wait((call,))
+    results = await asyncio.gather(*(containers.execute("6 * 7") for _ in range(4)))
+    assert [result.stdout for result in results] == ["42\n"] * 4
+    async with asyncio.timeout(10):  # a start that was cancelled is undone when it has happened
+        while containers_of(containers):
+            await asyncio.sleep(0.05)
+
+
+async def test_closing_ends_containers_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sandbox = await open_at(Level.GVISOR, workers=2)
     calls = [asyncio.ensure_future(sandbox.execute("import time; time.sleep(60)")) for _ in range(3)]
     await until_running(sandbox, "", 2)
@@ -123,8 +162,7 @@ async def test_closing_ends_containers_and_leaves_nothing():
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, SandboxUnavailable) for outcome in outcomes)
     assert [pid for pid in running if Path(f"/proc/{pid}").exists()] == []
-    left = set(Path(tempfile.gettempdir()).iterdir()) - before
-    assert [path for path in left if "retool" in path.name or "runsc" in path.name] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_killed_owner_leaves_no_container_and_its_directory_is_swept(containers: LocalSandbox, tmp_path: Path):

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
         ("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))).__name__", "'A'\n"),
     ],
 )
-async def test_the_last_expression_is_echoed(interpreter: LocalSandbox, code: str, stdout: str):
-    result = await interpreter.execute(code)
+async def test_the_last_expression_is_echoed(strongest: LocalSandbox, code: str, stdout: str):
+    result = await strongest.execute(code)
     assert (result.stdout, result.stderr, result.return_code) == (stdout, "", 0)
 
 
