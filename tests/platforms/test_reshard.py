@@ -42,12 +42,13 @@ def runs(tmp_path_factory):
     for layout in SAVED:
         before, after = ["train", 1, 3], ["train", 4, 5]
         save = ["save", str(folder / "whole" / layout)]
-        first.append(job(layout, layout, before, save, after, reshardable=True))
+        first.append(job(layout, layout, before, save, ["draw"], after, reshardable=True))
     parts = ["save", str(folder / "parts" / "dp2")]
     first.append(job("dp2_parts", "dp2", ["train", 1, 3], parts))
     answers = launch(first, 2, folder / "first")
     pairs = [(*pair, "whole") for pair in RESHARDED] + [(*pair, "parts") for pair in RESHARDED_RANKS]
     two = [resumed(*pair) for pair in pairs if pair[1] != "one"]
+    two.append(job("same", "tp2", ["load", str(folder / "whole" / "tp2")], ["draw"], ["train", 4, 5]))
     one = [resumed(*pair) for pair in pairs if pair[1] == "one"]
     return answers | launch(two, 2, folder / "two") | launch(one, 1, folder / "one")
 
@@ -57,7 +58,11 @@ def runs(tmp_path_factory):
     [("whole", *pair) for pair in RESHARDED] + [("parts", *pair) for pair in RESHARDED_RANKS],
 )
 def test_the_next_two_steps_are_those_of_the_uninterrupted_run(runs, kind, source, target):
-    want, got = runs[source][2], runs[f"{kind}_{source}_{target}"][1]
+    want, got = runs[source][3], runs[f"{kind}_{source}_{target}"][1]
     for name in ("loss", "grad_norm"):
         assert [step[name] for step in got] == pytest.approx([step[name] for step in want], abs=1e-4), name
     assert [step["lr"] for step in got] == [step["lr"] for step in want]
+
+
+def test_a_reshardable_checkpoint_continues_bit_exactly_on_its_own_layout(runs):
+    assert runs["same"][1:] == runs["tp2"][2:], "random numbers, then two steps"
