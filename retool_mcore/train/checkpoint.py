@@ -9,8 +9,8 @@
                                    last, so its presence means complete
 
 The folders are verl's, so that its own tools read our checkpoints. A folder without state.json is what a kill left
-behind: never resumed from, and deleted when the run goes on. A kill at any moment leaves the previous checkpoint valid,
-also while an asynchronous save is being written.
+behind: never resumed from, deleted when an SFT run goes on, and overwritten when an RL run comes to that step again. A
+kill at any moment leaves the previous checkpoint valid, also while an asynchronous save is being written.
 """
 
 from __future__ import annotations
