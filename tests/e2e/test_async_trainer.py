@@ -17,7 +17,17 @@ from retool_mcore.train.metrics import read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STALENESS = "training/off_policy/trajectory_staleness"
-ONE_STEP_OFF = ("train.prefetch_batches=1.0", "train.max_staleness=1", "train.when_stale=wait")
+SIZE = ("train.prompts_per_step=8", "rollout.group_size=2", "data.max_prompt_tokens=300")
+SIZE += ("rollout.max_response_tokens=400", "rollout.protocol=retool")
+
+
+def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
+    """Run to the end; the metrics of its steps."""
+    devices = ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1")
+    done = run(argv_rl(f"run.root={root}", "run.name=rl", *devices, *SIZE, *settings), mark, timeout_s=500)
+    assert done.returncode == 0, done.stderr[-3000:] + (root / "rl/logs/rl.log").read_text(errors="replace")[-6000:]
+    assert_nothing_left(mark)
+    return read_metrics(root / "rl" / "metrics.jsonl")
 
 
 def of_its_version(row: dict, version: int, model: torch.nn.Module) -> list[tuple[float, float]]:
@@ -35,23 +45,10 @@ def of_its_version(row: dict, version: int, model: torch.nn.Module) -> list[tupl
 
 def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_sent(tmp_path: Path, mark: str):
     """Two updates a step; each token is of the weights whose version it bears, as the checkpoints have them."""
-    task = write_coin_task(tmp_path, calls=True, wrong_goes_on=True)
-    settings = (*task, "train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1", *ONE_STEP_OFF)
-    settings += ("train.prompts_per_step=8", "train.mini_batch_prompts=4", "rollout.group_size=2", "optim.lr=3e-4")
-    settings += ("algorithm.importance_sampling=sequence", "algorithm.kl_coef=0.01", "rollout.protocol=retool")
-    settings += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400", "train.val_every_steps=4")
-    settings += (
-        "train.steps=4",
-        "checkpoint.every_steps=1",
-        "checkpoint.keep=4",
-        f"run.root={tmp_path}",
-        "run.name=rl",
-    )
-    done = run(argv_rl(*settings), mark, timeout_s=500)
-    log = tmp_path / "rl/logs/rl.log"
-    assert done.returncode == 0, done.stderr[-3000:] + log.read_text(errors="replace")[-6000:]
-    assert_nothing_left(mark)
-    rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
+    settings = ("train.prefetch_batches=1.0", "train.max_staleness=1", "train.when_stale=wait")
+    settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "train.val_every_steps=4")
+    settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=4")
+    rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, wrong_goes_on=True), *settings, "train.steps=4")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["mismatch/max"] <= 1e-4, "both updates of a step are compared with the weights at its start"
     for row in rows:
@@ -84,3 +81,19 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     # The check can fail: one version's tokens are not what another version's weights would have said.
     others = [pair for row in sampled for pair in of_its_version(row, 0, models[3])]
     assert max(abs(engine - actor) for engine, actor in others) > 1e-3
+
+
+@pytest.mark.long
+def test_fully_asynchronous_updates_drop_what_is_too_old_and_continue_from_a_checkpoint(tmp_path: Path, mark: str):
+    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=True), "train.mini_batch_prompts=2")
+    settings += ("train.prefetch_batches=2.0", "train.max_staleness=2", "train.when_stale=drop", "optim.lr=1e-4")
+    settings += ("algorithm.importance_sampling=token", "checkpoint.every_steps=3", "train.val_every_steps=0")
+    first = train(tmp_path, mark, *settings, "train.steps=3")
+    rows = train(tmp_path, mark, *settings, "train.steps=6")  # with the prompts that were in flight
+    assert rows[:3] == first and [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[0]["mismatch/max"] <= 1e-4, "four updates, all compared with the weights at the step's start"
+    for row in rows:
+        assert row[f"{STALENESS}_worst/max"] <= 2
+        assert row["rollout/refilled_prompts"] == row.get("training/off_policy/evicted_samples", 0)
+        assert 0.0 < row["rollout_corr/rollout_is_mean"] <= 2.0
+    assert max(row[f"{STALENESS}_worst/max"] for row in rows) == 2, "sampling did not run two steps ahead"
