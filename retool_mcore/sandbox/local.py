@@ -206,7 +206,7 @@ class LocalSandbox:
             queue_s = time.monotonic() - asked
             if request.session is not None:
                 return replace(await self._run_in_session(request, request.session), queue_s=queue_s)
-            seat = self._seats.popleft()
+            seat = self._take_seat()
             try:
                 heavy = _HEAVY_IMPORT.search(request.code) is not None
                 result = await self._run_stateless(request, self._full if heavy else self._light, seat)
@@ -234,6 +234,12 @@ class LocalSandbox:
         if turn.needs_full and image.light:
             return None
         return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
+
+    def _take_seat(self) -> Seat:
+        """The free seat whose container has waited longest; so no more containers wait than there are workers."""
+        seat = next((seat for seat in self._seats if seat in self._spares), self._seats[0])
+        self._seats.remove(seat)
+        return seat
 
     async def _child(self, image: WarmImage, seat: Seat, memory_limit_mb: int) -> ChildProcess:
         """A fresh child: the one that waits at this seat, else one made now."""
@@ -275,7 +281,7 @@ class LocalSandbox:
             restarted = entry.lost
             if entry.process is None:
                 await self._sessions.make_room()
-                seat = self._seats.popleft()
+                seat = self._take_seat()
                 entry.own(seat, give_back=self._seats.append)
                 image = min(self._full, key=lambda image: image.num_running)
                 entry.process = await self._child(image, seat, request.memory_limit_mb)

@@ -125,6 +125,17 @@ async def test_the_container_that_waits_serves_one_execution_and_has_seen_none_b
     assert {(await containers.execute(probe)).stdout for _ in range(2)} == {"([], False)\n"}
 
 
+async def test_no_more_containers_wait_than_there_are_workers(interpreter: LocalSandbox):
+    if interpreter.level != Level.GVISOR:
+        pytest.skip("only containers wait")
+    for _ in range(2):  # the fixture has two workers, and two seats more for its sessions
+        await asyncio.gather(*(interpreter.execute("1") for _ in range(3)))
+    waiting = list(interpreter._spares.values())
+    assert len(waiting) == 2
+    await interpreter.execute("1")
+    assert not waiting[0].alive and waiting[1].alive
+
+
 async def test_a_waiting_container_that_died_is_replaced_unseen(containers: LocalSandbox):
     await asyncio.gather(containers.execute("1"), containers.execute("2"))
     for spare in containers._spares.values():
