@@ -84,32 +84,9 @@ def bench(
     platform.activate()
     platform.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(platform.comm_backend)
-    from verl.workers.config import FSDPEngineConfig, HFModelConfig
-
     choices = {"checkpointing": checkpointing, "liger": liger, "fused": fused, "prefetch": prefetch, "reshard": reshard}
     timer = PhaseTimer()
-    engine = FsdpEngine(
-        config,
-        platform,
-        timer,
-        HFModelConfig(
-            path=model,
-            use_remove_padding=True,
-            enable_gradient_checkpointing=checkpointing,
-            use_liger=liger,
-            use_fused_kernels=fused,
-            fused_kernel_options={"impl_backend": "triton"},
-        ),
-        FSDPEngineConfig(
-            strategy="fsdp2",
-            forward_prefetch=prefetch,
-            reshard_after_forward=reshard,
-            use_dynamic_bsz=True,
-            max_token_len_per_gpu=tokens,
-            infer_max_token_len_per_gpu=tokens,
-            use_fused_kernels=fused,
-        ),
-    )
+    engine = FsdpEngine(config, platform, timer, *configurations(model, tokens, **choices))
     examples = load_sft(data, load_tokenizer(model), config.data.max_length_tokens).examples
     batches = PackedBatches(
         examples,
@@ -141,6 +118,33 @@ def bench(
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         typer.echo(json.dumps({"case": case, "engine": "fsdp2", **choices, **record["summary"]}))
     dist.destroy_process_group()
+
+
+def configurations(
+    model: str, tokens: int, *, checkpointing: bool, liger: bool, fused: bool, prefetch: bool, reshard: bool
+) -> tuple[Any, Any]:
+    """verl's configuration of the model, and of the engine."""
+    from verl.workers.config import FSDPEngineConfig, HFModelConfig
+
+    return (
+        HFModelConfig(
+            path=model,
+            use_remove_padding=True,
+            enable_gradient_checkpointing=checkpointing,
+            use_liger=liger,
+            use_fused_kernels=fused,
+            fused_kernel_options={"impl_backend": "triton"},
+        ),
+        FSDPEngineConfig(
+            strategy="fsdp2",
+            forward_prefetch=prefetch,
+            reshard_after_forward=reshard,
+            use_dynamic_bsz=True,
+            max_token_len_per_gpu=tokens,
+            infer_max_token_len_per_gpu=tokens,
+            use_fused_kernels=fused,
+        ),
+    )
 
 
 if __name__ == "__main__":

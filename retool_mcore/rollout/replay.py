@@ -158,9 +158,21 @@ class AsyncReplay(_Accounting, ReplayBufferAsync):
 
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """``mismatch/`` metrics of a batch: the engine's log-probabilities against the actor's before its update."""
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     names = ["rollout_log_probs", "old_log_probs", "response_mask"]
-    data: Any = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+    data = _rows(batch, names)
     rollout_N, actor_N, mask_N = (torch.cat(list(data[name].unbind())) for name in names)
     sampled = mask_N.bool()
     return mismatch(rollout_N[sampled].tolist(), actor_N[sampled].tolist())
+
+
+def sequence_lengths(batch: KVBatchMeta) -> list[int]:
+    """Tokens of each trajectory of a batch, its prompt included."""
+    data = _rows(batch, ["prompts", "responses"])
+    pairs = zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
+    return [len(prompt) + len(response) for prompt, response in pairs]
+
+
+def _rows(batch: KVBatchMeta, names: list[str]) -> Any:
+    """Columns of a batch, without the rows that only fill it up."""
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    return tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)

@@ -5,11 +5,13 @@ lr, grad_norm after the optimizer's step; grad_norm before clipping
 tokens        all tokens of the step, over all ranks;  loss_tokens those the loss is taken on
 tokens_per_s  tokens / seconds of data, forward_backward and optimizer
 flops         model FLOPs of the step, by models.train_flops
-mfu           flops / (peak FLOPs * GPUs * the same seconds); absent where the device's peak is not known
+mfu           flops / (peak FLOPs * GPUs * the same seconds; in RL those of the actor's update); absent where the
+              device's peak is not known
 memory_gib    highest so far on any rank: the device's allocator, or resident memory on a CPU; memory_gib/rank_N: on one
 gpu_percent   share of the last second in which the logging rank's device was busy; where there is such a counter
 unix_s        when the row was written, seconds since 1970
-time_*_s      wall time by phase; the phases add up to time_step_s
+time_*_s      wall time by phase; the phases add up to time_step_s. RL's tool_wait is the interpreter's part in the
+              trajectory that the step waited for, and generation is without it
 val_loss      nats per trained token of the validation file
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from numbers import Real  # numpy's integers are of it, and verl's extremes are such
 from typing import Any
 
@@ -21,7 +22,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.rollout.replay import mismatch_metrics
+from retool_mcore.models import read_shape, train_flops
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.replay import mismatch_metrics, sequence_lengths
 from retool_mcore.train import checkpoint
 from retool_mcore.train.metrics import MetricWriter, require_finite
 from retool_mcore.verl_config import run_config_file
@@ -40,7 +43,7 @@ RENAMED = {
     "training/rollout_probs_diff_max": "rollout_actor_prob_diff_max",
     "perf/total_num_tokens": "tokens",
     "perf/throughput": "tokens_per_s",
-    "perf/max_memory_allocated_gb": "memory_gib",
+    "actor/perf/max_memory_allocated_gb": "memory_gib",
 }
 PHASES = {  # verl's timers inside a step; together with time_other_s they add up to time_step_s
     "gen": "generation",
@@ -57,6 +60,17 @@ PHASES = {  # verl's timers inside a step; together with time_other_s they add u
 COUNTS = ("rollout/dropped", "rollout/refilled_prompts")  # of one mini-batch where a step samples several
 
 
+def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
+    """A step's seconds by phase, from verl's timers; ``tool_wait_s`` is taken out of generation. They add up."""
+    times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
+    if "time_generation_s" in times:
+        times["time_tool_wait_s"] = min(tool_wait_s, times["time_generation_s"])
+        times["time_generation_s"] -= times["time_tool_wait_s"]
+    step_s = float(timing_raw["step"])
+    times |= {"time_other_s": step_s - sum(times.values()), "time_step_s": step_s}
+    return times | ({"time_validate_after_s": float(timing_raw["testing"])} if "testing" in timing_raw else {})
+
+
 class _Ours(PPOTrainer):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
@@ -68,6 +82,8 @@ class _Ours(PPOTrainer):
         self._run = load_config(RlConfig, run_config_file(config))
         super().__init__(config)
         self._writer: MetricWriter | None = None
+        self._shape = read_shape(self._run.model.path)  # {} for a hub name
+        self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.cluster.num_gpus
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
@@ -80,11 +96,11 @@ class _Ours(PPOTrainer):
         metrics |= buffer.val_metrics  # of a validation in this step; verl drops them
         buffer.val_metrics = {}
         ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
-        times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
-        ours |= times | {"time_other_s": float(timing_raw["step"]) - sum(times.values())}
-        ours["time_step_s"] = float(timing_raw["step"])
-        if "testing" in timing_raw:
-            ours["time_validate_after_s"] = float(timing_raw["testing"])
+        ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
+        if self._shape and "time_update_actor_s" in ours:
+            ours["flops"] = train_flops(self._shape, sequence_lengths(batch))
+            if self._peak_flops:
+                ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
         require_finite(ours, self.global_steps)
         metrics |= ours
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
