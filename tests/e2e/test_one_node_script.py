@@ -14,7 +14,7 @@ from commands import MARK, ROOT, assert_nothing_left, last_step, wait_until
 
 from retool_mcore.train.metrics import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 def test_ctrl_c_leaves_nothing_and_the_same_command_continues(task: Path, tmp_path: Path, mark: str):
