@@ -16,14 +16,11 @@ class RlTrain(Section):
     micro_batch_tokens: PositiveInt
     val_every_steps: Every
     mode: Literal["sync", "partial_rollout", "async"] = "sync"  # see rollout/README.md, "Scheduling"
-    # Of both modes that are not "sync":
+    # Of both modes that are not "sync". max_staleness: weight syncs that may lie between a prompt's start and the step
+    # that learns from it; when_stale: another prompt takes the place of an older one, or no step comes before it.
     prefetch_batches: PositiveFloat = 1.0  # batches of prompts in flight beyond the one waited for
-    max_staleness: PositiveInt = (
-        7  # weight syncs that may lie between a prompt's start and the step that learns from it
-    )
-    when_stale: Literal["drop", "wait"] = (
-        "drop"  # another prompt in place of an older one, or no step before it is done
-    )
+    max_staleness: PositiveInt = 7
+    when_stale: Literal["drop", "wait"] = "drop"
 
 
 class Rollout(Section):

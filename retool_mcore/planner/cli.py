@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from retool_mcore.cli import Config, Overrides, PlatformName, guarded, settings_of
+from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run_file import load_run
@@ -36,6 +37,12 @@ def plan(
     chosen = get_platform(run.run.platform)
     if platform and chosen.mapping() and not as_json:
         typer.echo(chosen.mapping())
+    if isinstance(run, RlConfig) and run.train.mode == "async":
+        raise ConfigError(
+            f'{run.source}: train.mode = "async" gives the engines rollout.gpus = {run.rollout.gpus} of the GPUs, and '
+            "a plan is for engines that share them with training. Plan with train.mode=sync rollout.gpus=0 to see a "
+            "step's training and its generation."
+        )
     devices = parse(hardware) if hardware else of_run(run)
     if devices.count % run.parallel.model_parallel:
         raise ConfigError(

@@ -263,3 +263,10 @@ def test_the_mapping_table_is_printed_for_ascend():
     done = command("configs/rl_qwen2.5_7b_a2x8.toml", "--platform", "ascend")
     assert done.stdout.startswith("| on CUDA | on Ascend |") and "| refused |" in done.stdout
     assert "| on CUDA |" not in command("configs/rl_qwen2.5_7b_h200x8.toml").stdout
+
+
+def test_engines_with_devices_of_their_own_are_not_planned_as_if_they_shared_them():
+    config = "configs/rl_qwen2.5_7b_h200x8.toml"
+    words = ("rollout.gpus=4", "train.mini_batch_prompts=256", "parallel.tp=2")
+    done = command(config, "train.mode=async", *words)
+    assert done.returncode == 2 and "rollout.gpus = 4 of the GPUs" in done.stderr, done.stderr
