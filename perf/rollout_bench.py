@@ -40,6 +40,7 @@ from retool_mcore.sandbox.base import ExecResult
 
 app = typer.Typer(pretty_exceptions_enable=False)
 ROOT = Path(__file__).parents[1]
+CONTEXT_TOKENS = 4096  # of the server's model; the quickstart's own needs fewer
 QUESTION = [{"role": "user", "content": "What is the sum of the integers from 412 to 967, inclusive?"}]
 CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}\n</tool_call>'
 
@@ -165,6 +166,8 @@ async def served(slots: int, *more_args: str) -> AsyncIterator[tuple[str, PreTra
     tokenizer = build_tokenizer(tokenizer_rows())
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder) / "model", tokenizer, seed=0)
+        settings = Path(folder) / "model" / "config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"max_position_embeddings": CONTEXT_TOKENS}))
         with SglangServer(
             Path(folder) / "model",
             get_platform("cpu"),
@@ -280,9 +283,9 @@ def overhead(
 @app.command()
 def throughput(
     *,
-    in_flight: Annotated[int, typer.Option(min=1, help="trajectories at a time, and slots of the server")] = 32,
-    batches: Annotated[int, typer.Option(min=1, help="trajectories / in_flight")] = 2,
-    turn_tokens: Annotated[int, typer.Option(min=1)] = 160,
+    in_flight: Annotated[int, typer.Option(min=1, help="trajectories at a time, and slots of the server")] = 16,
+    batches: Annotated[int, typer.Option(min=1, help="trajectories / in_flight")] = 1,
+    turn_tokens: Annotated[int, typer.Option(min=1)] = 350,
     tool_s: Annotated[float, typer.Option(min=0.0)] = 0.05,
     calls: Annotated[int, typer.Option(min=1, help="of a trajectory")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="of the pair; the median ratio is reported")] = 3,
@@ -300,7 +303,7 @@ def throughput(
             rates: dict[str, list[float]] = {name: [] for name in cases}
             for _ in range(repeats + 1):
                 for name, (protocol, length, max_turns) in cases.items():
-                    limits = Limits(max_response_tokens=900, max_turns=max_turns)
+                    limits = Limits(max_response_tokens=tokens + 100 * calls, max_turns=max_turns)
                     async with BenchEngine(url, turn_tokens=length) as engine:
                         started = time.perf_counter()
                         done = await roll(

@@ -15,6 +15,16 @@ from retool_mcore.sandbox.local import LocalSandbox
 SECRET = "a secret of the training process"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests in gVisor containers are long ones: each execution starts a kernel, and runsc is on few machines."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        values = {str(value) for value in callspec.params.values()} if callspec is not None else set[str]()
+        if values & {"gvisor", "container"} or "containers" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.long)
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=LEVELS, ids=str)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
     """One sandbox per level, shared by all tests: each of them also shows that the ones before left it whole."""
