@@ -142,8 +142,11 @@ def free_port() -> int:
 
 
 def _die_with_parent() -> None:
-    """In the child, before it becomes the server: a parent that is killed takes it along."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """In the child, before it becomes the server: a parent that is killed takes it along.
+
+    Not by SIGTERM, upon which SGLang waits for requests that nobody will read any more. Its own processes follow it.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
