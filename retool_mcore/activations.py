@@ -28,11 +28,19 @@ def layers_to_recompute(tokens: int, budget_tokens: int, layers: int, *, rest: f
     return ceil((layers + rest) * (1 - budget_tokens / tokens) / (1 - input_share))
 
 
+def layer_bytes(*, hidden: int, attended: int, kv: int, ffn: int) -> int:
+    """Bytes in bfloat16 that one layer with fused kernels keeps of a token for its backward pass.
+
+    The inputs of both norms, q, k, v, the attention's output, and three of the MLP's width: the gate's and the
+    up-projection's output, and their product. ``attended``, ``kv``: heads and key-value heads, times their size.
+    """
+    return 2 * (2 * hidden + 2 * attended + 2 * kv + 3 * ffn)
+
+
 def token_memory(shape: Mapping[str, Any], *, fused_cross_entropy: bool) -> tuple[float, float]:
     """``rest`` and ``input_share`` of a model, from its Hugging Face configuration.
 
-    A layer keeps the inputs of both norms, q, k, v, the attention's output, and three of the MLP's width; one layer is
-    whole while it is recomputed.
+    One layer is whole while it is recomputed.
     """
     hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
     head_dim = shape.get("head_dim") or hidden // heads
@@ -40,9 +48,9 @@ def token_memory(shape: Mapping[str, Any], *, fused_cross_entropy: bool) -> tupl
     ffn = shape["intermediate_size"]
     if shape.get("num_experts"):
         ffn = shape["moe_intermediate_size"] * shape["num_experts_per_tok"]
-    layer_bytes = 2 * (2 * hidden + 2 * heads * head_dim + 2 * kv_heads * head_dim + 3 * ffn)
+    kept = layer_bytes(hidden=hidden, attended=heads * head_dim, kv=kv_heads * head_dim, ffn=ffn)
     logit_bytes = LOGIT_BYTES if fused_cross_entropy else PLAIN_LOGIT_BYTES
-    return 1 + logit_bytes * shape["vocab_size"] / layer_bytes, 2 * hidden / layer_bytes
+    return 1 + logit_bytes * shape["vocab_size"] / kept, 2 * hidden / kept
 
 
 def micro_batch_tokens(config: SftConfig, longest_tokens: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from math import ceil
 
+from retool_mcore.activations import layer_bytes
 from retool_mcore.config import Memory, Parallel
 from retool_mcore.planner.calibration import of
 from retool_mcore.planner.hardware import GIB
@@ -58,15 +59,15 @@ def params_of_rank(shape: ModelShape, parallel: Parallel) -> float:
 def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True) -> tuple[float, float]:
     """Bytes of one token that one layer keeps for its backward pass, and that it needs while it is recomputed.
 
-    bfloat16; sequence parallelism splits all of it over ``tp``; fused attention keeps no scores. Kept: the inputs of
-    both norms, q, k, v, the attention's output, the gate's and up-projection's output, and their product. Layers that
-    are not ``fused`` also keep the gate's activation and, at norms and residuals, four more hidden states (measured:
-    the first two rows of perf/LOG.md's table differ by so much).
+    bfloat16; sequence parallelism splits all of it over ``tp``; fused attention keeps no scores. Kept is what
+    ``activations.layer_bytes`` lists; layers that are not ``fused`` also keep the gate's activation and, at norms
+    and residuals, four more hidden states (measured: the first two rows of perf/LOG.md's table differ by so much).
     """
     hidden, attended = shape.hidden, shape.heads * shape.head_dim
     kv = shape.kv_heads * shape.head_dim
     ffn = shape.ffn * (shape.experts_per_token or 1)
-    whole = 2 * (2 * hidden + 2 * attended + 2 * kv + 3 * ffn + (0 if fused else ffn + 4 * hidden)) / tp
+    unfused = 0 if fused else 2 * (ffn + 4 * hidden)
+    whole = (layer_bytes(hidden=hidden, attended=attended, kv=kv, ffn=ffn) + unfused) / tp
     if memory.recompute == "full":
         return 2 * hidden / tp, whole
     if memory.recompute == "selective" and not fused:  # the outputs of the norms, which fused layers do not keep
