@@ -83,7 +83,7 @@ class _Ours(PPOTrainer):
         super().__init__(config)
         self._writer: MetricWriter | None = None
         self._shape = read_shape(self._run.model.path)  # {} for a hub name
-        self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.cluster.num_gpus
+        self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.train_gpus()
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
