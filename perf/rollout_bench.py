@@ -333,8 +333,9 @@ def throughput(
         "turn_tokens": turn_tokens,
         "tool_s": tool_s,
         "mixed": mixed,
+        "calls": calls,
     }
-    _report("throughput", {**settings, "calls": calls, "tool_s": tool_s}, measure())
+    _report("throughput", settings, measure())
 
 
 def _report(case: str, settings: dict[str, Any], measurement: Any) -> None:

@@ -15,7 +15,9 @@ from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.task_model import CHAT_TEMPLATE
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.evaluate.cases import Case, evaluate_many
+from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.protocol import protocol_of
+from retool_mcore.verl_config_rollout import check_engine_args, rollout_keys
 
 RL = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
 TOOL_MESSAGE = "{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}"
@@ -106,3 +108,22 @@ def test_a_prompt_over_the_budget_is_refused_as_its_protocol_renders_it(tokenize
     check_prompts(config_of(tokens), render)
     with pytest.raises(DataError, match=f"{tokens} tokens .* over data.max_prompt_tokens = {tokens - 1}"):
         check_prompts(config_of(tokens - 1), render)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ('{attention_backnd="triton"}', r"has attention_backnd, which SGLang's .* Near it: attention_backend"),
+        ("{tp_size=2}", r"may not set what has a setting of its own \(tp_size: rollout\.engine_tp\)"),
+    ],
+)
+def test_an_argument_that_the_engine_does_not_have_or_that_is_ours_is_refused(args, said):
+    config = load_config(RlConfig, RL, [f"rollout.engine_args={args}"])
+    with pytest.raises(ConfigError, match=said):
+        check_engine_args(config, get_platform("cpu"))
+
+
+def test_an_argument_of_the_engine_reaches_verls_tree():
+    config = load_config(RlConfig, RL, ["rollout.engine_args={chunked_prefill_size=2048}"])
+    keys = rollout_keys(config, get_platform("cpu"))
+    assert keys["actor_rollout_ref.rollout.engine_kwargs.sglang.chunked_prefill_size"] == 2048
