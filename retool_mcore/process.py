@@ -44,9 +44,13 @@ def heed_sigquit() -> None:
 
 
 def exit_on_sigterm() -> None:
-    """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process has started."""
+    """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process has started.
+
+    A second one is ignored: timeout(1) sends two, and what was begun to be stopped and kept must end.
+    """
 
     def leave(number: int, frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, leave)
