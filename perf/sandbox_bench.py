@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,8 +24,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from retool_mcore.process import die_with_parent
 from retool_mcore.sandbox.base import Level, Sandbox
 from retool_mcore.sandbox.client import RemoteSandbox
 from retool_mcore.sandbox.local import LocalSandbox
@@ -117,7 +120,8 @@ async def in_process(level: Level, workers: int) -> AsyncIterator[tuple[Sandbox,
 @asynccontextmanager
 async def over_http(command: list[str]) -> AsyncIterator[tuple[Sandbox, int | None]]:
     """A server of ours, or the yardstick: its first line is its URL."""
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    end = partial(die_with_parent, signal.SIGTERM)  # also when this process is killed
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=end)  # noqa: PLW1509
     assert server.stdout is not None, "asked for a pipe"
     try:
         url = (await asyncio.to_thread(server.stdout.readline)).strip()
@@ -236,7 +240,7 @@ async def run(options: argparse.Namespace) -> list[Row]:
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--level", default="namespaces", choices=["namespaces", "landlock", "rlimits"])
+    parser.add_argument("--level", default="namespaces", choices=[*Level][1:])
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--beside-pid", action="append", default=[], metavar="NAME=PID", help="for its CPU time")

@@ -187,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=50_000)
     parser.add_argument("--hostile", type=float, default=0.05, help="share of hostile executions")
-    parser.add_argument("--level", default="namespaces", choices=["namespaces", "landlock", "rlimits"])
+    parser.add_argument("--level", default="namespaces", choices=[*Level][1:])
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:

@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from retool_mcore.config_base import Every, Fraction, PositiveFloat, PositiveInt, Section
-from retool_mcore.config_checkpoint import Checkpoint, check_rl_saving, check_sft_saving
+from retool_mcore.config_checkpoint import Checkpoint, check_saving
 from retool_mcore.config_errors import explain
 from retool_mcore.config_rl import Algorithm, Critic, RlTrain, Rollout, train_gpus
 from retool_mcore.errors import ConfigError
@@ -214,6 +214,7 @@ class RunConfig(Section):
                 f'model.dtype = "float32" runs on platform "cpu" only, and run.platform = "{self.run.platform}". '
                 'Use "bfloat16"'
             )
+        check_saving(self.checkpoint, self.memory.optimizer_on_cpu)
         if len(self.verl_overrides) > MAX_VERL_OVERRIDES:
             raise ValueError(
                 f"[verl_overrides] has {len(self.verl_overrides)} keys, at most {MAX_VERL_OVERRIDES} are allowed. "
@@ -252,7 +253,6 @@ class SftConfig(RunConfig):
                 f"train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the other, or let "
                 'longer ones be recomputed with memory.recompute = "auto"'
             )
-        check_sft_saving(self.checkpoint, self.memory.optimizer_on_cpu)
         return self
 
 
@@ -302,7 +302,6 @@ class RlConfig(RunConfig):
             raise ValueError(
                 f"rollout.engine_tp = {r.engine_tp} does not divide the {serving} GPUs that serve rollouts"
             )
-        check_rl_saving(self.checkpoint)
         budget = t.micro_batch_tokens * self.parallel.cp
         if self.max_sequence_tokens > budget:
             raise ValueError(

@@ -8,10 +8,10 @@ from retool_mcore.config_base import Every, PositiveInt, Section
 class Checkpoint(Section):
     """When checkpoints are saved, and in which form. Both last switches cost host memory, so they are off by default.
 
-    reshardable   SFT: the optimizer's states are saved as whole tensors, so that a run can be resumed on another
+    reshardable   the optimizer's states are saved as whole tensors, so that a run can be resumed on another
                   layout. Each save gathers them, 12 bytes a parameter, on one host process of every data-parallel
                   group; without it a rank writes what it holds, and only the number of data-parallel ranks may change
-    asynchronous  SFT: a process beside each rank writes the files from a copy in host memory while training goes on;
+    asynchronous  a process beside each rank writes the files from a copy in host memory while training goes on;
                   the checkpoint counts once all of them have ended
     """
 
@@ -22,17 +22,9 @@ class Checkpoint(Section):
     asynchronous: bool = False
 
 
-def check_sft_saving(checkpoint: Checkpoint, optimizer_on_cpu: float) -> None:
+def check_saving(checkpoint: Checkpoint, optimizer_on_cpu: float) -> None:
     if checkpoint.asynchronous and optimizer_on_cpu:
         raise ValueError(
             f"checkpoint.asynchronous with memory.optimizer_on_cpu = {optimizer_on_cpu}: the states lie in pinned "
             "memory, which a writer process does not inherit. Switch one of them off"
-        )
-
-
-def check_rl_saving(checkpoint: Checkpoint) -> None:
-    if checkpoint.asynchronous or checkpoint.reshardable:
-        raise ValueError(
-            "checkpoint.asynchronous and checkpoint.reshardable are SFT's: verl 0.9.1's RL trainer never asks its "
-            "workers whether their writers have ended, and resumes on the layout it saved on. Leave them out"
         )

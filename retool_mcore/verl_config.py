@@ -37,6 +37,9 @@ def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
         "vanilla_mbridge": config.model.bridge == "mbridge",
         "dtype": config.model.dtype,
         "seed": config.run.seed,
+        "dist_ckpt_optim_fully_reshardable": config.checkpoint.reshardable,
+        # Gathered on one host process; Megatron's other way gives every rank all states of its data-parallel group.
+        "distrib_optim_fully_reshardable_mem_efficient": config.checkpoint.reshardable,
         "param_offload": memory.offload_idle,
         "optimizer_offload": memory.offload_idle,
         "override_ddp_config": dict(platform.ddp_options),
@@ -174,6 +177,7 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         actor + "use_dynamic_bsz": True,
         actor + "ppo_max_token_len_per_gpu": config.train.micro_batch_tokens,
         actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
+        actor + "checkpoint.async_save": config.checkpoint.asynchronous,
     }
     return keys | _engine_keys(actor, config, platform) | _optimizer_keys(actor, config)
 
@@ -189,6 +193,7 @@ def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "critic.ppo_infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
         "critic.cliprange_value": config.critic.clip_value,
         "critic.checkpoint.save_contents": ["model", "optimizer", "extra"],
+        "critic.checkpoint.async_save": config.checkpoint.asynchronous,
         **_engine_keys("critic.", config, platform),
         **_optimizer_keys("critic.", config),
         "critic.optim.lr": config.critic.lr,

@@ -49,9 +49,6 @@ def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, 
             "use_dynamic_bsz": True,
             "max_token_len_per_gpu": config.train.micro_batch_tokens,
             "infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
-            "dist_ckpt_optim_fully_reshardable": config.checkpoint.reshardable,
-            # Gathered on one host process; Megatron's other way gives every rank all states of its data-parallel group.
-            "distrib_optim_fully_reshardable_mem_efficient": config.checkpoint.reshardable,
         },
         "optim": optim_keys(config, config.train.steps),
     }

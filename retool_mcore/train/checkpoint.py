@@ -151,8 +151,6 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
     if not changed:
         return
     found = f"{saved.path} was saved on {_words(saved.layout)}, and the run's layout is {_words(now)}"
-    if isinstance(config, RlConfig):
-        raise CheckpointError(f"{found}. RL resumes on its own layout only: restore [parallel] and [cluster].")
     if saved.reshardable or (changed == {"dp"} and now["ep"] == 1):
         return
     raise CheckpointError(
@@ -212,20 +210,20 @@ def delete_incomplete(config: RunConfig) -> None:
 
 
 class Saver:
-    """Writes the checkpoints of a run on all ranks and publishes them, at most one of them in flight.
+    """Writes the checkpoints of a run and publishes them, at most one of them in flight.
 
-    ``write(folder, step)`` is collective, as all methods are: every rank calls it with the same arguments. It returns
-    what is still being written, or None when all is. On leaving the ``with`` block the save in flight is completed,
-    or, after an error, given up.
+    ``write(folder, step)`` returns what is still being written, or None when all is. Under SFT it is collective, as all
+    methods are: every rank calls it with the same arguments. Under RL one process speaks for all. On leaving the
+    ``with`` block the save in flight is completed, or, after an error, given up.
     """
 
     def __init__(
         self,
-        config: SftConfig,
+        config: RunConfig,
         write: Callable[[str, int], Pending | None],
         *,
-        rank: int,
-        barrier: Callable[[], object],
+        rank: int = 0,
+        barrier: Callable[[], object] = lambda: None,
     ) -> None:
         self._config, self._write, self._rank, self._barrier = config, write, rank, barrier
         self._in_flight: tuple[int, Pending] | None = None

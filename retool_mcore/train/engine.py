@@ -17,7 +17,7 @@ from retool_mcore.data.chat import Rendered
 from retool_mcore.errors import CheckpointError
 from retool_mcore.models import train_flops
 from retool_mcore.platforms.base import Platform
-from retool_mcore.platforms.verl_patches import MIN_MICRO_BATCHES
+from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
 from retool_mcore.train.metrics import PhaseTimer
 from retool_mcore.train.recompute import recompute_long_micro_batches

@@ -2,7 +2,8 @@
 
 verl 0.9.1 can ask Megatron for asynchronous writes, and nothing in it asks whether they have ended. Megatron's own
 queue of them hands every write's results through one queue of the process, in the order in which they end, so the two
-folders of a checkpoint could take each other's. Here one process per rank does all the writes, one after another.
+folders of a checkpoint could take each other's. Here one process for each rank's engine does all its writes, one after
+another.
 """
 
 from __future__ import annotations
@@ -170,11 +171,22 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     if manager.vanilla_bridge:
         manager._save_model_as_hf_via_bridge = stage_weights
     try:
-        engine.save_checkpoint(local_path=folder, global_step=step)
+        with _results_queue_of(manager):
+            engine.save_checkpoint(local_path=folder, global_step=step)
     finally:
         del manager._dispatch_finalize
         manager.__dict__.pop("_save_model_as_hf_via_bridge", None)
     return PendingSave(folder, Writer(jobs), finishers)
+
+
+@contextmanager
+def _results_queue_of(manager: Any) -> Iterator[None]:
+    """Megatron's one queue of a process, one for each engine: RL's actor and critic are written side by side."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    filesystem_async._results_queue = manager.__dict__.get("_results_queue")
+    yield
+    manager._results_queue = filesystem_async._results_queue
 
 
 def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:

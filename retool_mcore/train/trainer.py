@@ -8,13 +8,15 @@ written and its own clean-up forgets across restarts, so neither is used.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real  # numpy's integers are of it, and verl's extremes are such
 from typing import Any
 
+import ray
 from omegaconf import DictConfig, open_dict
+from ray.exceptions import RayTaskError
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -22,11 +24,14 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ReToolError
 from retool_mcore.models import read_shape, train_flops
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.replay import mismatch_metrics, sequence_lengths
 from retool_mcore.train import checkpoint
+from retool_mcore.train.engine_checkpoint import seed_at
 from retool_mcore.train.metrics import MetricWriter, require_finite
+from retool_mcore.train.workers import SAVING
 from retool_mcore.verl_config import run_config_file
 from retool_mcore.verl_config_rollout import TRAINER_MODES
 
@@ -71,6 +76,35 @@ def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str
     return times | ({"time_validate_after_s": float(timing_raw["testing"])} if "testing" in timing_raw else {})
 
 
+@contextmanager
+def worker_errors_are_told() -> Iterator[None]:
+    """Raise what a worker said to the user as it was raised there, without the way it took through Ray."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, ReToolError):
+            raise error.cause from error
+        raise
+
+
+class WorkersSave:
+    """The save in flight of all roles' workers; a ``checkpoint.Pending``."""
+
+    def __init__(self, groups: Sequence[Any]) -> None:
+        self._groups = groups
+
+    def ended(self) -> bool:
+        return all(all(group.save_ended()) for group in self._groups)
+
+    def finish(self) -> None:
+        with worker_errors_are_told():
+            for group in self._groups:
+                group.finish_save()
+
+    def kill(self) -> None:
+        """Nothing to do: a run that failed ends its workers, and each worker's writer ends with it."""
+
+
 class _Ours(PPOTrainer):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
@@ -81,9 +115,23 @@ class _Ours(PPOTrainer):
             config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
         self._run = load_config(RlConfig, run_config_file(config))
         super().__init__(config)
+        self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
         self._writer: MetricWriter | None = None
         self._shape = read_shape(self._run.model.path)  # {} for a hub name
         self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.train_gpus()
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role, remote in self.role_worker_mapping.items():
+            self.role_worker_mapping[role] = ray.remote(SAVING[remote.__ray_actor_class__])
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        with self._saver:
+            super().fit(agent_loop_manager)
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self._saver.poll()
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
@@ -107,11 +155,24 @@ class _Ours(PPOTrainer):
         self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
 
     def _save_checkpoint(self) -> None:
-        folder = checkpoint.step_folder(self._run, self.global_steps)
-        shutil.rmtree(folder, ignore_errors=True)  # what a kill left of the same step
-        with checkpoint.full_disk_is_told(folder):
+        self._saver.save(self.global_steps)
+
+    def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
+        """verl's own saving, into the folder of this step that it has a name for, too."""
+        del folder, step
+        with worker_errors_are_told():
             super()._save_checkpoint()
-        checkpoint.publish(self._run, self.global_steps)
+        return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
+
+    def _load_checkpoint(self) -> None:
+        saved = checkpoint.find_resume(self._run)
+        if saved is not None and not saved.has_random_states_of(self._run):
+            for group in self._saved_groups():
+                group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
+        super()._load_checkpoint()
+
+    def _saved_groups(self) -> list[Any]:
+        return [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
 
 
 @register_trainer(TRAINER_MODES["sync"])

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
 import megatron_ranks
 
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.verl_patches import MIN_MICRO_BATCHES
+from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 
 
 class Probes:

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.train import checkpoint
 from retool_mcore.train.engine_checkpoint import Writer, failed_write_is_told
 from retool_mcore.train.export import export, find_weights
 
+QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
 CONFIGS = Path(__file__).parents[2] / "configs"
-SFT, SFT_7B, RL = (CONFIGS / f"{name}.toml" for name in ("sft_tiny_cpu", "sft_qwen2.5_7b_h200x8", "rl_tiny_cpu"))
+SFT, SFT_7B, RL_7B = (CONFIGS / f"{name}.toml" for name in ("sft_tiny_cpu", *QWEN_7B))
 
 
 def run_in(tmp_path: Path, *overrides: str) -> SftConfig:
@@ -166,15 +167,10 @@ def test_without_it_only_the_number_of_data_parallel_ranks_may_change(tmp_path: 
         checkpoint.find_resume(run_in(tmp_path, *DP2))
 
 
-@pytest.mark.parametrize("switch", ["asynchronous", "reshardable"])
-def test_rl_saves_in_one_form_only(switch: str):
-    with pytest.raises(ConfigError, match=r"checkpoint\.asynchronous and checkpoint\.reshardable are SFT's"):
-        load_config(RlConfig, RL, [f"checkpoint.{switch}=true"])
-
-
-def test_a_writer_process_does_not_inherit_an_optimizer_in_pinned_memory(tmp_path: Path):
+@pytest.mark.parametrize(("kind", "path"), [(SftConfig, SFT_7B), (RlConfig, RL_7B)])
+def test_a_writer_process_does_not_inherit_an_optimizer_in_pinned_memory(kind: type[RunConfig], path: Path):
     with pytest.raises(ConfigError, match=r"memory\.optimizer_on_cpu = 0\.5: the states lie in pinned memory"):
-        load_config(SftConfig, SFT_7B, ["checkpoint.asynchronous=true", "memory.optimizer_on_cpu=0.5"])
+        load_config(kind, path, ["checkpoint.asynchronous=true", "memory.optimizer_on_cpu=0.5"])
 
 
 def test_never_refuses_to_overwrite(tmp_path: Path):

@@ -8,16 +8,13 @@ that file alone, by giving the file a view of ``torch``. And each set is applied
 from __future__ import annotations
 
 import functools
-import multiprocessing
 from collections.abc import Callable
-from multiprocessing.managers import SyncManager
 from typing import Any
 
 import torch
 
+from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import ModuleView, Patch
-from retool_mcore.platforms.verl_patches import VERL_PATCHES
-from retool_mcore.process import die_with_parent
 
 CPU = torch.device("cpu")
 TORCH = "torch>=2.9,<2.14"
@@ -94,17 +91,6 @@ def _one_gloo(original: Any) -> Callable[..., None]:
     return init_process_group
 
 
-def _results_queue(original: Any) -> Callable[[], Any]:
-    # One manager for the life of the process, as in the original; but it must not outlive that process.
-    @functools.cache
-    def get_write_results_queue() -> Any:
-        manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
-        manager.start(initializer=die_with_parent)
-        return manager.Queue()
-
-    return get_write_results_queue
-
-
 def _adam_step_too(original: Any) -> Callable[..., None]:
     @functools.wraps(original)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
@@ -157,7 +143,7 @@ ROLLOUT_CLASS = Patch(
 
 # Processes that train with Megatron.
 ENGINE_PATCHES = (
-    *VERL_PATCHES,
+    *ENGINE_PATCHES,
     _torch_cuda("current_device", _always(lambda: CPU), "Megatron-core creates tensors on torch.cuda.current_device()"),
     _torch_cuda("synchronize", _always(lambda device=None: None), "Megatron-core waits for the device at checkpoints"),
     _torch_cuda("manual_seed", _manual_seed, "Megatron-core seeds the device's generator"),
@@ -215,13 +201,6 @@ ENGINE_PATCHES = (
         "megatron.core.dist_checkpointing.exchange_utils",
         "empty_like",
         reason='what another rank has read of a checkpoint is received on device="cuda"',
-    ),
-    Patch(
-        target="megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue",
-        replace=_results_queue,
-        reason="the manager process of the checkpoint writer lives on when its rank is killed",
-        applies_to=MEGATRON,
-        remove_when="Megatron-core's checkpoint writer starts its manager bound to the rank's life",
     ),
     ROLLOUT_CLASS,
     Patch(

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import Patch
-from retool_mcore.platforms.verl_patches import VERL_PATCHES
 
 PART_ELEMENTS = 1 << 28  # of one part of an optimizer step: 1 GiB for each float32 copy of a moment
 ENTROPY_ROWS = 1024  # tokens whose logits are in float32 at a time
@@ -115,7 +115,7 @@ def _entropy(logits_TV: torch.Tensor) -> torch.Tensor:
 TRANSFORMER_ENGINE = "transformer-engine>=2.11,<2.17"
 
 PATCHES = (
-    *VERL_PATCHES,
+    *ENGINE_PATCHES,
     Patch(
         target="transformer_engine.pytorch.optimizers.fused_adam.FusedAdam.step",
         replace=_step_in_parts,

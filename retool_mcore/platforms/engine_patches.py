@@ -1,12 +1,16 @@
-"""What every platform with patches changes in verl's Megatron engine."""
+"""What every platform with patches changes in verl's Megatron engine, and in Megatron's checkpoint writer."""
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 from collections.abc import Callable
 from functools import wraps
+from multiprocessing.managers import SyncManager
 from typing import Any
 
 from retool_mcore.platforms.patches import Patch
+from retool_mcore.process import die_with_parent
 
 MIN_MICRO_BATCHES = "min_num_micro_batch"  # in a batch's non-tensor data: into at least so many it is cut
 
@@ -40,7 +44,22 @@ def _chunks_share_a_config(original: Callable[..., Any]) -> Callable[..., Any]:
     return register_megatron_training_hooks
 
 
-VERL_PATCHES = (
+def _results_queue(original: Callable[[], Any]) -> Callable[[], Any]:
+    """Made once, as in the original; but its manager must not outlive this process."""
+    module: Any = sys.modules[original.__module__]
+
+    @wraps(original)
+    def get_write_results_queue() -> Any:
+        if module._results_queue is None:
+            manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
+            manager.start(initializer=die_with_parent)
+            module._results_queue = manager.Queue()
+        return module._results_queue
+
+    return get_write_results_queue
+
+
+ENGINE_PATCHES = (
     Patch(
         target="verl.workers.engine.megatron.transformer_impl.prepare_micro_batches",
         replace=_as_many_as_asked,
@@ -54,5 +73,12 @@ VERL_PATCHES = (
         reason="with interleaved chunks and overlapped gradient reduction it refuses what it has just set itself",
         applies_to="verl>=0.9.1,<0.9.2",
         remove_when="verl sets the functions of all chunks once for the configuration that they share",
+    ),
+    Patch(
+        target="megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue",
+        replace=_results_queue,
+        reason="the manager process of the checkpoint writer lives on when its rank is killed",
+        applies_to="megatron-core>=0.16.1,<0.17",
+        remove_when="Megatron-core's checkpoint writer starts its manager bound to the rank's life",
     ),
 )
