@@ -6,7 +6,9 @@ from retool_mcore.config_base import Every, PositiveInt, Section
 
 
 class Checkpoint(Section):
-    """When checkpoints are saved, and in which form. Both last switches cost host memory, so they are off by default.
+    """When checkpoints are saved, and in which form. The last two cost host memory, so they are off by default.
+
+    export        the last checkpoint's weights also as a model directory, <run>/export, when the run has ended
 
     reshardable   the optimizer's states are saved as whole tensors, so that a run can be resumed on another
                   layout. Each save gathers them, 12 bytes a parameter, on one host process of every data-parallel
@@ -18,6 +20,7 @@ class Checkpoint(Section):
     every_steps: Every
     keep: PositiveInt = 2  # the newest; older ones are deleted after a newer one is complete
     resume: str = "auto"  # "auto": the newest complete one; "never"; or a checkpoint's path
+    export: bool = True
     reshardable: bool = False
     asynchronous: bool = False
 

@@ -142,7 +142,6 @@ def _train(stages: Stages, root: Path, seed: int) -> None:
         *_files(task, "sft"),
         watch=_watch(sft, sft_steps, "loss"),
     )
-    stages.run("export_sft", "export to Hugging Face", *RETOOL, "export", str(sft), "--to", str(sft / "export"))
     rl_steps = load_config(RlConfig, RL_CONFIG).train.steps
     for name, tool, what in (("tool_rl", "true", "RL with live tool calls"), ("text_rl", "false", "RL, text only")):
         run_dir = root / name
@@ -153,8 +152,6 @@ def _train(stages: Stages, root: Path, seed: int) -> None:
             *(f"rollout.tool={tool}", *_files(task, "rl")),
             watch=_watch(run_dir, rl_steps, "accuracy"),
         )
-        export = (*RETOOL, "export", str(run_dir), "--to", str(run_dir / "export"))
-        stages.run(f"export_{name}", "export to Hugging Face", *export)
 
 
 def _places(root: Path, seed: int, name: str) -> tuple[str, ...]:

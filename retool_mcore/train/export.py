@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from retool_mcore.config import RunConfig
 from retool_mcore.errors import CheckpointError
 from retool_mcore.models import read_shape
 from retool_mcore.train.checkpoint import STATE_FILE, complete_checkpoints
@@ -33,6 +34,12 @@ def export(run_dir: Path, to: Path) -> Path:
     shutil.rmtree(to, ignore_errors=True)
     os.replace(hidden, to)
     return to
+
+
+def export_at_end(config: RunConfig) -> None:
+    """Export the run that has saved its last step to ``<run>/export``, where ``checkpoint.export`` asks for it."""
+    if config.checkpoint.export and config.checkpoint.every_steps:
+        export(config.run.dir, config.run.dir / "export")
 
 
 def find_weights(run_dir: Path) -> Path:

@@ -20,6 +20,7 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.process import exit_on_sigterm, lock_run, output_to
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.train import checkpoint
+from retool_mcore.train.export import export_at_end
 from retool_mcore.train.metrics import read_metrics
 from retool_mcore.verl_plugin import assert_loaded
 
@@ -45,6 +46,7 @@ def train(config: RlConfig) -> None:
         check_prompts(config, protocol.prompt_ids)
         with _progress(config, terminal):
             _run_verl(config, platform)
+        export_at_end(config)
 
 
 def _require_cluster(config: RlConfig) -> None:

@@ -26,6 +26,7 @@ from retool_mcore.preflight.fingerprint import differing, fingerprint
 from retool_mcore.process import die_with_parent, lock_run, output_to
 from retool_mcore.train import checkpoint
 from retool_mcore.train.engine_checkpoint import seed_at
+from retool_mcore.train.export import export_at_end
 from retool_mcore.train.metrics import MetricWriter, PhaseTimer, require_finite
 from retool_mcore.verl_config_sft import sft_tree
 from retool_mcore.verl_plugin import assert_loaded
@@ -59,6 +60,8 @@ def train(config: SftConfig) -> None:
                 dist.barrier()  # nobody writes before rank 0 holds the run
                 _require_equal_nodes(config)
                 _loop(config, platform, rank, Console(file=terminal))
+                if rank == 0:
+                    export_at_end(config)
         except RuntimeError as error:
             if not isinstance(error, ReToolError) and any(words in str(error) for words in PEER_IS_GONE):
                 raise RankLost("another rank has ended; what it said is the cause") from error

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from commands import (
-    argv_retool,
     argv_rl,
     assert_nothing_left,
     assert_one_error,
@@ -66,9 +65,7 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
     assert "val/accuracy" in rows[-1]
     trajectories = [json.loads(line) for line in (run_dir / "trajectories" / "trajectories.jsonl").open()]
     assert {"prompt_ids", "response_ids", "loss_mask", "logprobs", "turns", "reward"} <= set(trajectories[0])
-    exported = run(argv_retool("export", str(run_dir), "--to", str(tmp_path / "hf")), mark)
-    assert exported.returncode == 0, exported.stderr
-    assert (tmp_path / "hf" / "model.safetensors").stat().st_size > 1_000_000
+    assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -54,15 +54,13 @@ def test_a_killed_run_continues_bit_exactly_and_exports(task: Path, tmp_path: Pa
     again = run(argv, mark)
     assert again.returncode == 0, again.stderr[-3000:]
     assert exact_metrics(killed) == exact_metrics(tmp_path / "whole")
-    exports = []
-    for name in ("whole", "killed"):
-        done = run(argv_retool("export", str(tmp_path / name), "--to", str(tmp_path / f"{name}_hf")), mark)
-        assert done.returncode == 0, done.stderr
-        exports.append((tmp_path / f"{name}_hf" / "model.safetensors").read_bytes())
+    done = run(argv_retool("export", str(tmp_path / "whole"), "--to", str(tmp_path / "hf")), mark)
+    assert done.returncode == 0, done.stderr
+    exports = [(folder / "model.safetensors").read_bytes() for folder in (killed / "export", tmp_path / "hf")]
     assert exports[0] == exports[1]
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "killed_hf")
+    model = AutoModelForCausalLM.from_pretrained(killed / "export")
     assert model.config.num_hidden_layers == 3
     assert_nothing_left(mark)
 

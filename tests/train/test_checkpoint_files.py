@@ -14,7 +14,7 @@ from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.train import checkpoint
 from retool_mcore.train.engine_checkpoint import Writer, failed_write_is_told
-from retool_mcore.train.export import export, find_weights
+from retool_mcore.train.export import export, export_at_end, find_weights
 
 QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -207,6 +207,13 @@ def test_export_takes_the_newest_complete_checkpoint(tmp_path: Path):
     write_something(str(checkpoint.step_folder(config, 150) / "actor"))  # a kill came before state.json
     assert find_weights(config.run.dir).parts[-4:] == ("global_step_100", "actor", "model", "huggingface")
     assert json.loads((find_weights(checkpoint.step_folder(config, 50)) / "config.json").read_text()) == {}
+
+
+@pytest.mark.parametrize("switched_off", ["checkpoint.export=false", "checkpoint.every_steps=0"])
+def test_a_run_that_saves_or_exports_nothing_ends_without_an_export(tmp_path: Path, switched_off: str):
+    export_at_end(run_in(tmp_path, switched_off))
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        export_at_end(run_in(tmp_path))
 
 
 def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):
