@@ -107,6 +107,17 @@ def memory_mb() -> dict[str, float]:
     return {"supervisor": round(pss_mb("self"), 1), "zygotes": round(sum(map(pss_mb, [*pids, *inner])), 1)}
 
 
+async def settled() -> State:
+    """Once two looks a second apart agree: at level gvisor containers that wait for their code come and go."""
+    state = observe()
+    for _ in range(20):
+        await asyncio.sleep(1)
+        before, state = state, observe()
+        if state == before:
+            break
+    return state
+
+
 async def soak(count: int, hostile_share: float, level: Level, workers: int) -> dict[str, object]:
     """Run it; the report says what happened."""
     rng = random.Random(0)
@@ -137,7 +148,7 @@ async def soak(count: int, hostile_share: float, level: Level, workers: int) -> 
         warm_up = min(200, count)
         await batch(range(warm_up))
         gc.collect()
-        before, memory_before, started = observe(), memory_mb(), time.monotonic()
+        before, memory_before, started = await settled(), memory_mb(), time.monotonic()
         step = max(1, count // 10)
         history: list[dict[str, float]] = []
         for first in range(0, count, step):
@@ -145,9 +156,8 @@ async def soak(count: int, hostile_share: float, level: Level, workers: int) -> 
             history.append(memory_mb())
             print(f"{first + step:6d} {time.monotonic() - started:7.1f} s  {history[-1]}  {dict(outcomes)}", flush=True)
         seconds = time.monotonic() - started
-        await asyncio.sleep(1)
         gc.collect()
-        after = observe()
+        after = await settled()
         report: dict[str, object] = {
             "level": str(sandbox.level),
             "executions": count,
