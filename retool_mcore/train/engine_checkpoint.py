@@ -12,6 +12,9 @@ import gc
 import logging
 import multiprocessing
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,6 +28,7 @@ from retool_mcore.errors import CheckpointError
 from retool_mcore.process import die_with_parent
 
 logger = logging.getLogger(__name__)
+CHILDREN_POLL_S = 0.2
 
 
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
@@ -89,12 +93,26 @@ def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
     os.register_at_fork(after_in_child=die_with_parent)  # Megatron writes each file in a process of its own
     torch.set_num_threads(1)  # the threads of the pool were not forked
     gc.disable()  # nothing of the parent's device memory is this process's to free
+    threading.Thread(target=_end_with_a_killed_child, args=(sender,), daemon=True).start()
     try:
         for job in jobs:
             job()
     except Exception as error:
         sender.send(f"{type(error).__name__}: {error}")
         raise
+
+
+def _end_with_a_killed_child(sender: Any) -> None:
+    """Megatron waits for ever for a process of its own that was killed: by a kernel out of memory, most likely."""
+    running: set[Any] = set()
+    while True:
+        still = set(multiprocessing.active_children())
+        killed = [child for child in running - still if (child.exitcode or 0) < 0]
+        if killed:
+            sender.send(f"a process that wrote a file was ended by {signal.Signals(-killed[0].exitcode).name}")
+            os._exit(1)
+        running = still
+        time.sleep(CHILDREN_POLL_S)
 
 
 @contextmanager

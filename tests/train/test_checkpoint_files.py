@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -257,6 +259,20 @@ def test_a_writer_tells_its_error_and_that_it_was_killed():
     assert failed.wait() == "OSError: [Errno 30] Read-only file system"
     assert killed.wait() == "the process that wrote it ended with exit code -9"
     assert Writer([]).wait() is None
+
+
+def test_a_writer_does_not_wait_for_a_process_that_was_killed_under_it():
+    def wait_for_the_dead() -> None:
+        fork = multiprocessing.get_context("fork")
+        child = fork.Process(target=time.sleep, args=(60,))
+        child.start()
+        time.sleep(1)
+        os.kill(child.pid or 0, signal.SIGKILL)
+        time.sleep(60)  # as Megatron does: it waits for what the child would have sent
+
+    started = time.monotonic()
+    assert Writer([wait_for_the_dead]).wait() == "a process that wrote a file was ended by SIGKILL"
+    assert time.monotonic() - started < 30
 
 
 def test_a_writer_has_the_memory_of_the_moment_it_was_started(tmp_path: Path):
