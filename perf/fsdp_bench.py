@@ -18,9 +18,11 @@ import torch.distributed as dist
 import typer
 from bench import ROOT, length_histogram, provenance, read_case, summarize
 
+from retool_mcore.cli import guarded
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.sft import PackedBatches, load_sft
+from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.train.engine import SftEngine
 from retool_mcore.train.metrics import PhaseTimer
@@ -62,6 +64,7 @@ class FsdpEngine(SftEngine):
         self.hidden_size = self._shape["hidden_size"]
 
 
+@guarded
 def bench(
     case: Annotated[str, typer.Argument(help="a table of perf/cases.toml, of kind sft")],
     *,
@@ -84,6 +87,7 @@ def bench(
     platform.activate()
     platform.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(platform.comm_backend)
+    require_fast_loss(fused=fused)
     choices = {"checkpointing": checkpointing, "liger": liger, "fused": fused, "prefetch": prefetch, "reshard": reshard}
     timer = PhaseTimer()
     engine = FsdpEngine(config, platform, timer, *configurations(model, tokens, **choices))
@@ -118,6 +122,17 @@ def bench(
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         typer.echo(json.dumps({"case": case, "engine": "fsdp2", **choices, **record["summary"]}))
     dist.destroy_process_group()
+
+
+def require_fast_loss(*, fused: bool) -> None:
+    """Raise ConfigError where verl's loss is not at its best, and the comparison would flatter ours."""
+    from verl.utils import torch_functional
+
+    if not fused and not torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:  # verl's spelling
+        raise ConfigError(
+            "--no-fused without flash-attn's cross-entropy kernel: verl then goes through the logits row by row, "
+            "several times slower. Install flash-attn, flash_attn.ops.triton among it."
+        )
 
 
 def configurations(
