@@ -19,7 +19,7 @@ from retool_mcore.cli import guarded
 from retool_mcore.errors import DataError
 
 ORDER = (  # of the phases within a step of verl's trainer
-    *("generation", "tool_wait", "reward", "old_log_prob", "reference", "values", "advantage"),
+    *("generation", "tool_wait", "engine_sleep", "reward", "old_log_prob", "reference", "values", "advantage"),
     *("update_critic", "update_actor", "checkpoint", "weight_sync", "other"),
 )
 TRAINER, ROLLOUT = 1, 2  # process numbers of the trace

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 from retool_mcore.config import RunConfig
@@ -18,6 +20,7 @@ PLATFORMS = {  # name -> module:class, imported only when asked for
     "cuda": "retool_mcore.platforms.cuda.platform:Cuda",
     "ascend": "ascend.adapter:Ascend",
 }
+SGLANG_PLUGINS = "sglang.srt.plugins"  # SGLang's group of entry points; ours is sglang_plugin.load
 PLATFORM_ENV = "RETOOL_PLATFORM"  # tells every process of a run, Ray's too, which platform it belongs to
 
 
@@ -60,6 +63,10 @@ class Platform(ABC):
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
         """Every patch the platform makes, in any kind of process; for `retool preflight` and the tests."""
+
+    def sglang_patches(self) -> Sequence[Patch]:
+        """Those of patches() that SGLang's processes apply, through sglang_plugin."""
+        return ()
 
     def device_count(self) -> int:
         """Devices of this machine that this process may use."""
@@ -122,6 +129,18 @@ class Platform(ABC):
         return {
             var.name: var.value if var.forced else os.environ.get(var.name, var.value) for var in self.environment()
         }
+
+
+def check_entry_points(*groups: str) -> None:
+    """Raise PlatformError where verl or SGLang would not find our plugin: both then go on silently without it."""
+    for group in groups:
+        ours = entry_points(group=group).select(name="retool_mcore")
+        if not any(importlib.util.find_spec(entry.module) for entry in ours):
+            raise PlatformError(
+                f"the installed metadata of retool_mcore names no plugin of group {group}: it is not installed, was "
+                "installed from an older source, or a stale retool_mcore.egg-info lies here. Delete that and run "
+                "`make install`."
+            )
 
 
 def get_platform(name: str) -> Platform:

@@ -113,7 +113,8 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     malformed/KIND, repaired/KIND                        per trajectory
     stop/REASON             trajectories that ended so / trajectories
     engine_s, tool_s        seconds per trajectory waiting for the engine, for the interpreter
-    slowest_tool_s          tool_s of the trajectory that took longest: what calls cost a step that waits for it
+    slowest_s               engine_s + tool_s of the trajectory that took longest, and
+    slowest_tool_s          its tool_s: what calls cost a step that waits for it
     """
     rows = list(behaviors)
     if not rows:
@@ -124,7 +125,8 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     out: dict[str, float] = {"code_ratio": len(with_code) / count}
     for name in PER_TRAJECTORY:
         out[name] = sum(getattr(row, name) for row in rows) / count
-    out["slowest_tool_s"] = max(rows, key=lambda row: row.engine_s + row.tool_s).tool_s
+    slowest = max(rows, key=lambda row: row.engine_s + row.tool_s)
+    out |= {"slowest_s": slowest.engine_s + slowest.tool_s, "slowest_tool_s": slowest.tool_s}
     if calls:
         out["code_lines"] = sum(row.code_lines for row in rows) / calls
         out["executable_fraction"] = sum(row.calls_ok for row in rows) / calls

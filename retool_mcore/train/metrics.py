@@ -11,7 +11,8 @@ memory_gib    highest so far on any rank: the device's allocator, or resident me
 gpu_percent   share of the last second in which the logging rank's device was busy; where there is such a counter
 unix_s        when the row was written, seconds since 1970
 time_*_s      wall time by phase; the phases add up to time_step_s. RL's tool_wait is the interpreter's part in the
-              trajectory that the step waited for, and generation is without it
+              trajectory that the step waited for, engine_sleep the engine's giving back of its memory; generation
+              is without both
 val_loss      nats per trained token of the validation file
 """
 

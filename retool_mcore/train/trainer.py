@@ -21,6 +21,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.profiler import marked_timer
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig, load_config
@@ -50,8 +51,9 @@ RENAMED = {
     "perf/throughput": "tokens_per_s",
     "actor/perf/max_memory_allocated_gb": "memory_gib",
 }
-PHASES = {  # verl's timers inside a step; together with time_other_s they add up to time_step_s
+PHASES = {  # timers inside a step; together with time_other_s they add up to time_step_s
     "gen": "generation",
+    "engine_sleep": "engine_sleep",
     "reward": "reward",
     "old_log_prob": "old_log_prob",
     "ref": "reference",
@@ -66,9 +68,11 @@ COUNTS = ("rollout/dropped", "rollout/refilled_prompts")  # of one mini-batch wh
 
 
 def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
-    """A step's seconds by phase, from verl's timers; ``tool_wait_s`` is taken out of generation. They add up."""
+    """A step's seconds by phase, from its timers. They add up: what verl counts as generation is without the engine's
+    going to sleep here, and without ``tool_wait_s``."""
     times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
     if "time_generation_s" in times:
+        times["time_generation_s"] -= times.get("time_engine_sleep_s", 0.0)
         times["time_tool_wait_s"] = min(tool_wait_s, times["time_generation_s"])
         times["time_generation_s"] -= times["time_tool_wait_s"]
     step_s = float(timing_raw["step"])
@@ -136,6 +140,10 @@ class _Ours(PPOTrainer):
     def on_train_begin(self) -> None:
         super().on_train_begin()
         self._writer = MetricWriter(self._run.run.dir, resumed_step=self.global_steps - 1)
+
+    def on_sample_end(self) -> None:
+        with marked_timer("engine_sleep", self.timing_raw):
+            super().on_sample_end()
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)

@@ -194,7 +194,7 @@ def main(folder: Path) -> None:
     platform.activate()
     probes = Probes(folder)
     import retool_mcore.platforms.cpu.engine  # noqa: F401  the patches of training processes
-    from retool_mcore.platforms.cpu import sglang_plugin
+    from retool_mcore.platforms import sglang_plugin
 
     sglang_plugin.load()
     with_all: dict[object, str] = {}

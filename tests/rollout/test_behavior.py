@@ -112,6 +112,7 @@ def test_the_metrics_of_a_batch():
             "behavior/cut_tokens": 1.0,
             "behavior/engine_s": (2.0 + 0.5 + 1.0) / 3,
             "behavior/tool_s": 0.0,
+            "behavior/slowest_s": 2.0,
             "behavior/slowest_tool_s": 0.0,
             "behavior/code_lines": 5 / 4,
             "behavior/executable_fraction": 1 / 4,
@@ -134,7 +135,8 @@ def test_the_metrics_of_a_batch():
 def test_the_slowest_trajectory_is_the_one_a_step_waits_for():
     times = {"fast": (1.0, 4.0), "slow": (6.0, 2.0), "plain": (7.0, 0.0)}
     rows = [replace(Behavior.of(PLAIN), engine_s=engine_s, tool_s=tool_s) for engine_s, tool_s in times.values()]
-    assert summarize(rows)["behavior/slowest_tool_s"] == 2.0
+    metrics = summarize(rows)
+    assert metrics["behavior/slowest_tool_s"] == 2.0 and metrics["behavior/slowest_s"] == 8.0
 
 
 def test_ratios_of_nothing_are_left_out():

@@ -28,7 +28,8 @@ def said(cause):
     except Exception as error:
         return [type(error).__name__, str(error)]
 
-timers = {"gen": 5.0, "reward": 0.5, "update_actor": 3.0, "step": 10.0, "testing": 4.0, "start_profile": 1.0}
+timers = {"gen": 6.0, "engine_sleep": 1.0, "reward": 0.5, "update_actor": 3.0, "step": 11.0}
+timers |= {"testing": 4.0, "start_profile": 1.0}
 print(json.dumps({
     "times": phase_times(timers, 2.0),
     "waited_longer_than_sampled": phase_times(timers, 9.0),
@@ -50,6 +51,7 @@ def answers() -> dict:
 def test_phases_add_up_to_the_step_and_waiting_for_calls_is_one_of_them(answers: dict):
     times = answers["times"]
     assert times["time_generation_s"] == 3.0 and times["time_tool_wait_s"] == 2.0
+    assert times["time_engine_sleep_s"] == 1.0
     assert times["time_other_s"] == pytest.approx(1.5) and times["time_validate_after_s"] == 4.0
     parts = [seconds for name, seconds in times.items() if name not in ("time_step_s", "time_validate_after_s")]
     assert sum(parts) == pytest.approx(times["time_step_s"])

@@ -6,13 +6,12 @@ import os
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
-from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
+from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.patches import Patch, apply_all
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages whose wheels are linked against CUDA
@@ -70,14 +69,19 @@ class Cpu(Platform):
     def patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cpu import patches
 
-        return (*patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *patches.SGLANG_PATCHES)
+        return (*patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *self.sglang_patches())
+
+    def sglang_patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.cpu.patches import SGLANG_PATCHES
+
+        return SGLANG_PATCHES
 
     def activate(self) -> None:
         os.environ.update(self.process_env())
         if str(STUBS) not in sys.path:
             sys.path.insert(0, str(STUBS))
         self.check_machine()
-        _check_entry_points()
+        check_entry_points("verl.plugins", SGLANG_PLUGINS)
         from retool_mcore.platforms.cpu import patches
 
         apply_all(patches.PROCESS_PATCHES)
@@ -134,16 +138,6 @@ class Cpu(Platform):
             elif value is not False:
                 command += [option, str(value)]
         return command
-
-
-def _check_entry_points() -> None:
-    """verl and SGLang find our plugins by installed metadata and go on silently, to fail later, without them."""
-    for group in ("verl.plugins", "sglang.srt.plugins"):
-        if "retool_mcore" not in entry_points(group=group).names:
-            raise PlatformError(
-                f"the installed metadata of retool_mcore names no plugin of group {group}: it was installed from an "
-                "older source, or a stale retool_mcore.egg-info lies here. Delete that and run `make install`."
-            )
 
 
 def _python_path() -> list[str]:

@@ -3,4 +3,4 @@
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.platforms.patches import apply_all
 
-apply_all(Cuda().patches())
+apply_all(Cuda().training_patches())

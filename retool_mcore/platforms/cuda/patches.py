@@ -112,9 +112,19 @@ def _entropy(logits_TV: torch.Tensor) -> torch.Tensor:
     return torch.cat([vocab_parallel_entropy(rows.float()) for rows in logits_TV.split(ENTROPY_ROWS)])
 
 
+def _without_host_copy(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def region(self: Any, tag: str, enable_cpu_backup: bool = False) -> Any:
+        del enable_cpu_backup
+        return original(self, tag)
+
+    return region
+
+
 TRANSFORMER_ENGINE = "transformer-engine>=2.11,<2.17"
 
-PATCHES = (
+# Processes that train with Megatron.
+TRAINING_PATCHES = (
     *ENGINE_PATCHES,
     Patch(
         target="transformer_engine.pytorch.optimizers.fused_adam.FusedAdam.step",
@@ -129,5 +139,17 @@ PATCHES = (
         reason="verl's kernel computes the output layer twice more, slower than cuBLAS; its plain path copies logits",
         applies_to="verl==0.9.1",
         remove_when="verl takes log-probabilities by a kernel that neither copies nor recomputes the logits",
+    ),
+)
+
+# SGLang's processes.
+SGLANG_PATCHES = (
+    Patch(
+        target="sglang.srt.utils.torch_memory_saver_adapter._TorchMemorySaverAdapterReal.region",
+        replace=_without_host_copy,
+        reason="verl has an engine that goes to sleep copy its weights to the host, pinned and freed again each time, "
+        "though the weight sync that wakes it overwrites them all",
+        applies_to="sglang>=0.5.12,<0.5.13",
+        remove_when="verl starts colocated engines with enable_weights_cpu_backup = False",
     ),
 )

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
+from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.patches import Patch
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is not
 TRANSFORMER_ENGINE = "transformer_engine"
+SGLANG = "sglang"
 CUPY = "cupy"
 
 
@@ -69,9 +70,17 @@ class Cuda(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
-        from retool_mcore.platforms.cuda.patches import PATCHES
+        return (*self.training_patches(), *self.sglang_patches())
 
-        return PATCHES if importlib.util.find_spec(TRANSFORMER_ENGINE) else ()
+    def training_patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.cuda.patches import TRAINING_PATCHES
+
+        return TRAINING_PATCHES if importlib.util.find_spec(TRANSFORMER_ENGINE) else ()
+
+    def sglang_patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.cuda.patches import SGLANG_PATCHES
+
+        return SGLANG_PATCHES if importlib.util.find_spec(SGLANG) else ()
 
     def activate(self) -> None:
         os.environ.update(self.process_env())
@@ -91,8 +100,10 @@ class Cuda(Platform):
                 f"{config.source}: {' and '.join(asked)} as set needs Transformer Engine, which is not installed. "
                 "Install the extra `cuda`, or leave the setting at its default."
             )
-        asynchronous = isinstance(config, RlConfig) and config.train.mode == "async"
-        if asynchronous and importlib.util.find_spec(CUPY) is None:
+        if not isinstance(config, RlConfig):
+            return
+        check_entry_points(SGLANG_PLUGINS)
+        if config.train.mode == "async" and importlib.util.find_spec(CUPY) is None:
             raise PlatformError(
                 f'{config.source}: train.mode = "async" sends weights with verl\'s "nccl" engine, which needs CuPy, '
                 "which is not installed. Install the one for this torch's CUDA (cupy-cuda12x, cupy-cuda13x), or set "

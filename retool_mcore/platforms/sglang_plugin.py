@@ -1,0 +1,13 @@
+"""SGLang's entry point (group ``sglang.srt.plugins``), called in each of its processes; inert outside a run of ours."""
+
+from __future__ import annotations
+
+import os
+
+from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
+from retool_mcore.platforms.patches import apply_all
+
+
+def load() -> None:
+    if name := os.environ.get(PLATFORM_ENV):
+        apply_all(get_platform(name).sglang_patches())
