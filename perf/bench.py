@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "sglang", "ray", "transformers")
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+STOPPED = 143  # exit status of a run that was asked to stop; the steps measured until then count
 PERCENTILES = (1, 10, 50, 90, 99, 100)
 
 
@@ -92,14 +93,14 @@ def bench(
 
 
 def run_to_its_end(command: Sequence[str], log: BinaryIO) -> int:
-    """The exit status; 143 when this process was asked to stop. What was measured until then is still written."""
+    """The exit status; STOPPED when this process was asked to stop. What was measured until then is still written."""
     exit_on_sigterm()
     with subprocess.Popen(command, cwd=ROOT, env=with_perf_on_path(), stdout=log, stderr=subprocess.STDOUT) as process:
         try:
             return process.wait()
         except (KeyboardInterrupt, SystemExit):
             process.terminate()
-            return 143
+            return STOPPED
 
 
 def with_perf_on_path() -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from bench import ROOT, hardware_name, read_case
+from bench import ROOT, STOPPED, hardware_name, read_case
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import bootstrap
@@ -55,7 +55,7 @@ def read_result(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as a result of perf/bench.py: {error}") from error
-    if record.get("exit_code") != 0 or not record.get("steps"):
+    if record.get("exit_code") not in (0, STOPPED) or not record.get("steps"):
         raise ConfigError(f"{path} is of a run that failed or measured no step: exit code {record.get('exit_code')}.")
     return record
 

@@ -44,6 +44,9 @@ class FsdpEngine(SftEngine):
             betas=(config.optim.beta1, config.optim.beta2),
             clip_grad=config.optim.clip_grad,
             total_training_steps=config.train.steps,
+            lr_scheduler_type=config.optim.schedule,
+            lr_warmup_steps_ratio=config.optim.warmup_fraction,
+            min_lr_ratio=config.optim.min_lr / config.optim.lr,
             override_optimizer_config={"fused": True},
         )
         worker = TrainingWorkerConfig(

@@ -57,6 +57,17 @@ def test_only_an_unexplained_difference_beyond_the_threshold_fails(
     assert said in done.stdout
 
 
+def test_a_run_that_was_asked_to_stop_counts_with_the_steps_it_measured(tmp_path: Path):
+    assert "no difference" in compare(tmp_path, record(exit_code=143)).stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "perf" / "baselines").glob("*.json")), ids=lambda path: path.stem)
+def test_every_baseline_is_found_by_its_case_and_hardware(path: Path):
+    argv = [sys.executable, "perf/compare.py", str(path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0 and "time of a token: 1.0000 of the baseline's" in done.stdout, done.stderr
+
+
 def other_hardware() -> dict[str, Any]:
     made = record()
     made["provenance"]["hardware"]["devices"] = ["NVIDIA H100"]
@@ -69,6 +80,7 @@ def other_hardware() -> dict[str, Any]:
         (record(tokens=900.0), "not comparable: 900 tokens a step, the baseline's are 1000"),
         (other_hardware(), "hardware is NVIDIA_H100x2, the baseline's is NVIDIA_H200x2"),
         (record(exit_code=1), "is of a run that failed"),
+        (record(exit_code=143, steps=[]), "measured no step"),
         (record(case="sft_tiny_cpu"), "case is sft_tiny_cpu"),
     ],
 )
