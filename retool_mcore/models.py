@@ -77,6 +77,12 @@ def check_model(config: RunConfig) -> None:
             raise ConfigError(
                 f"{config.source}: {name} = {ways} does not divide the {count} {what} of {config.model.path}."
             )
+    experts = shape.get("num_experts") or 0
+    if config.parallel.ep > 1 and (not experts or experts % config.parallel.ep):
+        raise ConfigError(
+            f"{config.source}: parallel.ep = {config.parallel.ep} spreads experts, and {config.model.path} has "
+            f"{experts or 'none'}. Set parallel.ep to a number that divides them; 1 for a dense model."
+        )
     longest = shape.get("max_position_embeddings")
     wanted = config.max_sequence_tokens
     if longest is not None and wanted > longest:

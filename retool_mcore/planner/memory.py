@@ -47,13 +47,19 @@ class RolloutMemory:
         return self.weights + self.kv_cache + self.training
 
 
-def params_of_rank(shape: ModelShape, parallel: Parallel) -> float:
-    """Parameters on one device of the fullest stage."""
+def params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]:
+    """Parameters on one device of the fullest stage: those of experts, and all others."""
     layers = ceil(shape.layers / parallel.pp)
-    expert_part = shape.layer_params - shape.attention_params if shape.experts else 0
-    layer = (shape.layer_params - expert_part) / parallel.tp + expert_part / (parallel.tp * parallel.ep)
-    heads = shape.head_params * (1 if shape.tied or parallel.pp > 1 else 2) / parallel.tp
-    return layers * layer + heads
+    experts = layers * (shape.layer_params - shape.attention_params) if shape.experts else 0
+    others = layers * shape.layer_params - experts
+    heads = shape.head_params * (1 if shape.tied or parallel.pp > 1 else 2)
+    return experts / (parallel.tp * parallel.ep), (others + heads) / parallel.tp
+
+
+def state_params_of_rank(shape: ModelShape, parallel: Parallel, dp: int) -> float:
+    """Parameters whose optimizer state is on one device. Only 1 / ep of the replicas hold the same experts."""
+    experts, others = params_of_rank(shape, parallel)
+    return (experts * parallel.ep + others) / (dp * parallel.cp)
 
 
 def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True) -> tuple[float, float]:
@@ -80,7 +86,7 @@ def train_memory(
 ) -> TrainMemory:
     """``micro_batch_tokens`` of one rank, before context parallelism multiplies them."""
     tp, pp = parallel.tp, parallel.pp
-    params = params_of_rank(shape, parallel)
+    params = sum(params_of_rank(shape, parallel))
     layers = ceil(shape.layers / pp)
     kept, working = activation_bytes(shape, memory, tp, fused=fused)
     if memory.recompute == "full" and memory.recompute_layers:
@@ -91,7 +97,7 @@ def train_memory(
         pp * (1 + (pp - 1) / (pp * parallel.vpp)) if parallel.vpp > 1 else pp
     )  # micro-batches of the first stage
     logits_bytes = of("fused_logits_bytes") if memory.fused_cross_entropy else of("logits_bytes")
-    states = params * STATE_BYTES[memory.adam_states] / (dp * parallel.cp) * (1 - memory.optimizer_on_cpu)
+    states = state_params_of_rank(shape, parallel, dp) * STATE_BYTES[memory.adam_states] * (1 - memory.optimizer_on_cpu)
     return TrainMemory(
         weights=2 * params / GIB,
         gradients=4 * params / GIB,

@@ -203,9 +203,9 @@ def proposals(
         for memory in _memories(config)
         if (plan := make_plan(config, shape, hardware, mean_tokens=mean_tokens, parallel=parallel, memory=memory)).fits
     ]
-    best: dict[tuple[int, int, int], Plan] = {}
+    best: dict[tuple[int, ...], Plan] = {}
     for plan in sorted(plans, key=lambda plan: plan.step_s):
-        best.setdefault((plan.parallel.tp, plan.parallel.pp, plan.parallel.cp), plan)
+        best.setdefault((plan.parallel.tp, plan.parallel.pp, plan.parallel.cp, plan.parallel.ep), plan)
     return list(best.values())[:limit]
 
 
@@ -222,8 +222,12 @@ def _layouts(config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware
                     batch = config.train.mini_batch_prompts * config.rollout.group_size
                 else:
                     batch = config.train.global_batch
-                if batch % dp == 0:
-                    yield config.parallel.model_copy(update={"tp": tp, "pp": pp, "cp": cp, "vpp": 1})
+                if batch % dp:
+                    continue
+                for ep in sizes if shape.experts else (1,):
+                    if dp % ep == 0 and shape.experts % ep == 0:
+                        layout = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "vpp": 1}
+                        yield config.parallel.model_copy(update=layout)
 
 
 def _memories(config: SftConfig | RlConfig) -> Iterator[Memory]:

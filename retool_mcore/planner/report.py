@@ -68,8 +68,13 @@ def _layout(plan: Plan) -> str:
     p, m = plan.parallel, plan.memory
     extras = [f"recompute {m.recompute}"] if m.recompute != "none" else []
     extras += [f"optimizer {m.optimizer_on_cpu:.0%} on the host"] if m.optimizer_on_cpu else []
+    experts = f" ep {p.ep}" if p.ep > 1 else ""
     return ", ".join(
-        [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}", *extras, f"{plan.micro_batch_tokens} tokens a micro-batch"]
+        [
+            f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}",
+            *extras,
+            f"{plan.micro_batch_tokens} tokens a micro-batch",
+        ]
     )
 
 

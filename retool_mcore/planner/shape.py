@@ -51,7 +51,7 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
-# Qwen2.5-Instruct as published in each model's config.json, for plans on a machine that has no copy of the model.
+# As published in each model's config.json, for plans on a machine that has no copy of the model.
 PUBLISHED = {
     "Qwen2.5-0.5B": ModelShape(
         layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, ffn=4864, vocab=151936, tied=True
@@ -73,6 +73,36 @@ PUBLISHED = {
     ),
     "Qwen2.5-72B": ModelShape(
         layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=29568, vocab=152064, tied=False
+    ),
+    "Qwen3-0.6B": ModelShape(
+        layers=28, hidden=1024, heads=16, kv_heads=8, head_dim=128, ffn=3072, vocab=151936, tied=True
+    ),
+    "Qwen3-1.7B": ModelShape(
+        layers=28, hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=6144, vocab=151936, tied=True
+    ),
+    "Qwen3-4B": ModelShape(
+        layers=36, hidden=2560, heads=32, kv_heads=8, head_dim=128, ffn=9728, vocab=151936, tied=True
+    ),
+    "Qwen3-8B": ModelShape(
+        layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=12288, vocab=151936, tied=False
+    ),
+    "Qwen3-14B": ModelShape(
+        layers=40, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=17408, vocab=151936, tied=False
+    ),
+    "Qwen3-32B": ModelShape(
+        layers=64, hidden=5120, heads=64, kv_heads=8, head_dim=128, ffn=25600, vocab=151936, tied=False
+    ),
+    "Qwen3-30B-A3B": ModelShape(
+        layers=48,
+        hidden=2048,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        ffn=768,
+        vocab=151936,
+        tied=False,
+        experts=128,
+        experts_per_token=8,
     ),
 }
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from retool_mcore.config import Memory, Parallel, RlConfig
 from retool_mcore.planner.calibration import of as calibrated
 from retool_mcore.planner.hardware import Hardware
-from retool_mcore.planner.memory import STATE_BYTES, RolloutMemory, activation_bytes, params_of_rank
+from retool_mcore.planner.memory import (
+    STATE_BYTES,
+    RolloutMemory,
+    activation_bytes,
+    params_of_rank,
+    state_params_of_rank,
+)
 from retool_mcore.planner.shape import ModelShape
 
 
@@ -58,10 +64,11 @@ def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work:
 
 def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int) -> float:
     """Reduce gradients, step, gather weights: bytes over links and through memory (or the host's, at 20 GB/s)."""
-    params = params_of_rank(shape, parallel)
+    params = sum(params_of_rank(shape, parallel))
     ranks = dp * parallel.cp
-    messages = 6 * params * (ranks - 1) / ranks / (hardware.link(ranks * parallel.tp) * calibrated("link"))
-    states = 2 * (STATE_BYTES[memory.adam_states] + 4) * params / ranks
+    own = state_params_of_rank(shape, parallel, dp)
+    messages = 6 * (params - own) / (hardware.link(ranks * parallel.tp) * calibrated("link"))
+    states = 2 * (STATE_BYTES[memory.adam_states] + 4) * own
     host = states * memory.optimizer_on_cpu / 20e9
     return messages + states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * calibrated("memory")) + host
 
@@ -117,10 +124,19 @@ def decode(
 
 
 def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float) -> float:
-    moved = (2 * compute_params(shape) + at_once * context * shape.kv_bytes) / tp
+    moved = (2 * _touched_params(shape, at_once) + at_once * context * shape.kv_bytes) / tp
     memory_s = moved / (hardware.device.bandwidth * calibrated("memory"))
     compute_s = 2 * compute_params(shape) * at_once / (tp * hardware.device.flops * calibrated("gemm"))
     return max(memory_s, compute_s) + shape.layers * calibrated("decode_layer_s")
+
+
+def _touched_params(shape: ModelShape, at_once: float) -> float:
+    """Weights read for one token each of ``at_once`` sequences; an expert is read if one of them is routed to it."""
+    if not shape.experts:
+        return compute_params(shape)
+    experts = 3 * shape.hidden * shape.ffn * shape.layers
+    read = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** at_once)
+    return compute_params(shape) + experts * (read - shape.experts_per_token)
 
 
 def sync_s(shape: ModelShape) -> float:

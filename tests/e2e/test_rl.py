@@ -77,6 +77,7 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         (("rollout.protocol=xml",), "rollout.protocol = 'xml' is none of hermes, retool"),
         (("train.prompts_per_step=400", "train.mini_batch_prompts=400"), "fewer than train.prompts_per_step = 400"),
         (("cluster.gpus_per_node=8", "parallel.tp=8"), "parallel.tp = 8 does not divide the 4 key-value heads"),
+        (("cluster.gpus_per_node=2", "parallel.ep=2"), "has none. Set parallel.ep"),
     ],
 )
 def test_a_mistake_is_one_line_before_ray_starts(

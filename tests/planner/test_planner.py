@@ -43,7 +43,20 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("Qwen2.5-0.5B", 0.494), ("Qwen2.5-1.5B", 1.54), ("Qwen2.5-7B", 7.62), ("Qwen2.5-32B", 32.8)]
+    ("name", "billions"),
+    [
+        ("Qwen2.5-0.5B", 0.494),
+        ("Qwen2.5-1.5B", 1.54),
+        ("Qwen2.5-7B", 7.62),
+        ("Qwen2.5-32B", 32.8),
+        ("Qwen3-0.6B", 0.596),
+        ("Qwen3-1.7B", 1.72),
+        ("Qwen3-4B", 4.02),
+        ("Qwen3-8B", 8.19),
+        ("Qwen3-14B", 14.8),
+        ("Qwen3-32B", 32.8),
+        ("Qwen3-30B-A3B", 30.5),
+    ],
 )
 def test_published_models_have_their_published_size(name: str, billions: float):
     assert PUBLISHED[name].params / 1e9 == pytest.approx(billions, rel=0.005)
@@ -74,6 +87,17 @@ def test_states_of_32b_by_hand():
     assert (found.weights + found.gradients + found.optimizer) * GIB == pytest.approx(73.7e9, rel=0.01)
     two = train_memory(THIRTY_TWO, Parallel(tp=4), Memory(), dp=2, micro_batch_tokens=0)
     assert (two.weights + two.gradients + two.optimizer) * GIB == pytest.approx(98.3e9, rel=0.01)
+
+
+def test_states_of_experts_by_hand():
+    """Qwen3-30B-A3B, 8 replicas, EP 8: an eighth of 29.0 G parameters of experts and all 1.5 G others on each device.
+
+    No other device holds the same experts, so their 12 bytes of Adam are whole; those of the others are an eighth.
+    """
+    experts, others = 48 * 128 * (3 * 2048 * 768 + 2048), 48 * 2048 * 128 * 2 * 36 + 2 * 2048 * 151936
+    found = train_memory(PUBLISHED["Qwen3-30B-A3B"], Parallel(ep=8), Memory(), dp=8, micro_batch_tokens=0)
+    assert (found.weights + found.gradients) * GIB == pytest.approx(6 * (experts / 8 + others))
+    assert found.optimizer * GIB == pytest.approx(12 * (experts / 8 + others / 8))
 
 
 def test_activations_by_hand():
@@ -215,6 +239,14 @@ def test_every_shipped_configuration_fits_its_hardware(path: Path):
     hardware = of_run(config)
     plan = make_plan(config, of_model(config.model.path), hardware)
     assert plan.fits, refusal(plan, hardware)
+
+
+def test_experts_are_spread_over_replicas_that_are_there():
+    config = rl("rl_qwen3_30b_a3b_h200x8")
+    plans = proposals(config, PUBLISHED["Qwen3-30B-A3B"], parse("h200x8"), None, limit=100)
+    assert {plan.parallel.ep for plan in plans} > {1, 8}
+    assert all(plan.dp % plan.parallel.ep == 0 for plan in plans)
+    assert "dp 8 ep 8" in command("configs/rl_qwen3_30b_a3b_h200x8.toml").stdout
 
 
 def test_what_cannot_fit_is_refused_and_by_how_much():
