@@ -1,8 +1,8 @@
 """Drives verl's TrainingWorker for the tests: one process per rank, jobs from a JSON file.
 
-A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp"}, "dtype", "packed", "fused",
-"transformer", "optim", "reshardable", "asynchronous", "recompute_above", "actions"}, the last a list of [name of a
-method of Engine, *arguments].
+A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep"}, "dtype", "packed",
+"fused", "transformer", "optim", "reshardable", "asynchronous", "recompute_above", "actions"}, the last a list of [name
+of a method of Engine, *arguments].
 ``launch`` returns what the actions of each job returned, on the rank that has the output.
 """
 
@@ -64,6 +64,10 @@ def make_model(
         model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
     elif kind == "qwen3":
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape, head_dim=32))
+    elif kind == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+        config = transformers.Qwen3MoeConfig(**shape, **experts, head_dim=32)
+        model = transformers.Qwen3MoeForCausalLM(config)
     else:
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
     with torch.no_grad():  # fresh norms are all ones and biases all zeros, which would hide a mix-up
@@ -115,6 +119,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             pipeline_model_parallel_size=layout.get("pp", 1),
             virtual_pipeline_model_parallel_size=layout.get("vpp"),
             context_parallel_size=cp,
+            expert_model_parallel_size=layout.get("ep", 1),
             vanilla_mbridge=True,
             dtype=job.get("dtype", platform.train_dtypes[0]),
             dist_ckpt_optim_fully_reshardable=job.get("reshardable", False),

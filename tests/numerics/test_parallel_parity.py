@@ -16,14 +16,15 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 TWO_PROCESSES = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 AUTO = ("tp2", "pp2", "pp2_vpp2", "cp2")  # with layers recomputed as a micro-batch needs it
-QWEN3 = ("qwen3_one", "qwen3_tp2", "qwen3_cp2")
+QWEN3 = {"qwen3_tp2": {"tp": 2}, "qwen3_cp2": {"cp": 2}}
+EXPERTS = {"qwen3_moe_ep2": {"ep": 2}, "qwen3_moe_tp2": {"tp": 2}, "qwen3_moe_pp2": {"pp": 2}, "qwen3_moe_dp2": {}}
 FOUR_STEPS = [["train", 1, 4]]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    return {kind: str(make_model(folder / kind, kind)) for kind in ("qwen2", "qwen3")}
+    return {kind: str(make_model(folder / kind, kind)) for kind in ("qwen2", "qwen3", "qwen3_moe")}
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +37,12 @@ def runs(models, tmp_path_factory):
 
     one = [job("one"), job("padded", packed=False), job("recompute", transformer=RECOMPUTE)]
     one += [job("recompute_auto", recompute_above=MICRO_BATCH_TOKENS // 2), job("qwen3_one", "qwen3")]
+    one += [job("qwen3_moe_one", "qwen3_moe")]
     two = [job(name, layout=layout) for name, layout in TWO_PROCESSES.items()]
     two += [job(f"{name}_auto", layout=TWO_PROCESSES[name], recompute_above=MICRO_BATCH_TOKENS // 2) for name in AUTO]
     two += [job("tp2_no_sp", layout={"tp": 2}, transformer={"sequence_parallel": False})]
-    two += [job("qwen3_tp2", "qwen3", layout={"tp": 2}), job("qwen3_cp2", "qwen3", layout={"cp": 2})]
+    two += [job(name, "qwen3", layout=layout) for name, layout in QWEN3.items()]
+    two += [job(name, "qwen3_moe", layout=layout) for name, layout in EXPERTS.items()]
     with ThreadPoolExecutor() as pool:
         launches = [pool.submit(launch, one, 1, folder / "one"), pool.submit(launch, two, 2, folder / "two")]
         return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
@@ -58,13 +61,19 @@ def test_every_layout_trains_like_one_process(runs, name):
     assert column(runs[name], "lr") == column(runs["one"], "lr")
 
 
-@pytest.mark.parametrize("name", QWEN3[1:])
+@pytest.mark.parametrize("name", QWEN3)
 def test_query_and_key_norms_train_alike_in_every_layout(runs, name):
     assert column(runs[name], "loss") == pytest.approx(column(runs["qwen3_one"], "loss"), abs=1e-4)
     assert column(runs[name], "grad_norm") == pytest.approx(column(runs["qwen3_one"], "grad_norm"), rel=1e-4)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("one", "qwen2"), ("qwen3_one", "qwen3")])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_train_alike_in_every_layout(runs, name):
+    assert column(runs[name], "loss") == pytest.approx(column(runs["qwen3_moe_one"], "loss"), abs=1e-4)
+    assert column(runs[name], "grad_norm") == pytest.approx(column(runs["qwen3_moe_one"], "grad_norm"), rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("one", "qwen2"), ("qwen3_one", "qwen3"), ("qwen3_moe_one", "qwen3_moe")])
 def test_one_process_trains_like_plain_transformers(runs, models, name, kind):
     want = plain_transformers(models[kind], lrs=[0.0, *column(runs[name], "lr")[:-1]])
     assert column(runs[name], "loss")[0] == pytest.approx(want[0][0], abs=1e-5)

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
 from megatron_ranks import launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-LAYOUTS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {}}
+LAYOUTS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {}, "ep2": {"ep": 2}}  # the last one of a model with experts
 CASES = [(layout, "float32") for layout in LAYOUTS] + [("dp2", "bfloat16")]
 
 
@@ -19,10 +19,11 @@ CASES = [(layout, "float32") for layout in LAYOUTS] + [("dp2", "bfloat16")]
 def runs(tmp_path_factory):
     """(layout, dtype) -> answers and exported weights of the straight run, and of the one resumed in a new engine."""
     folder = tmp_path_factory.mktemp("resume")
-    model = str(make_model(folder / "model"))
+    models = {kind: str(make_model(folder / kind, kind)) for kind in ("qwen2", "qwen3_moe")}
     straight, resumed = [], []
     for layout, dtype in CASES:
         name = f"{layout}_{dtype}"
+        model = models["qwen3_moe" if layout == "ep2" else "qwen2"]
         job = {"name": name, "model": model, "layout": LAYOUTS[layout], "dtype": dtype}
         checkpoint = str(folder / name / "checkpoint")
         after = [["draw"], ["train", 3, 5], ["export", str(folder / name / "straight")]]

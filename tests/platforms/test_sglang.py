@@ -74,18 +74,28 @@ def test_a_stop_token_ends_the_turn_and_is_kept(server):
     assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
 
 
-def test_three_updates_from_two_megatron_ranks_arrive_exactly(server, model, tmp_path):
+def check_three_updates(server, model, layout: dict[str, int], tmp_path: Path) -> None:
     """Rollout and actor log-probabilities differ by at most 1e-4 in float32 after each update (measured: 6e-6)."""
     before = [answer["output_ids"] for answer in generate(server)]
     actions = []
     for step in (1, 2, 3):
         actions += [["train", step, step], ["sync", server.port], ["rollout_gap", server.port, PROMPTS]]
     actions += [["export", str(tmp_path / "export")]]
-    job = {"name": "tp2", "model": str(model), "layout": {"tp": 2}, "actions": actions}
-    answers = launch([job], 2, tmp_path / "ranks")["tp2"]
+    job = {"name": "updates", "model": str(model), "layout": layout, "actions": actions}
+    answers = launch([job], 2, tmp_path / "ranks")["updates"]
     for gap in answers[2::3]:
         assert len(gap["sglang"]) == len(PROMPTS) * 24
         assert max(abs(a - b) for a, b in zip(gap["sglang"], gap["megatron"], strict=True)) <= 1e-4
     after = generate(server)
     assert [answer["output_ids"] for answer in after] != before
     check_against_transformers(after, tmp_path / "export")
+
+
+def test_three_updates_from_two_megatron_ranks_arrive_exactly(server, model, tmp_path):
+    check_three_updates(server, model, {"tp": 2}, tmp_path)
+
+
+def test_three_updates_of_experts_on_two_ranks_arrive_exactly(tmp_path):
+    model, log = make_model(tmp_path / "model", "qwen3_moe"), tmp_path / "log"
+    with SglangServer(model, get_platform("cpu"), dtype="float32", log_path=log, max_running_requests=16) as server:
+        check_three_updates(server, model, {"ep": 2}, tmp_path)

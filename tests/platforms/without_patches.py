@@ -30,6 +30,7 @@ class Probes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.model = str(megatron_ranks.make_model(folder / "model"))
+        self.experts = str(megatron_ranks.make_model(folder / "experts", "qwen3_moe"))
 
     def join_group(self) -> str:
         import torch.distributed as dist
@@ -49,6 +50,25 @@ class Probes:
             dist.init_process_group("gloo")
         actions = [["train", 1, 1], ["draw"], ["save", str(checkpoint)], ["load", str(checkpoint)], ["draw"]]
         return repr(megatron_ranks.run({"model": self.model, "actions": [*actions, ["train", 2, 2], ["draw"]]}))
+
+    def train_experts(self) -> str:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        return repr(megatron_ranks.run({"model": self.experts, "actions": [["train", 1, 1]]}))
+
+    def exchange_of_tokens(self) -> str:
+        import torch
+        import torch.distributed as dist
+        from megatron.core.transformer.moe import token_dispatcher
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        sizes = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([3]), as_numpy=True, record_stream=False)
+        received = torch.empty(3)
+        dist.all_to_all_single(received, torch.ones(3), output_split_sizes=sizes, input_split_sizes=sizes)
+        return repr(received)
 
     def rotary_embedding_of_a_context_parallel_rank(self) -> str:
         import torch
@@ -157,6 +177,9 @@ ENABLES = {
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
     "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
+    "megatron.core.transformer.moe.token_dispatcher.torch": Probes.train_experts,
+    "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,
+    "megatron.core.transformer.moe.router.router_gating_linear": Probes.train_experts,
     "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
     "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,

@@ -1,4 +1,4 @@
-"""mbridge for the plain-PyTorch layers: the dense models whose Hugging Face weights this platform reads and writes.
+"""mbridge for the plain-PyTorch layers: the models whose Hugging Face weights this platform reads and writes.
 
 mbridge always builds the Transformer Engine specification, where a norm's weight belongs to the linear layer that
 follows it. Here a norm is a module of its own, so its weight has another Megatron name; all other names are mbridge's.
@@ -12,6 +12,7 @@ from mbridge.core import LLMBridge, register_model
 from mbridge.models.llama import LLaMABridge
 from mbridge.models.qwen2 import Qwen2Bridge
 from mbridge.models.qwen3 import Qwen3Bridge
+from mbridge.models.qwen3moe import Qwen3MoEBridge
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -60,6 +61,14 @@ class PlainTorchQwen2Bridge(_PlainTorchBridge, Qwen2Bridge):
 @register_model("qwen3")
 class PlainTorchQwen3Bridge(_PlainTorchBridge, Qwen3Bridge):
     """Qwen3, dense."""
+
+
+@register_model("qwen3_moe")
+class PlainTorchQwen3MoEBridge(_PlainTorchBridge, Qwen3MoEBridge):
+    """Qwen3 with experts."""
+
+    def _build_base_config(self, text_config_key: str | None = None, **kwargs: Any) -> TransformerConfig:
+        return super()._build_base_config(text_config_key, **{**kwargs, "moe_grouped_gemm": False})
 
 
 @register_model("llama")

@@ -1,4 +1,4 @@
-"""Norm and attention of a dense GPT layer in plain PyTorch, where Transformer Engine does not exist.
+"""Norm and attention of a GPT layer in plain PyTorch, where Transformer Engine does not exist.
 
 Megatron-core's own local modules will not do: WrappedTorchNorm refuses sequence parallelism, DotProductAttention
 refuses packed sequences and context parallelism.
@@ -17,9 +17,12 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import scaled_dot_product_attention
+
+from retool_mcore.platforms.cpu.experts import Experts
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -154,6 +157,8 @@ def plain_torch_spec(block: TransformerBlockSubmodules, *, qk_norm: bool) -> Tra
         parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
         attention: Any = parts.self_attention.submodules
         attention.core_attention = Attention
+        if isinstance(parts.mlp.submodules, MoESubmodules):
+            parts.mlp.submodules.experts.module = Experts
         if qk_norm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     return block

@@ -7,6 +7,7 @@ that file alone, by giving the file a view of ``torch``. And each set is applied
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -121,6 +122,41 @@ def _torch_seen_by(module: str, *factories: str, reason: str) -> Patch:
     )
 
 
+def _router_logits(
+    inp: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, router_dtype: torch.dtype
+) -> torch.Tensor:
+    """Logits [..., E] of inp [..., H] by weight [E, H], in ``router_dtype``."""
+    bias_E = None if bias is None else bias.to(router_dtype)
+    return torch.nn.functional.linear(inp.to(router_dtype), weight.to(router_dtype), bias_E)
+
+
+def _counts_are_moved(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        del record_stream
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    return maybe_move_tensor_to_cpu
+
+
+class _Stream:
+    """The one order in which a CPU does its work."""
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None:
+        """All work is done when the call returns."""
+
+
+def _one_stream(module: Any) -> ModuleView:
+    one = _Stream()
+    cuda = ModuleView(
+        module.cuda, Stream=lambda: one, current_stream=lambda: one, stream=lambda stream: contextlib.nullcontext()
+    )
+    return ModuleView(module, cuda=cuda)
+
+
 # Every process of a run.
 PROCESS_PATCHES = (
     Patch(
@@ -189,6 +225,27 @@ ENGINE_PATCHES = (
         "megatron.core.models.common.embeddings.rope_utils",
         "tensor",
         reason="with context parallelism the rotary indices are created in pinned memory",
+    ),
+    Patch(
+        target="megatron.core.transformer.moe.token_dispatcher.torch",
+        replace=_one_stream,
+        reason="the dispatcher of tokens to experts copies their counts to the host on a CUDA stream of its own",
+        applies_to=MEGATRON,
+        remove_when="it makes a stream only where counts are on a device",
+    ),
+    Patch(
+        target="megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",
+        replace=_counts_are_moved,
+        reason="it turns counts into what gloo and NCCL take for sizes only on their way from a device",
+        applies_to=MEGATRON,
+        remove_when="it heeds as_numpy for a tensor of the CPU, too",
+    ),
+    Patch(
+        target="megatron.core.transformer.moe.router.router_gating_linear",
+        replace=_always(_router_logits),
+        reason="the router's product names a function of Transformer Engine that is not even None where it is missing",
+        applies_to=MEGATRON,
+        remove_when="megatron.core.transformer.moe.moe_utils defines te_general_gemm without Transformer Engine",
     ),
     Patch(
         target="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
