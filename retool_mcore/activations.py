@@ -37,6 +37,14 @@ def layer_bytes(*, hidden: int, attended: int, kv: int, ffn: int) -> int:
     return 2 * (2 * hidden + 2 * attended + 2 * kv + 3 * ffn)
 
 
+def num_experts(shape: Mapping[str, Any]) -> int:
+    """Of one layer, from a Hugging Face configuration; 0 for a dense model.
+
+    Published files say num_experts; transformers 5 writes num_local_experts in its place.
+    """
+    return shape.get("num_experts") or shape.get("num_local_experts") or 0
+
+
 def token_memory(shape: Mapping[str, Any], *, fused_cross_entropy: bool) -> tuple[float, float]:
     """``rest`` and ``input_share`` of a model, from its Hugging Face configuration.
 
@@ -46,7 +54,7 @@ def token_memory(shape: Mapping[str, Any], *, fused_cross_entropy: bool) -> tupl
     head_dim = shape.get("head_dim") or hidden // heads
     kv_heads = shape.get("num_key_value_heads") or heads
     ffn = shape["intermediate_size"]
-    if shape.get("num_experts"):
+    if num_experts(shape):
         ffn = shape["moe_intermediate_size"] * shape["num_experts_per_tok"]
     kept = layer_bytes(hidden=hidden, attended=heads * head_dim, kv=kv_heads * head_dim, ffn=ffn)
     logit_bytes = LOGIT_BYTES if fused_cross_entropy else PLAIN_LOGIT_BYTES

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.activations import check_recompute
+from retool_mcore.activations import check_recompute, num_experts
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import CheckpointError, ConfigError
 
@@ -77,7 +77,7 @@ def check_model(config: RunConfig) -> None:
             raise ConfigError(
                 f"{config.source}: {name} = {ways} does not divide the {count} {what} of {config.model.path}."
             )
-    experts = shape.get("num_experts") or 0
+    experts = num_experts(shape)
     if config.parallel.ep > 1 and (not experts or experts % config.parallel.ep):
         raise ConfigError(
             f"{config.source}: parallel.ep = {config.parallel.ep} spreads experts, and {config.model.path} has "
@@ -103,9 +103,9 @@ def train_flops(shape: Mapping[str, Any], lengths: Sequence[int]) -> float:
     hidden, layers, heads = shape["hidden_size"], shape["num_hidden_layers"], shape["num_attention_heads"]
     kv_heads = shape.get("num_key_value_heads") or heads
     head_dim = shape.get("head_dim") or hidden // heads
-    if shape.get("num_experts"):
+    if experts := num_experts(shape):
         mlp = 3 * hidden * shape["moe_intermediate_size"] * shape["num_experts_per_tok"]
-        mlp += hidden * shape["num_experts"]  # the router
+        mlp += hidden * experts  # the router
     else:
         mlp = 3 * hidden * shape["intermediate_size"]
     weights = layers * (hidden * head_dim * 2 * (heads + kv_heads) + mlp) + hidden * shape["vocab_size"]

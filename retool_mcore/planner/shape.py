@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retool_mcore.activations import num_experts
 from retool_mcore.errors import ConfigError
 from retool_mcore.models import read_shape
 
@@ -110,7 +111,7 @@ PUBLISHED = {
 def of_config(values: Mapping[str, Any]) -> ModelShape:
     """From the content of a Hugging Face ``config.json``."""
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    experts = values.get("num_experts") or 0
+    experts = num_experts(values)
     return ModelShape(
         layers=values["num_hidden_layers"],
         hidden=hidden,

@@ -71,6 +71,7 @@ def test_shapes_come_from_a_folder_or_a_likely_name(tmp_path: Path):
     moe |= {"vocab_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}
     moe |= {"tie_word_embeddings": True}
     shape = of_config(moe)
+    assert of_config({"num_local_experts": moe.pop("num_experts"), **moe}) == shape  # as transformers 5 writes it
     assert shape.layer_params == 8 * 4 * 2 * 3 + 4 * 3 * 8 * 4 + 8 * 4
     assert compute_params(shape) == 2 * (8 * 4 * 2 * 3 + 2 * 3 * 8 * 4 + 8 * 4) + 8 * 16
 
