@@ -83,6 +83,12 @@ def check_model(config: RunConfig) -> None:
             f"{config.source}: parallel.ep = {config.parallel.ep} spreads experts, and {config.model.path} has "
             f"{experts or 'none'}. Set parallel.ep to a number that divides them; 1 for a dense model."
         )
+    if experts and config.parallel.tp > 1 and not config.parallel.sequence_parallel:
+        raise ConfigError(
+            f"{config.source}: parallel.tp = {config.parallel.tp} with parallel.sequence_parallel = false, and "
+            f"{config.model.path} has {experts} experts: Megatron trains experts under TP with sequence parallelism "
+            "only. Leave it on."
+        )
     longest = shape.get("max_position_embeddings")
     wanted = config.max_sequence_tokens
     if longest is not None and wanted > longest:

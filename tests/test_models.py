@@ -1,0 +1,53 @@
+"""What a layout must have in common with the model, told before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from retool_mcore.config import SftConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.models import check_model
+
+SHAPE = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "vocab_size": 272,
+    "max_position_embeddings": 32768,
+}  # fmt: skip
+EXPERTS = {"num_experts": 16}
+NO_SEQUENCE_PARALLEL = ("parallel.sequence_parallel=false", "memory.fused_cross_entropy=false")
+LONG = ("data.max_length_tokens=40000", "train.micro_batch_tokens=40000")
+EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
+
+
+def check(folder: Path, experts: dict[str, int], *settings: str) -> None:
+    (folder / "config.json").write_text(json.dumps(SHAPE | experts))
+    save_file({"weight": np.zeros(1, np.float32)}, folder / "model.safetensors")
+    check_model(load_config(SftConfig, EIGHT, [f"model.path={folder}", *settings]))
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])  # as published, as transformers 5 writes it
+def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
+    check(tmp_path, {name: 16})
+
+
+@pytest.mark.parametrize(
+    ("experts", "settings", "said"),
+    [
+        ({}, (), r"parallel\.ep = 8 spreads experts, and .* has none"),
+        ({"num_experts": 12}, (), r"parallel\.ep = 8 spreads experts, and .* has 12\. "),
+        (EXPERTS, ("parallel.tp=2", "parallel.ep=4", *NO_SEQUENCE_PARALLEL), "sequence parallelism only. Leave it on"),
+        (EXPERTS, ("parallel.tp=4", "parallel.ep=2"), "parallel.tp = 4 does not divide the 2 key-value heads"),
+        (EXPERTS, ("parallel.pp=8", "parallel.ep=1"), "parallel.pp = 8 does not divide the 4 layers"),
+        (EXPERTS, LONG, "sequences of 40000 tokens exceed max_position_embeddings = 32768"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model_is_one_error(
+    tmp_path: Path, experts: dict[str, int], settings: tuple[str, ...], said: str
+):
+    with pytest.raises(ConfigError, match=said):
+        check(tmp_path, experts, *settings)
