@@ -11,8 +11,9 @@ class Checkpoint(Section):
     export        the last checkpoint's weights also as a model directory, <run>/export, when the run has ended
 
     reshardable   the optimizer's states are saved as whole tensors, so that a run can be resumed on another
-                  layout. Each save gathers them, 12 bytes a parameter, on one host process of every data-parallel
-                  group; without it a rank writes what it holds, and only the number of data-parallel ranks may change
+                  layout of the same parallel.ep. Each save gathers them, 12 bytes a parameter, on one host process of
+                  every data-parallel group; without it a rank writes what it holds, and only the number of
+                  data-parallel ranks may change
     asynchronous  a process beside each rank writes the files from a copy in host memory while training goes on;
                   the checkpoint counts once all of them have ended
     """

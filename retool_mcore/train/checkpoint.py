@@ -151,6 +151,11 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
     if not changed:
         return
     found = f"{saved.path} was saved on {_words(saved.layout)}, and the run's layout is {_words(now)}"
+    if "ep" in changed:
+        raise CheckpointError(
+            f"{found}. Megatron keeps the optimizer of experts that are spread over ranks apart, so parallel.ep may "
+            f"not change. Set it to {saved.layout['ep']}, or start another run from this one's export."
+        )
     if saved.reshardable or (changed == {"dp"} and now["ep"] == 1):
         return
     raise CheckpointError(

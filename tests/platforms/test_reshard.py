@@ -23,12 +23,12 @@ RESHARDED_RANKS = [("dp2", "one")]  # without checkpoint.reshardable: only dp ma
 def runs(tmp_path_factory):
     """Job name -> the answers of its actions."""
     folder = tmp_path_factory.mktemp("reshard")
-    model = str(make_model(folder / "model"))
+    models = {kind: str(make_model(folder / kind, kind)) for kind in ("qwen2", "qwen3_moe")}
 
-    def job(name, layout, *actions, **settings):
+    def job(name, layout, *actions, model="qwen2", **settings):
         return {
             "name": name,
-            "model": model,
+            "model": models[model],
             "layout": LAYOUTS[layout],
             "dtype": "float32",
             "actions": actions,
@@ -36,18 +36,20 @@ def runs(tmp_path_factory):
 
     def resumed(source, target, kind):
         steps = (["load_other_layout", str(folder / kind / source)], ["train", 4, 5])
-        return job(f"{kind}_{source}_{target}", target, *steps)
+        return job(f"{kind}_{source}_{target}", target, *steps, model="qwen3_moe" if kind == "experts" else "qwen2")
 
     first = []
     for layout in SAVED:
         before, after = ["train", 1, 3], ["train", 4, 5]
         save = ["save", str(folder / "whole" / layout)]
         first.append(job(layout, layout, before, save, ["draw"], after, reshardable=True))
+    save = ["save", str(folder / "experts" / "tp2")]
+    first.append(job("experts_tp2", "tp2", before, save, ["draw"], after, model="qwen3_moe", reshardable=True))
     parts = ["save", str(folder / "parts" / "dp2")]
     first.append(job("dp2_parts", "dp2", ["train", 1, 3], parts))
     answers = launch(first, 2, folder / "first")
     pairs = [(*pair, "whole") for pair in RESHARDED] + [(*pair, "parts") for pair in RESHARDED_RANKS]
-    two = [resumed(*pair) for pair in pairs if pair[1] != "one"]
+    two = [resumed("tp2", "dp2", "experts"), *(resumed(*pair) for pair in pairs if pair[1] != "one")]
     two.append(job("same", "tp2", ["load", str(folder / "whole" / "tp2")], ["draw"], ["train", 4, 5]))
     one = [resumed(*pair) for pair in pairs if pair[1] == "one"]
     return answers | launch(two, 2, folder / "two") | launch(one, 1, folder / "one")
@@ -58,7 +60,14 @@ def runs(tmp_path_factory):
     [("whole", *pair) for pair in RESHARDED] + [("parts", *pair) for pair in RESHARDED_RANKS],
 )
 def test_the_next_two_steps_are_those_of_the_uninterrupted_run(runs, kind, source, target):
-    want, got = runs[source][3], runs[f"{kind}_{source}_{target}"][1]
+    check_two_steps(runs[source][3], runs[f"{kind}_{source}_{target}"][1])
+
+
+def test_the_next_two_steps_of_experts_too(runs):
+    check_two_steps(runs["experts_tp2"][3], runs["experts_tp2_dp2"][1])
+
+
+def check_two_steps(want: list[dict[str, float]], got: list[dict[str, float]]) -> None:
     for name in ("loss", "grad_norm"):
         assert [step[name] for step in got] == pytest.approx([step[name] for step in want], abs=1e-4), name
     assert [step["lr"] for step in got] == [step["lr"] for step in want]

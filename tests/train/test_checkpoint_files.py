@@ -156,6 +156,13 @@ def test_a_reshardable_checkpoint_resumes_on_any_layout(tmp_path: Path):
     assert found is not None and found.reshardable and not found.has_random_states_of(run_in(tmp_path, *DP2))
 
 
+def test_experts_stay_spread_over_as_many_ranks(tmp_path: Path):
+    """Megatron-core 0.16.1 raises KeyError: 'optimizer' for ep 2 to ep 1; other sizes change as with a dense model."""
+    save(run_in(tmp_path, *DP2, "parallel.ep=2", "checkpoint.reshardable=true"), 50)
+    with pytest.raises(CheckpointError, match=r"ep 1, dp 2\. .* parallel\.ep may not change\. Set it to 2"):
+        checkpoint.find_resume(run_in(tmp_path, *DP2))
+
+
 def test_without_it_only_the_number_of_data_parallel_ranks_may_change(tmp_path: Path):
     save(run_in(tmp_path, *TP2), 50)
     wider = run_in(tmp_path, *TP2, *FOUR)
