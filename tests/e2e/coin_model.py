@@ -7,6 +7,7 @@ advantages and filters have something to work with. Training moves these weights
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -22,11 +23,11 @@ SURE = 2.0  # weight of a transition; the norm before the head gives every state
 PROMPTS = 64
 
 
-def write_coin_task(folder: Path, *, calls: bool = False, wrong_goes_on: bool = False) -> tuple[str, ...]:
+def write_coin_task(folder: Path, *, calls: bool = False, wrong_goes_on: int = 0) -> tuple[str, ...]:
     """Model and data in ``folder``; returns the settings that name them.
 
     The model says ``\\boxed{1}`` or ``\\boxed{2}``. ``calls``: or, as often, something that mostly is a call in the
-    paper's form first. ``wrong_goes_on``: a wrong answer's 2 is repeated 50 times on average.
+    paper's form first. ``wrong_goes_on``: a wrong answer's 2 is repeated so many times on average.
     """
     tokenizer = build_tokenizer(tokenizer_rows())
     write_model(folder / "model", tokenizer, seed=0)
@@ -40,7 +41,7 @@ def write_coin_task(folder: Path, *, calls: bool = False, wrong_goes_on: bool = 
             following.setdefault(token_id, {})[then] = SURE
     if wrong_goes_on:
         (two,) = tokenizer.encode("2", add_special_tokens=False)
-        following[two][two] = SURE + 0.345  # log(50) / 11.3
+        following[two][two] = SURE + math.log(wrong_goes_on) / math.sqrt(128)
     (end_id,) = tokenizer.encode("<|im_end|>", add_special_tokens=False)
     _write_transitions(folder / "model" / "model.safetensors", following, end_id)
     for split in ("train", "val"):

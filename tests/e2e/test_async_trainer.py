@@ -48,7 +48,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     settings = ("train.prefetch_batches=1.0", "train.max_staleness=1", "train.when_stale=wait")
     settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "train.val_every_steps=4")
     settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=4")
-    rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, wrong_goes_on=True), *settings, "train.steps=4")
+    rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *settings, "train.steps=4")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["mismatch/max"] <= 1e-4, "both updates of a step are compared with the weights at its start"
     for row in rows:
@@ -85,7 +85,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
 
 @pytest.mark.long
 def test_fully_asynchronous_updates_drop_what_is_too_old_and_continue_from_a_checkpoint(tmp_path: Path, mark: str):
-    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=True), "train.mini_batch_prompts=2")
+    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), "train.mini_batch_prompts=2")
     settings += ("train.prefetch_batches=2.0", "train.max_staleness=2", "train.when_stale=drop", "optim.lr=1e-4")
     settings += ("algorithm.importance_sampling=token", "checkpoint.every_steps=3", "train.val_every_steps=0")
     first = train(tmp_path, mark, *settings, "train.steps=3")
