@@ -204,10 +204,11 @@ def test_the_run_it_was_fitted_to_rl_1_5b():
     plan = make_plan(config, PUBLISHED["Qwen2.5-1.5B"], parse("h200x2"), mean_tokens=256 + 1024)
     measured = {"generate": 4.7, "old_log_prob": 1.1, "update": 2.0}
     assert {name: plan.phases[name] for name in measured} == pytest.approx(measured, rel=0.20)
+    assert plan.step_s == pytest.approx(8.7, rel=0.20)
 
 
 def test_a_measured_rl_run_of_7b():
-    """perf/baselines/rl_7b_h200x4.NVIDIA_H200x2.json: 128 responses up to 4.2 k tokens. Weight sync is fitted."""
+    """perf/baselines/rl_7b_h200x2.NVIDIA_H200x2.json: 128 responses up to 4.2 k tokens. Weight sync is fitted."""
     config = rl("rl_qwen2.5_7b_h200x8", "cluster.gpus_per_node=2", "rollout.max_response_tokens=4200",
                 "data.max_prompt_tokens=575", "train.prompts_per_step=16", "train.mini_batch_prompts=16",
                 "train.micro_batch_tokens=16384", "rollout.group_size=8", "rollout.engine_memory_fraction=0.4",
@@ -220,7 +221,7 @@ def test_a_measured_rl_run_of_7b():
 
 
 def test_a_measured_run_of_half_a_32b_on_two_h200():
-    """perf/baselines/sft_32b_h200x4.NVIDIA_H200x2.json: 32 of the 64 layers, TP 2. Nothing was fitted to it."""
+    """perf/baselines/sft_32b_half_h200x2.NVIDIA_H200x2.json: 32 of 64 layers, TP 2. Nothing was fitted to it."""
     settings = ("cluster.gpus_per_node=2", "parallel.tp=2", "memory.adam_states=bfloat16")
     config = load_config(SftConfig, CONFIGS / "sft_qwen2.5_32b_h200x8.toml", settings)
     plan = make_plan(config, replace(THIRTY_TWO, layers=32), parse("h200x2"), mean_tokens=105_833 / 32)
