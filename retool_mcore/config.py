@@ -90,7 +90,8 @@ class Optim(Section):
     lr: PositiveFloat
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     schedule: Literal["constant", "cosine", "linear"]
-    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of train.steps
+    # The schedule moves with every optimizer update, in every mode of RL, too; the first update has the first rate.
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the run's updates
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999

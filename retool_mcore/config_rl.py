@@ -22,6 +22,11 @@ class RlTrain(Section):
     max_staleness: PositiveInt = 7
     when_stale: Literal["drop", "wait"] = "drop"
 
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates between two weight syncs."""
+        return self.prompts_per_step // self.mini_batch_prompts
+
 
 class Rollout(Section):
     """One multi-turn rollout. ``max_response_tokens`` includes interpreter output."""

@@ -67,21 +67,27 @@ def _recompute_keys(memory: Memory) -> dict[str, Any]:
     return {"recompute_granularity": "full", **layers}
 
 
-def optim_keys(config: RunConfig, steps: int) -> dict[str, Any]:
+def optim_keys(config: RunConfig, updates: int) -> dict[str, Any]:
+    """Keys of verl's McoreOptimizerConfig. The schedule counts optimizer updates, ``updates`` in the whole run."""
     optim = config.optim
     return {
         "lr": optim.lr,
         "min_lr": optim.min_lr,
         "lr_decay_style": optim.schedule,
-        "lr_decay_steps": steps,
-        "lr_warmup_steps": round(optim.warmup_fraction * steps),
+        "lr_decay_steps": updates,
+        "lr_warmup_steps": round(optim.warmup_fraction * updates),
         "weight_decay": optim.weight_decay,
-        "betas": [optim.beta1, optim.beta2],
         "clip_grad": optim.clip_grad,
-        "total_training_steps": steps,
+        "total_training_steps": updates,
         # Without it verl 0.9.1 saves the schedule, does not load it, and a resumed run starts its warm-up again.
         "use_checkpoint_opt_param_scheduler": True,
         **_state_keys(config.memory),
+        # verl 0.9.1 hands its own `betas` to Muon only; Adam has Megatron's defaults unless they come this way.
+        "override_optimizer_config": {
+            "adam_beta1": optim.beta1,
+            "adam_beta2": optim.beta2,
+            **_offload_keys(config.memory),
+        },
     }
 
 
@@ -92,14 +98,19 @@ def _state_keys(memory: Memory) -> dict[str, Any]:
         moments = "fp32" if memory.adam_states == "compact" else "bf16"
         # Megatron then also keeps a master weight as the bfloat16 weight and its 16 missing bits.
         keys |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
-    if memory.optimizer_on_cpu:
-        keys["override_optimizer_config"] = {
-            "optimizer_cpu_offload": True,
-            "optimizer_offload_fraction": memory.optimizer_on_cpu,
-            "overlap_cpu_optimizer_d2h_h2d": True,
-            "use_precision_aware_optimizer": True,  # the offloading optimizer takes gradients that way only
-        }
     return keys
+
+
+def _offload_keys(memory: Memory) -> dict[str, Any]:
+    """Keys of Megatron's OptimizerConfig for states that live and are updated on the host."""
+    if not memory.optimizer_on_cpu:
+        return {}
+    return {
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": memory.optimizer_on_cpu,
+        "overlap_cpu_optimizer_d2h_h2d": True,
+        "use_precision_aware_optimizer": True,  # the offloading optimizer takes gradients that way only
+    }
 
 
 def ppo_defaults() -> DictConfig:
@@ -217,11 +228,8 @@ def _engine_keys(role: str, config: RlConfig, platform: Platform) -> dict[str, A
 
 
 def _optimizer_keys(role: str, config: RlConfig) -> dict[str, Any]:
-    return {f"{role}optim.{key}": value for key, value in optim_keys(config, _optimizer_steps(config)).items()}
-
-
-def _optimizer_steps(config: RlConfig) -> int:
-    return config.train.steps * (config.train.prompts_per_step // config.train.mini_batch_prompts)
+    updates = config.train.steps * config.train.updates_per_step
+    return {f"{role}optim.{key}": value for key, value in optim_keys(config, updates).items()}
 
 
 def _reward_keys(config: RlConfig) -> dict[str, Any]:

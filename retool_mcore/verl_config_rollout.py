@@ -143,6 +143,7 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
             "group_size": config.rollout.group_size,
             "val_group_size": config.rollout.group_size,
             "compares_groups": config.algorithm.name == "grpo",
+            "seed": config.run.seed,
             "max_dropped_fraction": config.rollout.max_dropped_fraction,
             "max_refill_batches": config.rollout.max_refill_batches,
             "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
@@ -184,7 +185,7 @@ def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.nnodes": 1 if c.nodes == 1 else c.nodes - nodes,
         "trainer.n_gpus_per_node": c.gpus_per_node - gpus if c.nodes == 1 else c.gpus_per_node,
         separate + "num_warmup_batches": config.train.prefetch_batches,
-        separate + "parameter_sync_step": config.train.prompts_per_step // config.train.mini_batch_prompts,
+        separate + "parameter_sync_step": config.train.updates_per_step,
     }
 
 

@@ -10,6 +10,7 @@ Chosen through trainer.v1.sampler.custom_sampler; ``verl_config`` passes ``sampl
 from __future__ import annotations
 
 import logging
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,10 @@ POLL_INTERVAL_S = 0.1
 class _Accounting:
     """Mixed in before one of verl's replay buffers. Keys of ``sampler_kwargs``:
 
-    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size; ``compares_groups``: advantages
-    are taken within groups; for DAPO's dynamic sampling ``filter_groups_metric``, as algorithm.filter_groups.metric:
-    another prompt takes the place of a group in which it is the same for all; ``max_refill_batches``: of such prompts,
-    for one batch.
+    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size, seed; ``compares_groups``:
+    advantages are taken within groups; for DAPO's dynamic sampling ``filter_groups_metric``, as
+    algorithm.filter_groups.metric: another prompt takes the place of a group in which it is the same for all;
+    ``max_refill_batches``: of such prompts, for one batch.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,6 +45,7 @@ class _Accounting:
         self.max_dropped_fraction = float(settings["max_dropped_fraction"])
         self.writer = RecordWriter(Path(settings["trajectory_dir"]))
         self.compares_groups = bool(settings["compares_groups"])
+        self.seed = int(settings["seed"])
         self.max_refills = int(settings["max_refill_batches"]) * int(settings["train_batch_size"])
         self.refilled = 0  # prompts sampled in place of others, for the batch that is waited for
         self.dropped_total = 0
@@ -91,8 +93,12 @@ class _Accounting:
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, int]]:
-        """verl's choice of prompts, without groups of one. Called once a batch, before anything is taken out."""
-        uids, snapshot, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)  # type: ignore[misc]
+        """verl's choice of prompts, without groups of one. Called once a batch, before anything is taken out.
+
+        verl takes those that were started first; among these the seed decides, not which came to an end first.
+        """
+        shuffled = sorted(sampleable_keys, key=lambda uid: zlib.crc32(f"{self.seed}:{uid}".encode()))
+        uids, snapshot, steps = super()._select_prompt_uids(partition_id, shuffled, batch_size)  # type: ignore[misc]
         size = self.group_size[partition_id]
         present = Counter(uid for uid, _, _ in {tuple(key.rsplit("_", 2)) for key in snapshot} if uid in set(uids))
         expected = size * len(uids)

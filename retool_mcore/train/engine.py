@@ -31,15 +31,13 @@ class SftEngine:
     """
 
     def __init__(self, config: SftConfig, platform: Platform, timer: PhaseTimer) -> None:
-        from verl.workers.engine_workers import TrainingWorker
         from verl.workers.utils.losses import sft_loss
 
-        self._worker = TrainingWorker(sft_worker_config(config, platform))
+        from retool_mcore.train.update_worker import UpdateWorker
+
+        self._worker = UpdateWorker(sft_worker_config(config, platform))
         self._worker.set_loss_fn(partial(sft_loss, config=None))
         self._worker.reset()
-        # Megatron's schedule stands at step 0 (lr 0 under warm-up) before the first update, and verl moves it after
-        # each: one move ahead, update s uses the schedule's value at s.
-        self._worker.engine.lr_scheduler.step(1)
         self._platform = platform
         self._shape = self._worker.model_config.hf_config.get_text_config().to_dict()
         self._time_optimizer(timer)
@@ -64,9 +62,8 @@ class SftEngine:
         the peak memory of every rank: the same on all of them.
         """
         data, counts = self._tensordict(sequences)
-        counts["lr"] = float(self._worker.engine.optimizer.param_groups[0]["lr"])
         output = self._worker.train_batch(data)
-        return self._share(output, ("loss", "grad_norm")) | counts | self._memory()
+        return self._share(output, ("loss", "grad_norm", "lr")) | counts | self._memory()
 
     def _memory(self) -> dict[str, float]:
         peaks_gib: list[float] = [0.0] * dist.get_world_size()
@@ -108,7 +105,6 @@ class SftEngine:
 
     def load(self, folder: str, *, new_seed: int | None = None) -> None:
         """Weights, Adam moments, schedule and random states, with ``new_seed`` fresh ones. Raises CheckpointError."""
-        self._worker.engine.lr_scheduler.num_steps = 0  # loading adds the saved steps to it
         try:
             load_checkpoint(self._worker.engine, folder, new_seed=new_seed)
         except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
@@ -143,7 +139,7 @@ class SftEngine:
         mine = ([len(s.token_ids) for s in sequences], sum(sum(s.loss_mask) for s in sequences))
         dist.all_gather_object(lengths, mine, group=self._worker.engine.get_data_parallel_group())
         all_lengths = [length for rank_lengths, _ in lengths for length in rank_lengths]
-        tu.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(all_lengths))
+        tu.assign_non_tensor(data, global_token_num=NonTensorData(all_lengths))
         if self._config.memory.recompute == "auto":
             budget = micro_batch_tokens(self._config, max(all_lengths))
             most = max(sum(rank_lengths) for rank_lengths, _ in lengths)

@@ -36,6 +36,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
     The saved random states are those of the pipeline and tensor parallel ranks they were saved on.
     """
+    engine.lr_scheduler.num_steps = 0  # loading adds the saved updates to it
     manager = engine.checkpoint_mananager  # verl's spelling
     contents = manager.checkpoint_load_contents
     try:

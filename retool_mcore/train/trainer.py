@@ -14,14 +14,18 @@ from contextlib import contextmanager
 from numbers import Real  # numpy's integers are of it, and verl's extremes are such
 from typing import Any
 
+import numpy as np
 import ray
 from omegaconf import DictConfig, open_dict
 from ray.exceptions import RayTaskError
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
 from verl.utils.profiler import marked_timer
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig, load_config
@@ -30,6 +34,7 @@ from retool_mcore.models import read_shape, train_flops
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.replay import mismatch_metrics, sequence_lengths
 from retool_mcore.train import checkpoint
+from retool_mcore.train.dealing import deal, order_for_ranks
 from retool_mcore.train.engine_checkpoint import seed_at
 from retool_mcore.train.metrics import MetricWriter, require_finite
 from retool_mcore.train.workers import SAVING
@@ -120,6 +125,8 @@ class _Ours(PPOTrainer):
         self._run = load_config(RlConfig, run_config_file(config))
         super().__init__(config)
         self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
+        self._prompts_named = 0
+        self.updates_of_a_batch = self._run.train.updates_per_step
         self._writer: MetricWriter | None = None
         self._shape = read_shape(self._run.model.path)  # {} for a hub name
         self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.train_gpus()
@@ -144,6 +151,35 @@ class _Ours(PPOTrainer):
     def on_sample_end(self) -> None:
         with marked_timer("engine_sleep", self.timing_raw):
             super().on_sample_end()
+
+    def _fetch_one_gen_batch(self) -> Any:
+        """verl's prompts with names that the same run gives again: the step that starts them, and a count."""
+        batch = super()._fetch_one_gen_batch()
+        first = self._prompts_named
+        self._prompts_named += len(batch)
+        names = [f"{self.global_steps}-{number}" for number in range(first, self._prompts_named)]
+        batch["uid"] = tu.get_tensordict({"uid": np.array(names, dtype=object)})["uid"]
+        return batch
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen") -> Any:
+        """Deal the batch's groups to its updates, each over all data-parallel ranks, instead of cutting it as it came.
+
+        An update learns from ``train.mini_batch_prompts`` prompts, whatever outages took of them.
+        """
+        run = self._run
+        prompts = run.train.mini_batch_prompts * self.updates_of_a_batch
+        batch = upsample_batch_to_divisible_size(batch, prompts * run.rollout.group_size, self.tokenizer.eos_token_id)
+        groups = [
+            None if tag.get("is_padding", False) else key.rsplit("_", 2)[0]
+            for key, tag in zip(batch.keys, batch.tags, strict=True)
+        ]
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        dealt = deal(groups, self.updates_of_a_batch, (run.run.seed, self.global_steps, self.local_trigger_step))
+        order = order_for_ranks(dealt, lengths, run.dp)
+        batch.reorder(order)
+        by_rank = np.array_split(np.asarray(order), run.dp)
+        metrics |= log_seqlen_unbalance(lengths, [part.tolist() for part in by_rank], prefix=logging_prefix)
+        return batch
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
@@ -209,6 +245,10 @@ class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
     """
 
     verl_mode = "separate_async"
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.updates_of_a_batch = 1
 
     def _setup(self) -> None:
         # verl 0.9.1 hands print's flush=True to a log line of level INFO, a TypeError where that level is on.

@@ -1,4 +1,5 @@
-"""verl's Ray workers that train, with checkpoints written beside the training and read onto another layout."""
+"""verl's Ray workers that train: one schedule in all modes, checkpoints written beside the training and read onto
+another layout, and the copies of the weights that mode "async" compares with."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
+from retool_mcore.train.update_worker import UpdateWorker
 
 
 class _Saving:
@@ -59,18 +61,22 @@ class _Saving:
 
 
 class SavingActorWorker(_Saving, ActorRolloutRefWorker):
+    actor_worker_cls = UpdateWorker
+
     def _saved_worker(self) -> TrainingWorker:
         assert self.actor is not None, "only the actor's role is saved"
         return self.actor
 
 
 class SavingDetachedActorWorker(_Saving, DetachActorWorker):
+    actor_worker_cls = UpdateWorker
+
     def _saved_worker(self) -> TrainingWorker:
         assert self.actor is not None, "only the actor's role is saved"
         return self.actor
 
 
-class SavingCriticWorker(_Saving, TrainingWorker):
+class SavingCriticWorker(_Saving, UpdateWorker):
     def _saved_worker(self) -> TrainingWorker:
         return self
 

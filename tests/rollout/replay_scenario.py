@@ -87,6 +87,7 @@ def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], N
                 "group_size": GROUP,
                 "val_group_size": GROUP,
                 "compares_groups": True,
+                "seed": 0,
                 "max_dropped_fraction": max_dropped_fraction,
                 "max_refill_batches": 2,
                 "trajectory_dir": str(folder),

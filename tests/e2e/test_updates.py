@@ -1,0 +1,107 @@
+"""Several updates a step, in every mode: the rows of each mini-batch and the settings of each optimizer step.
+
+Seen by update_probe.py inside the workers: what the model was given and what the optimizer held.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coin_model import write_coin_task
+from commands import argv_rl, assert_nothing_left, run
+from update_probe import ENVIRONMENT, FOLDER, read_updates
+
+from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.train.metrics import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS, WARMUP, LR = 2, 0.25, 1e-4
+SIZE = ("train.prompts_per_step=16", "rollout.group_size=4", f"train.steps={STEPS}", "data.max_prompt_tokens=300")
+SIZE += ("rollout.max_response_tokens=400", "rollout.protocol=retool", "train.val_every_steps=0")
+SIZE += (
+    "rollout.record_groups=16",
+    "checkpoint.every_steps=0",
+    "checkpoint.export=false",
+    "rollout.max_running_requests=16",
+)
+OPTIM = (f"optim.lr={LR}", "optim.schedule=cosine", f"optim.warmup_fraction={WARMUP}", "optim.min_lr=1e-6")
+OPTIM += ("optim.beta1=0.5", "optim.beta2=0.6", "optim.weight_decay=0.125")
+
+
+def rate(update: int, updates: int) -> float:
+    """Megatron's cosine with warm-up, written out: the rate of update 1, 2, ... of all ``updates``."""
+    warmup = round(WARMUP * updates)
+    if update <= warmup:
+        return LR * update / warmup
+    share = (update - warmup) / (updates - warmup)
+    return 1e-6 + (LR - 1e-6) * 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def train(root: Path, mark: str, monkeypatch: pytest.MonkeyPatch, *settings: str) -> list[dict[str, float]]:
+    probed = root / "probe"
+    probed.mkdir()
+    monkeypatch.setenv(FOLDER, str(probed))
+    monkeypatch.setenv(ENVIRONMENT, "update_probe")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    task = write_coin_task(root, calls=True, wrong_goes_on=50)
+    done = run(argv_rl(f"run.root={root}", "run.name=rl", *task, *SIZE, *OPTIM, *settings), mark, timeout_s=500)
+    log = root / "rl/logs/rl.log"
+    assert done.returncode == 0, done.stderr[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
+    assert_nothing_left(mark)
+    return read_metrics(root / "rl" / "metrics.jsonl")
+
+
+def prompts_of(update: list[dict[str, Any]], tokenizer: Any) -> Counter[str]:
+    """Problem -> how many of its responses an update was made with, over all ranks."""
+    texts = (tokenizer.decode(row) for part in update for row in part["rows"])
+    return Counter(text.partition("toss ")[2].partition("?")[0] for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "updates"),
+    [
+        pytest.param(("train.mode=sync", "cluster.gpus_per_node=2"), 4, id="sync-4-dp2"),
+        pytest.param(("train.mode=partial_rollout",), 2, id="partial_rollout-2"),
+        pytest.param(("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1"), 4, id="async-4"),
+    ],
+)
+def test_each_update_learns_from_whole_groups_of_all_lengths_at_its_own_rate(
+    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], updates: int
+):
+    prompts = 16 // updates
+    rows = train(tmp_path, mark, monkeypatch, f"train.mini_batch_prompts={prompts}", *settings)
+    seen = read_updates(tmp_path / "probe")
+    assert len(seen) == STEPS * updates
+    ranks = 2 if "sync" in settings[0] and "async" not in settings[0] else 1
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
+    for number, update in enumerate(seen, start=1):
+        assert len(update) == ranks and {len(part["rows"]) for part in update} == {prompts * 4 // ranks}
+        assert set(prompts_of(update, tokenizer).values()) == {4}, "a group is not whole"
+        for part in update:
+            assert part["betas"] == [0.5, 0.6] and part["weight_decay"] == 0.125
+            assert part["lr"] == pytest.approx(rate(number, STEPS * updates), rel=1e-6)
+    for step, row in enumerate(rows, start=1):
+        assert row["lr"] == pytest.approx(rate(step * updates, STEPS * updates), rel=1e-6), "of the step's last update"
+    if "async" not in settings[0]:  # there a batch is one update
+        for step in range(1, STEPS + 1):
+            of_step = seen[(step - 1) * updates : step * updates]
+            assert [set(prompts_of(update, tokenizer)) for update in of_step] == dealt(tmp_path, step, updates)
+
+
+def dealt(root: Path, step: int, updates: int) -> list[set[str]]:
+    """The problems of each update of a step by the run's seed, whatever the order in which responses ended."""
+    problems: dict[str, str] = {}
+    for row in map(json.loads, (root / "rl/trajectories/trajectories.jsonl").open()):
+        if row["step"] == step:
+            problems[row["key"].rsplit("_", 2)[0]] = row["prompt"].partition("toss ")[2].partition("?")[0]
+    assert len(problems) == 16, "every group of the step is recorded"
+    names = sorted(problems)
+    order = np.random.default_rng((0, step, 0)).permutation(16)
+    return [{problems[names[at]] for at in part} for part in np.array_split(order, updates)]
