@@ -294,6 +294,18 @@ class RlConfig(RunConfig):
                 f"train.mini_batch_prompts = {t.mini_batch_prompts} does not divide "
                 f"train.prompts_per_step = {t.prompts_per_step}"
             )
+        if self.algorithm.old_log_prob == "rollout":
+            if t.updates_per_step > 1:
+                raise ValueError(
+                    f'algorithm.old_log_prob = "rollout" is for one update a step, and train.prompts_per_step = '
+                    f"{t.prompts_per_step} / train.mini_batch_prompts = {t.mini_batch_prompts} makes "
+                    f'{t.updates_per_step}. Use "actor", or make the two equal'
+                )
+            if self.model.fp8 != "off" and self.algorithm.importance_sampling == "off":
+                raise ValueError(
+                    f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
+                    'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
+                )
         if t.mini_batch_prompts * r.group_size % self.dp:
             raise ValueError(
                 f"train.mini_batch_prompts * rollout.group_size = {t.mini_batch_prompts} * {r.group_size} = "

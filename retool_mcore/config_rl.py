@@ -62,6 +62,9 @@ class Algorithm(Section):
     importance_sampling   a token's loss is weighted by how much likelier the trained weights make it than the engine
                           that sampled it. "token": by its own ratio; "sequence": by the product over its response
     importance_threshold  a weight is at most this
+    old_log_prob          "actor": what the clipped ratio is taken to is computed anew by the trained weights before
+                          they change; "rollout": it is what the engine gave while it sampled, which saves that pass
+                          where a step is one update. See rollout/README.md, "Old log-probabilities"
     kl_coef               weight of the divergence from the first weights, in the loss; the paper has none
     """
 
@@ -74,6 +77,7 @@ class Algorithm(Section):
     filter_groups: bool = False
     importance_sampling: Literal["off", "token", "sequence"] = "off"
     importance_threshold: Annotated[float, Field(ge=1)] = 2.0
+    old_log_prob: Literal["actor", "rollout"] = "actor"
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
 
 

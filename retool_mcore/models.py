@@ -89,6 +89,8 @@ def check_model(config: RunConfig) -> None:
             f"{config.model.path} has {experts} experts: Megatron trains experts under TP with sequence parallelism "
             "only. Leave it on."
         )
+    if experts and isinstance(config, RlConfig):
+        _check_old_log_prob(config)
     longest = shape.get("max_position_embeddings")
     wanted = config.max_sequence_tokens
     if longest is not None and wanted > longest:
@@ -97,6 +99,16 @@ def check_model(config: RunConfig) -> None:
             f"{config.model.path}."
         )
     check_recompute(config, shape)
+
+
+def _check_old_log_prob(config: RlConfig) -> None:
+    a = config.algorithm
+    if a.old_log_prob == "rollout" and a.importance_sampling == "off":
+        raise ConfigError(
+            f'{config.source}: algorithm.old_log_prob = "rollout", and {config.model.path} has experts, which engine '
+            'and actor choose differently for some tokens. Set algorithm.importance_sampling = "token", or '
+            'old_log_prob = "actor".'
+        )
 
 
 def train_flops(shape: Mapping[str, Any], lengths: Sequence[int]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from retool_mcore.config import RlConfig, RunConfig
-from retool_mcore.config_rl import RlTrain
+from retool_mcore.config_rl import Algorithm, RlTrain
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 
@@ -62,7 +62,27 @@ def algorithm_keys(config: RlConfig) -> dict[str, Any]:
         actor + "clip_ratio_high": a.clip_high,
         actor + "clip_ratio_c": a.clip_c,
         actor + "loss_agg_mode": a.loss_agg,
+        **(_engine_log_prob_keys(a) if a.old_log_prob == "rollout" else {}),
     }
+
+
+def _engine_log_prob_keys(a: Algorithm) -> dict[str, Any]:
+    """The engine's log-probabilities as the old ones. verl's trainer then passes no importance weights to the loss,
+    and its loss of that name makes them from its own forward pass."""
+    keys: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": True}
+    if a.importance_sampling != "off":
+        policy_loss = "actor_rollout_ref.actor.policy_loss."
+        keys |= {
+            policy_loss + "loss_mode": "bypass_mode",
+            policy_loss + "rollout_correction": {
+                "_target_": "verl.trainer.config.algorithm.RolloutCorrectionConfig",
+                "bypass_mode": True,
+                "loss_type": "reinforce",
+                "rollout_is": a.importance_sampling,
+                "rollout_is_threshold": a.importance_threshold,
+            },
+        }
+    return keys
 
 
 def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -84,6 +104,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "calculate_log_probs": True,
         rollout + "free_cache_engine": platform.free_cache_engine,
         rollout + "enforce_eager": platform.enforce_eager,
+        rollout + "router_config_path": str(router_file(config)),
         rollout + "agent.num_workers": r.agent_workers,
         rollout + "agent.default_agent_loop": AGENT_NAME,
         rollout + "agent.agent_loop_config_path": str(agent_loop_file(config)),
@@ -189,13 +210,26 @@ def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     }
 
 
+def trajectories_in_flight(config: RlConfig) -> int:
+    """At most, in training: a step's, and what is sampled ahead."""
+    ahead = 0 if config.train.mode == "sync" else math.ceil(config.train.prefetch_batches)
+    return config.train.prompts_per_step * config.rollout.group_size * (1 + ahead)
+
+
 def agent_loop_file(config: RunConfig) -> Path:
     """Where ``write_agent_loop`` puts the file through which verl finds our agent loop."""
     return config.run.dir.absolute() / "agent_loop.yaml"
 
 
+def router_file(config: RunConfig) -> Path:
+    """Where ``write_agent_loop`` says which of our classes chooses the engine of a trajectory's turns."""
+    return config.run.dir.absolute() / "router.yaml"
+
+
 def write_agent_loop(config: RlConfig) -> None:
     """verl instantiates the agent loop inside Ray workers from this file; the whole run's settings travel in it."""
+    router = {"router_class": "retool_mcore.rollout.router.Router", "trajectories": trajectories_in_flight(config)}
+    router_file(config).write_text(yaml.safe_dump(router, sort_keys=False), encoding="utf-8")
     entry = {
         "name": AGENT_NAME,
         "_target_": "retool_mcore.rollout.agent_loop.ReToolAgentLoop",

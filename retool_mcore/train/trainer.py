@@ -16,17 +16,22 @@ from typing import Any
 
 import numpy as np
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from ray.exceptions import RayTaskError
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
+from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.utils.profiler import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.utils.padding import response_from_nested
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ReToolError
@@ -37,6 +42,7 @@ from retool_mcore.train import checkpoint
 from retool_mcore.train.dealing import deal, order_for_ranks
 from retool_mcore.train.engine_checkpoint import seed_at
 from retool_mcore.train.metrics import MetricWriter, require_finite
+from retool_mcore.train.update_worker import KEEP_LOG_PROBS
 from retool_mcore.train.workers import SAVING
 from retool_mcore.verl_config import run_config_file
 from retool_mcore.verl_config_rollout import TRAINER_MODES
@@ -94,6 +100,23 @@ def worker_errors_are_told() -> Iterator[None]:
         if isinstance(error.cause, ReToolError):
             raise error.cause from error
         raise
+
+
+def actor_log_probs_of_update(workers: Any, batch: KVBatchMeta) -> dict[str, Any]:
+    """Put what the update's forward pass gave each token in place of the engine's log-probabilities.
+
+    All that compares engine and actor after the update then reads "old_log_probs" as it does where they are computed
+    before it. Returns verl's own metrics of the difference.
+    """
+    meta = KVBatchMeta(
+        partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=["response_mask"], extra_info={}
+    )
+    workers.log_probs_of_update(meta)
+    fields = ["update_log_probs", "response_mask", "responses", "rollout_log_probs"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    data["old_log_probs"] = response_from_nested(data.pop("update_log_probs"), data["response_mask"])
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("old_log_probs"))
+    return calculate_debug_metrics(DataProto(batch=data.to_padded_tensor()))
 
 
 class WorkersSave:
@@ -198,6 +221,14 @@ class _Ours(PPOTrainer):
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
         self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
 
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        keeps = self._run.algorithm.old_log_prob == "rollout"
+        batch.extra_info[KEEP_LOG_PROBS] = keeps
+        batch = super()._update_actor(batch, metrics)
+        if keeps:
+            metrics |= actor_log_probs_of_update(self.actor_rollout_wg, batch)
+        return batch
+
     def _save_checkpoint(self) -> None:
         self._saver.save(self.global_steps)
 
@@ -259,6 +290,12 @@ class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
     def get_llm_client(self) -> LLMServerClient:
         """The plain client, as in ReToolPartialRolloutTrainer."""
         return self.standalone_server_manager.get_client()
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Where a step is one update its weights are the step's first ones: verl would copy them for nothing."""
+        if self._run.train.updates_per_step == 1:
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        return super()._compute_old_log_prob(batch, metrics)
 
     def step(self, metrics: dict[str, Any], timing_raw: dict) -> Any:
         self._counted: Counter[str] = Counter()

@@ -7,24 +7,43 @@ under warm-up is a learning rate of 0.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
+
+KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
 
 
 class UpdateWorker(TrainingWorker):
     """Update u of a run, counted from 1, is made with the schedule's learning rate at u.
 
     The metric ``lr`` is the one that the optimizer held in the update; verl's is the next one's.
+
+    ``log_probs``: of the step's last update that was made with KEEP_LOG_PROBS, what its forward pass gave each token of
+    the sequences [rows, T], in the order of the batch; None on ranks without the output.
     """
+
+    log_probs: torch.Tensor | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:
         """Build the model, the optimizer and the schedule, which stands one update ahead of those that are made."""
         super().reset()
+        self._engine_train_batch = self.engine.train_batch
+        self.engine.train_batch = self._train_and_keep
         if self.engine.lr_scheduler is not None:
             self.engine.lr_scheduler.step(1)
+
+    def _train_and_keep(self, data: TensorDict, loss_function: Any) -> Any:
+        """The engine's own; verl's worker throws away what is neither loss nor metric of its output."""
+        output = self._engine_train_batch(data, loss_function=loss_function)
+        if tu.get(data, KEEP_LOG_PROBS, default=False):
+            self.log_probs = output["model_output"].get("log_probs")
+        return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from tensordict import TensorDict
 from verl.experimental.separation.engine_workers import DetachActorWorker
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
@@ -60,20 +63,71 @@ class _Saving:
         load_checkpoint(self._saved_worker().engine, local_path, new_seed=self._new_seed)
 
 
-class SavingActorWorker(_Saving, ActorRolloutRefWorker):
+class _Actor(_Saving):
+    """What our actors of all modes have."""
+
     actor_worker_cls = UpdateWorker
+    actor: UpdateWorker | None
 
     def _saved_worker(self) -> TrainingWorker:
         assert self.actor is not None, "only the actor's role is saved"
         return self.actor
 
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
+        """``UpdateWorker.log_probs`` of the rows of the last update, as the column "update_log_probs"."""
+        assert self.actor is not None, "only the actor is updated"
+        kept, self.actor.log_probs = self.actor.log_probs, None
+        if kept is None:
+            return None
+        assert len(kept) == len(data), f"{len(kept)} rows were kept and {len(data)} asked for"
+        return tu.get_tensordict({"update_log_probs": kept}).cpu()
 
-class SavingDetachedActorWorker(_Saving, DetachActorWorker):
-    actor_worker_cls = UpdateWorker
 
-    def _saved_worker(self) -> TrainingWorker:
-        assert self.actor is not None, "only the actor's role is saved"
-        return self.actor
+class SavingActorWorker(_Actor, ActorRolloutRefWorker):
+    """Of the modes in which engines and actor share devices."""
+
+
+class SavingDetachedActorWorker(_Actor, DetachActorWorker):
+    """Of mode "async", where each update of a step is compared with the weights at the step's start.
+
+    verl copies weights to host memory that it pins anew each time. Two copies are kept here, and written over.
+    """
+
+    _copies: dict[int, list[torch.Tensor]]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_model_to_cpu(self, n: int) -> None:
+        """Copy the weights as number ``n``: 0 at the step's start, later ones are of the update in progress."""
+        copies, weights = self.__dict__.setdefault("_copies", {}), self._weights()
+        slot = min(n, 1)
+        if slot not in copies:
+            copies[slot] = [
+                torch.empty(weight.shape, dtype=weight.dtype, pin_memory=weight.device.type != "cpu")
+                for weight in weights
+            ]
+        for copy, weight in zip(copies[slot], weights, strict=True):
+            copy.copy_(weight)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def restore_model_from_cpu(self, n: int) -> None:
+        for copy, weight in zip(self._copies[min(n, 1)], self._weights(), strict=True):
+            weight.copy_(copy)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def clear_cpu_model(self, n: int) -> None:
+        """Nothing: the next step writes over it."""
+
+    def _weights(self) -> list[torch.Tensor]:
+        """Megatron's flat buffers, on the host where memory.offload_idle has them there."""
+        assert self.actor is not None, "only the actor is updated"
+        buffers = [
+            buffer for chunk in self.actor.engine.module for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
+        ]
+        return [
+            buffer.param_data.data if buffer.param_data.untyped_storage().size() else buffer.param_data.cpu_data
+            for buffer in buffers
+        ]
 
 
 class SavingCriticWorker(_Saving, UpdateWorker):

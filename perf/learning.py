@@ -1,0 +1,184 @@
+"""Does RL learn, not only run: the quickstart's task on a machine's own devices, in every mode and layout.
+
+    python perf/learning.py OUT [--case sync --case tp2 ...] [--platform cuda]
+
+The quickstart's task and numbers of steps, its SFT and then RL from it, in bfloat16 on GPUs: accuracy in the first step
+of RL, in its last five, and on held-out problems at its end. Cases run side by side, each on devices of its own. Two
+pipeline stages need an even number of layers and experts another architecture, so `pp2` and `moe_ep2` have a model (and
+an SFT) of their own. OUT/learning.json has the figures, OUT/<case>/ the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition
+from typing import Annotated, Any
+
+import typer
+
+ROOT = Path(__file__).parents[1]
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# A small cache, so that engines which start side by side on one device leave each other room.
+ENGINE = 'rollout.engine_args={attention_backend = "triton", sampling_backend = "pytorch", max_total_tokens = 65536}'
+
+
+@dataclass(frozen=True)
+class Case:
+    """``model``: which of MODELS it starts from; ``devices`` it takes; ``settings`` of its RL run."""
+
+    model: str
+    devices: int
+    settings: tuple[str, ...] = ()
+
+
+CASES = {
+    "sync": Case("dense", 1),
+    "sync_4_updates": Case("dense", 1, ("train.mini_batch_prompts=3",)),
+    "partial_rollout": Case("dense", 1, ("train.mode=partial_rollout",)),
+    "async": Case("dense", 2, ("train.mode=async", "rollout.gpus=1")),
+    "tp2": Case("dense", 2, ("parallel.tp=2",)),
+    "pp2": Case("four_layers", 2, ("parallel.pp=2",)),
+    "moe_ep2": Case("experts", 2, ("parallel.ep=2",)),
+}
+MODELS: dict[str, Mapping[str, Any]] = {
+    "dense": {},
+    "four_layers": {"num_hidden_layers": 4},
+    "experts": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 192, "norm_topk_prob": True},
+}
+
+
+class Devices:
+    """Places on devices, several on each: a tiny model fills none. ``take`` waits for places on different ones."""
+
+    def __init__(self, devices: int, places: int) -> None:
+        self._free, self._changed = Counter(dict.fromkeys(range(devices), places)), Condition()
+
+    def take(self, count: int) -> list[int]:
+        with self._changed:
+            self._changed.wait_for(lambda: len(+self._free) >= count)
+            taken = [device for device, _ in (+self._free).most_common(count)]
+            self._free.subtract(taken)
+            return taken
+
+    def give_back(self, devices: Iterable[int]) -> None:
+        with self._changed:
+            self._free.update(devices)
+            self._changed.notify_all()
+
+
+def main(
+    out: Annotated[Path, typer.Argument(help="the runs and learning.json")],
+    *,
+    case: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(CASES)}; all by default")] = None,
+    platform: Annotated[str, typer.Option(help="cuda, or cpu to try the script")] = "cuda",
+    devices: Annotated[int, typer.Option(min=1, help="of the machine")] = 4,
+    places: Annotated[int, typer.Option(min=1, help="processes that share a device")] = 3,
+    setting: Annotated[list[str] | None, typer.Option(help="section.key=value of every RL run")] = None,
+) -> None:
+    chosen = {name: CASES[name] for name in case or CASES}
+    out.mkdir(parents=True, exist_ok=True)
+    run([sys.executable, "-m", "retool_mcore", "data", "task", str(out / "task")], out / "task.log", [])
+    common = [f"run.root={out}", f"run.platform={platform}", f"model.dtype={dtype(platform)}"]
+    free = Devices(devices, places)
+    with ThreadPoolExecutor() as pool:
+        names = sorted({each.model for each in chosen.values()})
+        sft = {name: pool.submit(train_sft, out, name, common=common, free=free, platform=platform) for name in names}
+        more = [*common, *([ENGINE] if platform == "cuda" else []), *(setting or ())]
+        started = {
+            name: pool.submit(train_rl, out, name, common=more, free=free, sft=sft[each.model])
+            for name, each in chosen.items()
+        }
+        found = {name: future.result() for name, future in started.items()}
+    (out / "learning.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for name, row in found.items():
+        typer.echo(f"{name:16} {json.dumps(row)}")
+    raise typer.Exit(int(any("error" in row for row in found.values())))
+
+
+def dtype(platform: str) -> str:
+    return "float32" if platform == "cpu" else "bfloat16"
+
+
+def train_sft(out: Path, name: str, *, common: list[str], free: Devices, platform: str) -> Path:
+    """The model of ``name`` after SFT, as a directory."""
+    start = out / "task" / "model"
+    if MODELS[name]:
+        start = out / f"model_{name}"
+        script = [sys.executable, __file__, "--write-model", str(out / "task" / "model"), str(start), name, platform]
+        run(script, out / f"model_{name}.log", [])
+    taken = free.take(1)
+    try:
+        command = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *common]
+        command += [f"run.name=sft_{name}", f"model.path={start}", "cluster.gpus_per_node=1"]
+        command += [f"data.{split}_file={out}/task/sft_{split}.parquet" for split in ("train", "val")]
+        run(command, out / f"sft_{name}.log", taken)
+    finally:
+        free.give_back(taken)
+    return out / f"sft_{name}" / "export"
+
+
+def train_rl(out: Path, name: str, *, common: list[str], free: Devices, sft: Future[Path]) -> dict[str, Any]:
+    case, model = CASES[name], sft.result()
+    taken = free.take(case.devices)
+    started = time.monotonic()
+    try:
+        command = [sys.executable, "launch/rl.py", "configs/rl_tiny_cpu.toml", *common, f"run.name={name}"]
+        command += [f"model.path={model}", f"cluster.gpus_per_node={case.devices}", *case.settings]
+        command += [f"data.train_file={out}/task/rl_train.parquet", f"validation.files=['{out}/task/rl_val.parquet']"]
+        run(command, out / f"{name}.log", taken)
+    except subprocess.CalledProcessError as error:
+        return {"error": f"exit code {error.returncode}", "seconds": round(time.monotonic() - started)}
+    finally:
+        free.give_back(taken)
+    rows = [json.loads(line) for line in (out / name / "metrics.jsonl").open(encoding="utf-8")]
+    return {
+        "first_step": rows[0]["accuracy"],
+        "last_five": sum(row["accuracy"] for row in rows[-5:]) / 5,
+        "held_out": rows[-1]["val/accuracy"],
+        "mismatch_kl": sum(row["mismatch/kl"] for row in rows) / len(rows),
+        "mismatch_p99": max(row["mismatch/p99"] for row in rows),
+        "steps": len(rows),
+        "seconds": round(time.monotonic() - started),
+    }
+
+
+def run(command: list[str], log: Path, devices: list[int]) -> None:
+    environment = {**os.environ, **({VISIBLE: ",".join(map(str, devices))} if devices else {})}
+    with log.open("wb") as file:
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=True)
+
+
+def write_model(task_model: Path, folder: Path, name: str, platform: str) -> None:
+    """A random model with the tokenizer of ``task_model`` and its shape, but for MODELS[name]."""
+    from retool_mcore.platforms import get_platform
+
+    get_platform(platform).activate()
+    import torch
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    shape = json.loads((task_model / "config.json").read_text(encoding="utf-8"))
+    shape = {key: value for key, value in shape.items() if key not in ("architectures", "model_type")}
+    torch.manual_seed(0)
+    if "num_experts" in MODELS[name]:
+        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**(shape | {"head_dim": 16} | dict(MODELS[name]))))
+    else:
+        shape.pop("layer_types", None)  # as many as layers
+        model = Qwen2ForCausalLM(Qwen2Config(**(shape | dict(MODELS[name]))))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(task_model).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--write-model"]:
+        write_model(Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:6])
+    else:
+        typer.run(main)
