@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from commands import (
     started,
     wait_until,
 )
+from update_probe import probe, read_updates
 
 from retool_mcore.data.files import read_rows, write_parquet
 from retool_mcore.data.task_model import build_tokenizer, write_model
@@ -40,10 +42,24 @@ def exact_metrics(run_dir: Path) -> list[dict[str, float]]:
     return [{k: row[k] for k in ("step", *EXACT) if k in row} for row in read_metrics(run_dir / "metrics.jsonl")]
 
 
-def test_a_killed_run_continues_bit_exactly_and_exports(task: Path, tmp_path: Path, mark: str):
-    whole = run(argv_sft(*settings(task, tmp_path, "run.name=whole", "parallel.tp=2")), mark)
+def test_a_killed_run_continues_bit_exactly_and_exports(
+    task: Path, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+):
+    more = ("parallel.tp=2", "optim.beta1=0.8", "optim.beta2=0.95")
+    with monkeypatch.context() as environment:
+        probe(environment, tmp_path / "probe")
+        whole = run(argv_sft(*settings(task, tmp_path, "run.name=whole", *more)), mark)
     assert whole.returncode == 0, whole.stderr[-3000:]
-    argv = argv_sft(*settings(task, tmp_path, "run.name=killed", "parallel.tp=2"))
+    told = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    seen = read_updates(tmp_path / "probe")
+    assert len(seen) == len(told) == 8
+    for update, row in zip(seen, told, strict=True):
+        assert [len(part["rows"]) for part in update] == [16, 16], "both tensor-parallel ranks see the whole batch"
+        assert {(*part["betas"], part["lr"]) for part in update} == {(0.8, 0.95, row["lr"])}
+    # Warm-up over round(0.1 * 8) = 1 update, then a cosine from 3e-3 to 3e-4; no update is made with a rate of 0.
+    wanted = [3e-4 + 2.7e-3 * 0.5 * (1 + math.cos(math.pi * done / 7)) for done in range(8)]
+    assert [row["lr"] for row in told] == pytest.approx(wanted, rel=1e-6)
+    argv = argv_sft(*settings(task, tmp_path, "run.name=killed", *more))
     killed = tmp_path / "killed"
     with started(argv, mark):
         wait_until(lambda: last_step(killed) >= 5, "step 5", 120)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from coin_model import write_coin_task
 from commands import argv_rl, assert_nothing_left, run
-from update_probe import ENVIRONMENT, FOLDER, read_updates
+from update_probe import probe, read_updates
 
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.train.metrics import read_metrics
@@ -45,11 +45,7 @@ def rate(update: int, updates: int) -> float:
 
 
 def train(root: Path, mark: str, monkeypatch: pytest.MonkeyPatch, *settings: str) -> list[dict[str, float]]:
-    probed = root / "probe"
-    probed.mkdir()
-    monkeypatch.setenv(FOLDER, str(probed))
-    monkeypatch.setenv(ENVIRONMENT, "update_probe")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    probe(monkeypatch, root / "probe")
     task = write_coin_task(root, calls=True, wrong_goes_on=50)
     done = run(argv_rl(f"run.root={root}", "run.name=rl", *task, *SIZE, *OPTIM, *settings), mark, timeout_s=500)
     log = root / "rl/logs/rl.log"

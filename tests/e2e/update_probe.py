@@ -12,16 +12,27 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+if TYPE_CHECKING:
+    import pytest
+
 FOLDER = "UPDATE_PROBE"
 ENVIRONMENT = "VERL_USE_EXTERNAL_MODULES"
 _rows: dict[str, list[list[int]]] = {"actor": [], "critic": []}
 _seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def probe(environment: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have the commands that are started from here write what their updates see to ``folder``."""
+    folder.mkdir()
+    environment.setenv(FOLDER, str(folder))
+    environment.setenv(ENVIRONMENT, "update_probe")
+    environment.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
 
 
 def read_updates(folder: Path, role: str = "actor") -> list[list[dict[str, Any]]]:
