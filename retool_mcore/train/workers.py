@@ -1,13 +1,16 @@
-"""verl's Ray workers that train, with checkpoints written beside the training and read onto another layout."""
+"""verl's Ray workers that train, with checkpoints written beside the training and read onto another layout, and with
+their peak of memory."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
 
 
@@ -44,6 +47,11 @@ class _Saving:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.finish()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def peak_memory_gib(self) -> float:
+        """The most that this rank's process has held of its device; the caller gets a list by rank."""
+        return get_platform(os.environ[PLATFORM_ENV]).peak_memory_gib()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_random_states_afresh(self, seed: int) -> None:
