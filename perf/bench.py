@@ -37,6 +37,7 @@ PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOPPED = 143  # exit status of a run that was asked to stop; the steps measured until then count
+RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # train/metrics.py says what they are
 PERCENTILES = (1, 10, 50, 90, 99, 100)
 
 
@@ -83,7 +84,7 @@ def bench(
         "lengths": length_histogram(rows[warmup:]),
         "warmup_steps": warmup,
         "steps": rows[warmup:],
-        "summary": summarize(rows[warmup:], config.cluster.num_gpus),
+        "summary": summarize(rows[warmup:]),
     }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if history and code == 0:
@@ -189,14 +190,12 @@ def length_histogram(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     return {"tokens_per_step": {str(p): float(np.percentile(tokens, p)) for p in PERCENTILES}, "total": sum(tokens)}
 
 
-def summarize(rows: Sequence[dict[str, float]], num_gpus: int) -> dict[str, Any]:
+def summarize(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Medians over the measured steps; peak memory in GiB by rank."""
     if not rows:
         return {}
-    names = sorted(name for name in rows[-1] if name.startswith("time_") or name in ("tokens_per_s", "mfu"))
+    names = sorted(name for name in rows[-1] if name.startswith("time_") or name in RATES)
     summary: dict[str, Any] = {name: round(statistics.median(row.get(name, 0.0) for row in rows), 4) for name in names}
-    if "tokens_per_s" in summary:
-        summary["tokens_per_s_per_gpu"] = round(summary["tokens_per_s"] / num_gpus, 1)
     memory = {name.rpartition("_")[2]: value for name, value in rows[-1].items() if name.startswith("memory_gib/rank")}
     summary["peak_gib_by_rank"] = {rank: round(value, 2) for rank, value in memory.items()}
     return summary

@@ -120,7 +120,7 @@ def bench(
             "provenance": provenance(config),
             "lengths": length_histogram(rows[warmup:]),
             "steps": rows[warmup:],
-            "summary": summarize(rows[warmup:], config.cluster.num_gpus),
+            "summary": summarize(rows[warmup:]),
         }
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         typer.echo(json.dumps({"case": case, "engine": "fsdp2", **choices, **record["summary"]}))

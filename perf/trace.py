@@ -22,6 +22,7 @@ ORDER = (  # of the phases within a step of verl's trainer
     *("generation", "tool_wait", "engine_sleep", "reward", "old_log_prob", "reference", "values", "advantage"),
     *("update_critic", "update_actor", "checkpoint", "weight_sync", "other"),
 )
+AFTER = ("validate_after", "metrics")  # the step, before its row is written
 TRAINER, ROLLOUT = 1, 2  # process numbers of the trace
 
 
@@ -48,8 +49,8 @@ def trace(
 
 def phases(row: dict[str, float]) -> Iterator[dict[str, Any]]:
     """The step's phases one after the other, up to when its metrics were written."""
-    start_s = row["unix_s"] - row["time_step_s"] - row.get("time_validate_after_s", 0.0)
-    for name in ORDER:
+    start_s = row["unix_s"] - row["time_step_s"] - sum(row.get(f"time_{name}_s", 0.0) for name in AFTER)
+    for name in (*ORDER, *AFTER):
         length_s = row.get(f"time_{name}_s", 0.0)
         yield _slice(name, start_s, length_s, TRAINER, 1)
         start_s += length_s

@@ -43,6 +43,7 @@ class Rollout(Section):
     max_refill_batches: PositiveInt = 10  # batches of prompts sampled anew for one step: filtered, failed, too old
     max_outage_s: PositiveFloat = 60.0  # a call is tried again for so long while the sandbox is away
     max_dropped_fraction: Fraction = 0.02  # of a batch, by sandbox or engine outages; above it the run stops
+    record_groups: Annotated[int, Field(ge=0)] = 2  # of a step, and of a validation, written to trajectories/
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     gpus: Annotated[int, Field(ge=0)] = 0  # of [cluster]: so many serve rollouts and do not train; train.mode "async"

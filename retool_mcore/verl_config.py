@@ -273,7 +273,7 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.total_epochs": 1_000_000,  # steps decide, not epochs
         "trainer.project_name": "retool",
         "trainer.experiment_name": config.run.name,
-        "trainer.logger": ["console", "tensorboard"],
+        "trainer.logger": ["console"],  # the files are train/metrics.py's: verl's would keep what a resumed run redoes
         "trainer.default_local_dir": str(run_dir / "checkpoints"),
         "trainer.rollout_data_dir": None,
         "trainer.save_freq": config.checkpoint.every_steps or -1,
@@ -287,8 +287,7 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         keys |= _small_machine_keys()
     if config.cluster.nodes > 1:
         # Workers on other nodes inherit what their shells had; verl hands this to every process of the run.
-        env = platform.process_env() | {"TENSORBOARD_DIR": str(run_dir / "tensorboard")}
-        keys["ray_kwargs.ray_init.runtime_env.env_vars"] = env
+        keys["ray_kwargs.ray_init.runtime_env.env_vars"] = platform.process_env()
     elif platform.device == "cpu":
         keys |= _local_ray_keys(config)
     return keys

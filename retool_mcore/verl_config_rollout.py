@@ -168,6 +168,7 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
             "max_dropped_fraction": config.rollout.max_dropped_fraction,
             "max_refill_batches": config.rollout.max_refill_batches,
             "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
+            "record_groups": config.rollout.record_groups,
             "train_batch_size": config.train.prompts_per_step,
             # The answer, not the reward: a group that is all wrong teaches nothing about answers, however it is shaped.
             "filter_groups_metric": "acc" if config.algorithm.filter_groups else None,

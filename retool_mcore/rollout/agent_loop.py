@@ -25,7 +25,7 @@ from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, S
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import Protocol, checked_prompt, protocol_of
-from retool_mcore.rollout.records import is_sampled, record
+from retool_mcore.rollout.records import is_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
 from retool_mcore.sandbox.base import Sandbox, open_sandbox
 
@@ -69,9 +69,17 @@ class ReToolAgentLoop(AgentLoopBase):
         if trajectory.dropped:
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
             return []
-        return _output(
-            trajectory, sampled=is_sampled(kwargs.get("uid", ""), kwargs.get("session_id", 0), shared.config)
-        )
+        said = self._record(trajectory, kwargs) if is_candidate(kwargs.get("uid", ""), shared.config) else None
+        return _output(trajectory, said)
+
+    def _record(self, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What the trajectory file says of it, tokens aside; ``row``: the dataset's."""
+        return {
+            "prompt": self.tokenizer.decode(trajectory.ledger.prompt_ids),
+            "truth": (row.get("reward_model") or {}).get("ground_truth"),
+            **record(trajectory),
+            "versions": trajectory.ledger.versions,  # verl has no column for each token's
+        }
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,7 @@ class VerlEngine:
             logprobs=logprobs,
             stop=_stop(output.stop_reason, output.token_ids, request.stop_token_ids),
             version=int(output.extra_fields.get("max_global_steps") or 0),
+            cached_tokens=output.extra_fields.get("num_cached_tokens"),
         )
 
 
@@ -149,7 +158,7 @@ def _stop(
     return "stop" if token_ids and token_ids[-1] in set(stop_token_ids) else "length"
 
 
-def _output(trajectory: Trajectory, *, sampled: bool) -> AgentLoopOutput:
+def _output(trajectory: Trajectory, said: dict[str, Any] | None) -> AgentLoopOutput:
     ledger = trajectory.ledger
     versions = [version for version, loss in zip(ledger.versions, ledger.loss_mask, strict=True) if loss]
     return AgentLoopOutput(
@@ -165,7 +174,6 @@ def _output(trajectory: Trajectory, *, sampled: bool) -> AgentLoopOutput:
             # For the reward: what the model boxed in its last turn, not what an interpreter may have printed.
             "answer": trajectory.answer,
             "behavior": Behavior.of(trajectory).to_json(),
-            # With the version of each token, which verl has no column for.
-            "record": {**record(trajectory), "versions": ledger.versions} if sampled else None,
+            "record": said,
         },
     )

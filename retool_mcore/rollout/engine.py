@@ -43,7 +43,8 @@ class EngineTurn:
 
     ``stop`` is "stop" when the last token is a stop token, "length" when max_new_tokens or the engine's context was
     used up, "abort" when the engine was interrupted (a weight update): the turn goes on from what was sampled.
-    ``version`` counts weight updates; ``context_tokens`` is the length of the context as the engine counted it.
+    ``version`` counts weight updates; ``context_tokens`` is the length of the context as the engine counted it, and
+    ``cached_tokens`` how many of it were in its prefix cache. None: the engine does not say.
     """
 
     token_ids: Sequence[int]
@@ -51,6 +52,7 @@ class EngineTurn:
     stop: Literal["stop", "length", "abort"]
     version: int = 0
     context_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 class Engine(Protocol):

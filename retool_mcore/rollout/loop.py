@@ -52,7 +52,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class CallResult:
-    """One executed call: what the interpreter said, and what of it the model was shown."""
+    """One executed call: what the interpreter said, and what of it the model was shown.
+
+    ``wall_s`` is from request to answer: queue_s for a free place and run_s of it, and the way and retries besides.
+    """
 
     code: str
     ok: bool
@@ -61,6 +64,7 @@ class CallResult:
     cut_tokens: int
     run_s: float
     queue_s: float
+    wall_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -79,13 +83,19 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Trajectory:
-    """A finished trajectory. ``drop_error`` names the outage when it was dropped; such a one is never trained on."""
+    """A finished trajectory. ``drop_error`` names the outage when it was dropped; such a one is never trained on.
+
+    ``context_tokens`` were sent to the engine, over all its requests, and ``cached_tokens`` of them were in its prefix
+    cache; of requests whose answer says so.
+    """
 
     ledger: Ledger
     turns: list[Turn] = field(default_factory=list)
     drop_error: str | None = None
     started_unix_s: float = 0.0  # seconds since 1970
     wall_s: float = 0.0
+    context_tokens: int = 0
+    cached_tokens: int = 0
 
     @property
     def stop_reason(self) -> StopReason:
@@ -218,6 +228,9 @@ class _Conversation:
             trajectory_id=self.trajectory_id,
         )
         sampled = await self.engine.generate(request)
+        if sampled.cached_tokens is not None:
+            self.trajectory.context_tokens += len(request.token_ids)
+            self.trajectory.cached_tokens += sampled.cached_tokens
         assert not self._stops.intersection(sampled.token_ids[:-1]), "the engine sampled past a stop token"
         if sampled.token_ids:
             ledger.append_model(
@@ -232,12 +245,13 @@ class _Conversation:
         started = time.perf_counter()
         outcomes = await asyncio.gather(*(self._execute(code) for code in parsed.codes))
         turn.tool_s = time.perf_counter() - started
-        for code, outcome in zip(parsed.codes, outcomes, strict=True):
+        for code, (outcome, wall_s) in zip(parsed.codes, outcomes, strict=True):
             shown, cut_tokens = self.protocol.shown(outcome.text, self.limits.max_tool_output_tokens)
-            turn.results.append(_call_result(code, outcome, shown, cut_tokens))
+            turn.results.append(_call_result(code, outcome, shown, cut_tokens, wall_s))
         return [result.shown for result in turn.results]
 
-    async def _execute(self, code: str) -> ExecResult:
+    async def _execute(self, code: str) -> tuple[ExecResult, float]:
+        """What the interpreter said, and the seconds until then."""
         assert self.sandbox is not None, f"protocol {self.protocol.name} calls a tool, but no sandbox was given"
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(SandboxUnavailable),
@@ -245,15 +259,17 @@ class _Conversation:
             wait=wait_exponential_jitter(multiplier=0.5, max=5.0),
             reraise=True,
         )
-        return await retrying(
+        started = time.perf_counter()
+        outcome = await retrying(
             self.sandbox.execute,
             code,
             run_timeout_s=self.limits.run_timeout_s,
             memory_limit_mb=self.limits.memory_limit_mb,
         )
+        return outcome, time.perf_counter() - started
 
 
-def _call_result(code: str, outcome: ExecResult, shown: str, cut_tokens: int) -> CallResult:
+def _call_result(code: str, outcome: ExecResult, shown: str, cut_tokens: int, wall_s: float) -> CallResult:
     return CallResult(
         code=code,
         ok=outcome.ok,
@@ -262,4 +278,5 @@ def _call_result(code: str, outcome: ExecResult, shown: str, cut_tokens: int) ->
         cut_tokens=cut_tokens,
         run_s=outcome.run_s,
         queue_s=outcome.queue_s,
+        wall_s=wall_s,
     )

@@ -6,7 +6,6 @@ step or an evaluation. A ratio whose denominator is 0 (the executable fraction o
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,6 +41,10 @@ class Behavior:
     self_corrections      executed calls that failed and whose next executed call is different code that ran
     cut_outputs           results over the budget, shown with their middle cut; cut_tokens: the tokens cut of them
     malformed, repairs    calls that could not be read, by kind of problem; repairs made in reading, by kind
+    call_s                seconds of each executed call from request to answer; of them call_queue_s waiting for a free
+                          place in the sandbox and call_run_s running
+    context_tokens        tokens sent to the engine over all requests; of them cached_tokens in its prefix cache. 0 of
+                          both where the engine does not say
     """
 
     stop_reason: str
@@ -61,6 +64,11 @@ class Behavior:
     tool_s: float
     malformed: Mapping[str, int] = field(default_factory=dict[str, int])
     repairs: Mapping[str, int] = field(default_factory=dict[str, int])
+    call_s: list[float] = field(default_factory=list[float])
+    call_queue_s: list[float] = field(default_factory=list[float])
+    call_run_s: list[float] = field(default_factory=list[float])
+    context_tokens: int = 0
+    cached_tokens: int = 0
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
@@ -86,6 +94,11 @@ class Behavior:
             # dict: dataclasses.asdict rebuilds a Counter from pairs, and would count the pairs
             malformed=dict(Counter(each.problem for each in parsed if each.problem)),
             repairs=dict(Counter(kind for each in parsed for kind in each.repairs)),
+            call_s=[result.wall_s for result in results],
+            call_queue_s=[result.queue_s for result in results],
+            call_run_s=[result.run_s for result in results],
+            context_tokens=trajectory.context_tokens,
+            cached_tokens=trajectory.cached_tokens,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -146,17 +159,3 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
             totals.update(getattr(row, group))
         out |= {f"{name}/{kind}": total / count for kind, total in totals.items()}
     return {f"behavior/{name}": value for name, value in out.items()}
-
-
-def mismatch(rollout: Sequence[float], actor: Sequence[float]) -> dict[str, float]:
-    """How far the engine that sampled is from the weights that are trained; log-probabilities [N] of the same tokens.
-
-    mismatch/kl    mean of rollout - actor: estimates the divergence of the two over sampled tokens
-    mismatch/max, mismatch/p99    of |rollout - actor| over tokens, in nats
-    """
-    if not rollout:
-        return {}
-    gaps = [sampled - trained for sampled, trained in zip(rollout, actor, strict=True)]
-    sizes = sorted(map(abs, gaps))
-    p99 = sizes[math.ceil(0.99 * len(sizes)) - 1]  # the smallest that 99 of 100 tokens do not exceed
-    return {"mismatch/kl": sum(gaps) / len(gaps), "mismatch/max": sizes[-1], "mismatch/p99": p99}

@@ -1,8 +1,26 @@
-"""Trajectories as JSON lines: what was said, called and returned, with tokens, mask and logprobs."""
+"""Trajectories as JSON lines: what was said, called and returned, with tokens, mask and log-probabilities.
+
+Of training and its validation, <run>/trajectories/*.jsonl, whole groups (``rollout.record_groups`` a step):
+
+key                 prompt's id of this run, session, part; a group is the rows of one prompt's id
+step, partition     "train": of the step that learnt from it; "val": of the step it follows
+prompt, truth       the prompt as the model read it, and the data's answer
+reward, reward_info of the whole trajectory, and the reward's parts
+behavior            rollout.metrics.Behavior
+stop_reason, answer, started_unix_s, wall_s, turns   how it went: ``record``; wall_s, engine_s, tool_s ... in seconds
+prompt_ids          [P]; of the T tokens of the response: response_ids, loss_mask (1: learnt from), versions (of the
+                    weights that sampled it; -1: not sampled)
+logprobs            [T] of the engine, in nats; 0 where not sampled
+actor_logprobs      [T] of the weights at the start of the step's updates; null in a validation
+advantage           one number where all learnt tokens share it (GRPO), else [T]; null in a validation
+
+Files of 0.1 have no prompt, truth, actor_logprobs and advantage, and one response of a group.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -13,15 +31,25 @@ from typing import Any
 from retool_mcore.config import RlConfig
 from retool_mcore.rollout.loop import Trajectory, Turn
 
-RECORDED_PER_STEP = 16  # trajectories written of a training step, about: a few hundred kB at 16k tokens each
 ROTATE_BYTES = 64 << 20
 KEEP_FILES = 8
 
 
-def is_sampled(uid: str, session: int, config: RlConfig) -> bool:
-    """Is this trajectory one of the about RECORDED_PER_STEP that are written down? Decided by its prompt's id."""
-    share = RECORDED_PER_STEP / config.train.prompts_per_step
-    return session == 0 and zlib.crc32(uid.encode()) < share * 2**32
+def group_rank(uid: str, seed: int) -> float:
+    """Where a group stands among those of its step, from 0 to 1: the lowest ones are written down."""
+    return zlib.crc32(f"{seed}/{uid}".encode()) / 2**32
+
+
+def is_candidate(uid: str, config: RlConfig) -> bool:
+    """May this prompt's group be one of the ``rollout.record_groups`` lowest of its step?
+
+    What is said of a trajectory travels with it from here on, so it is only asked of a few groups more than are
+    needed: of a training step fewer than that many are among them less than once in a million steps. A validation of
+    fewer prompts than train.prompts_per_step may find fewer.
+    """
+    wanted = config.rollout.record_groups
+    expected = wanted + 6 * math.sqrt(wanted) + 8 if wanted else 0.0
+    return group_rank(uid, config.run.seed) < expected / config.train.prompts_per_step
 
 
 def record(trajectory: Trajectory) -> dict[str, Any]:
@@ -83,6 +111,24 @@ class RecordWriter:
             self._rotate()
         with open(self.path, "a", encoding="ascii") as file:
             file.write(line)
+
+    def keep_up_to(self, step: int) -> None:
+        """Drop the rows of later steps, which a resumed run does again, and a line that a kill cut short."""
+        for index in range(self.keep + 1):  # newest first
+            path = self.folder / f"{self.name}.{index}.jsonl" if index else self.path
+            if not path.exists():
+                continue
+            fresh = path.with_suffix(".tmp")
+            with path.open(encoding="ascii") as old, fresh.open("w", encoding="ascii") as new:
+                rows = kept = 0
+                for line in old:
+                    rows += 1
+                    if line.endswith("\n") and json.loads(line)["step"] <= step:
+                        new.write(line)
+                        kept += 1
+            os.replace(fresh, path)
+            if rows == kept > 0:
+                return  # what is older was written before
 
     def _rotate(self) -> None:
         for index in range(self.keep, 0, -1):

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer, ReplayBufferAsync
 
 from retool_mcore.errors import RolloutError
-from retool_mcore.reward.score import mean_parts
-from retool_mcore.rollout.metrics import Behavior, mismatch, summarize
+from retool_mcore.rollout.measure import batch_metrics, mismatch, read_extras, write_groups
 from retool_mcore.rollout.records import RecordWriter
 
 logger = logging.getLogger(__name__)
@@ -33,10 +32,10 @@ POLL_INTERVAL_S = 0.1
 class _Accounting:
     """Mixed in before one of verl's replay buffers. Keys of ``sampler_kwargs``:
 
-    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size, seed; ``compares_groups``:
-    advantages are taken within groups; for DAPO's dynamic sampling ``filter_groups_metric``, as
-    algorithm.filter_groups.metric: another prompt takes the place of a group in which it is the same for all;
-    ``max_refill_batches``: of such prompts, for one batch.
+    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size; ``record_groups`` are written of
+    each step, chosen by ``seed``; ``compares_groups``: advantages are taken within groups; for DAPO's dynamic sampling
+    ``filter_groups_metric``, as algorithm.filter_groups.metric: another prompt takes the place of a group in which it
+    is the same for all; ``max_refill_batches``: of such prompts, for one batch.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,8 +43,8 @@ class _Accounting:
         self.group_size = {"train": int(settings["group_size"]), "val": int(settings["val_group_size"])}
         self.max_dropped_fraction = float(settings["max_dropped_fraction"])
         self.writer = RecordWriter(Path(settings["trajectory_dir"]))
+        self.record_groups, self.seed = int(settings["record_groups"]), int(settings["seed"])
         self.compares_groups = bool(settings["compares_groups"])
-        self.seed = int(settings["seed"])
         self.max_refills = int(settings["max_refill_batches"]) * int(settings["train_batch_size"])
         self.refilled = 0  # prompts sampled in place of others, for the batch that is waited for
         self.dropped_total = 0
@@ -59,14 +58,23 @@ class _Accounting:
         super().__init__(*args, **(kwargs | {"refill_fn": self._refill}))
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """verl's sample, with our metrics. Raises RolloutError above max_dropped_fraction."""
+        """verl's sample, with what it cost. Raises RolloutError above max_dropped_fraction."""
         self.global_steps, self.refilled = global_steps, 0
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
-        measured = {**self._measure(batch.keys, partition_id), **self.dropped}
         if partition_id == "val":  # verl drops the metrics returned here; ReToolTrainer takes these instead
+            measured = {**self._measure(batch.keys, partition_id), **self.dropped}
             self.val_metrics = {f"val/{name}": value for name, value in measured.items()}
             return batch, metrics
-        return batch, {**metrics, **measured, "rollout/refilled_prompts": self.refilled}
+        return batch, {**metrics, **self.dropped, "rollout/refilled_prompts": self.refilled}
+
+    def step_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> dict[str, float]:
+        """Of all that a step has learnt from, while verl's queue still has it; some groups go to the trajectory file.
+
+        ``metrics``: verl's of the step, which say what was filtered.
+        """
+        counts = metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY)
+        discarded = int(metrics.get("training/filter_groups/discarded_surplus_samples", 0))
+        return self._measure(_real_keys(batch), batch.partition_id, counts, discarded)
 
     def _refill(self, prompts: int) -> None:
         """What verl calls for ``prompts`` new ones. Raises RolloutError instead of sampling for ever."""
@@ -120,38 +128,11 @@ class _Accounting:
             snapshot = {key: tag for key, tag in snapshot.items() if key not in set(keys)}
         return uids, snapshot, steps
 
-    def _measure(self, keys: list[str], partition_id: str) -> dict[str, float]:
-        fields = ["extra_fields", "rm_scores"]
-        data: Any = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
-        extras: list[dict[str, Any]] = [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
-        rewards = [float(scores.sum()) for scores in data["rm_scores"].unbind()]
-        results = [extra.get("reward_extra_info") or {} for extra in extras]
-        correct = [bool(result.get("acc", 0.0)) for result in results]
-        for key, extra, reward in zip(keys, extras, rewards, strict=True):
-            if extra.get("record"):
-                self._write(key, partition_id, extra, reward)
-        metrics = summarize([Behavior(**extra["behavior"]) for extra in extras], correct)
-        return {"accuracy": sum(correct) / len(correct), **mean_parts(results), **metrics}
-
-    def _write(self, key: str, partition_id: str, extra: dict[str, Any], reward: float) -> None:
-        names = ["prompts", "responses", "response_mask", "rollout_log_probs"]
-        row: Any = tq.kv_batch_get(keys=[key], partition_id=partition_id, select_fields=names)
-        columns = {name: row[name][0].tolist() for name in names}
-        self.writer.write(
-            {
-                "key": key,
-                "step": self.global_steps,
-                "partition": partition_id,
-                "reward": reward,
-                "reward_info": extra.get("reward_extra_info"),
-                "behavior": extra["behavior"],
-                **extra["record"],
-                "prompt_ids": columns["prompts"],
-                "response_ids": columns["responses"],
-                "loss_mask": columns["response_mask"],
-                "logprobs": [round(logprob, 6) for logprob in columns["rollout_log_probs"]],
-            }
-        )
+    def _measure(self, keys: list[str], partition_id: str, *filtered: Any) -> dict[str, float]:
+        extras = read_extras(keys, partition_id)
+        to = {"partition_id": partition_id, "step": self.global_steps}
+        write_groups(self.writer, keys, extras, **to, groups=self.record_groups, seed=self.seed)
+        return batch_metrics(keys, extras, *filtered)
 
 
 class SyncReplay(_Accounting, ReplayBuffer):
@@ -168,7 +149,7 @@ def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
     data = _rows(batch, names)
     rollout_N, actor_N, mask_N = (torch.cat(list(data[name].unbind())) for name in names)
     sampled = mask_N.bool()
-    return mismatch(rollout_N[sampled].tolist(), actor_N[sampled].tolist())
+    return mismatch(rollout_N[sampled], actor_N[sampled])
 
 
 def sequence_lengths(batch: KVBatchMeta) -> list[int]:
@@ -178,7 +159,10 @@ def sequence_lengths(batch: KVBatchMeta) -> list[int]:
     return [len(prompt) + len(response) for prompt, response in pairs]
 
 
+def _real_keys(batch: KVBatchMeta) -> list[str]:
+    """Of a batch, without the rows that only fill it up."""
+    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+
+
 def _rows(batch: KVBatchMeta, names: list[str]) -> Any:
-    """Columns of a batch, without the rows that only fill it up."""
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-    return tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+    return tq.kv_batch_get(keys=_real_keys(batch), partition_id=batch.partition_id, select_fields=names)

@@ -62,6 +62,7 @@ class SglangEngine:
             stop=reason,
             version=int(version) if version.isdecimal() else 0,
             context_tokens=meta["prompt_tokens"],
+            cached_tokens=meta.get("cached_tokens"),
         )
 
     def body(self, request: TurnRequest) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from retool_mcore.models import train_flops
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
-from retool_mcore.train.metrics import PhaseTimer
+from retool_mcore.train.metrics import PhaseTimer, memory_by_rank
 from retool_mcore.train.recompute import recompute_long_micro_batches
 from retool_mcore.verl_config_sft import sft_worker_config
 
@@ -68,8 +68,7 @@ class SftEngine:
     def _memory(self) -> dict[str, float]:
         peaks_gib: list[float] = [0.0] * dist.get_world_size()
         dist.all_gather_object(peaks_gib, self._platform.peak_memory_gib())
-        by_rank = {f"memory_gib/rank_{rank}": peak_gib for rank, peak_gib in enumerate(peaks_gib)}
-        return {"memory_gib": max(peaks_gib), **by_rank}
+        return memory_by_rank(peaks_gib)
 
     def _time_optimizer(self, timer: PhaseTimer) -> None:
         """verl's worker runs a whole update in one call; the optimizer's part gets a span of its own."""

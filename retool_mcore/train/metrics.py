@@ -3,16 +3,19 @@
 loss          nats per trained token, mean over the global batch
 lr, grad_norm after the optimizer's step; grad_norm before clipping
 tokens        all tokens of the step, over all ranks;  loss_tokens those the loss is taken on
-tokens_per_s  tokens / seconds of data, forward_backward and optimizer
+tokens_per_s  tokens / (time_step_s without checkpoints and validation), of the whole run: all ranks, all engines;
+              tokens_per_s_per_gpu: the same / GPUs of [cluster]
 flops         model FLOPs of the step, by models.train_flops
-mfu           flops / (peak FLOPs * GPUs * the same seconds; in RL those of the actor's update); absent where the
-              device's peak is not known
+mfu           flops / (peak FLOPs * GPUs * seconds of data, forward_backward and optimizer; in RL GPUs that train and
+              seconds of the actor's update); absent where the device's peak is not known
 memory_gib    highest so far on any rank: the device's allocator, or resident memory on a CPU; memory_gib/rank_N: on one
 gpu_percent   share of the last second in which the logging rank's device was busy; where there is such a counter
 unix_s        when the row was written, seconds since 1970
 time_*_s      wall time by phase; the phases add up to time_step_s. RL's tool_wait is the interpreter's part in the
               trajectory that the step waited for, engine_sleep the engine's giving back of its memory; generation
-              is without both
+              is without both. Three are outside of RL's step: validate_after, metrics (these numbers and the trajectory
+              file) and between_steps, from the last row to this step (verl's clean-up and console). With time_step_s
+              they add up to what lies between the unix_s of two rows; SFT's time_step_s is all of it
 val_loss      nats per trained token of the validation file
 """
 
@@ -22,7 +25,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +46,18 @@ def require_finite(metrics: Mapping[str, float], step: int) -> None:
                 f"{name} = {metrics[name]} at step {step}. The newest checkpoint is from an earlier step; "
                 "lower optim.lr or optim.clip_grad, or look at the rows of this step, then run the same command again."
             )
+
+
+def token_rates(tokens: float, times: Mapping[str, float], num_gpus: int) -> dict[str, float]:
+    """tokens_per_s and tokens_per_s_per_gpu of a step, from its phases; ``num_gpus`` of [cluster]."""
+    now_and_then_s = sum(times.get(name, 0.0) for name in ("time_checkpoint_s", "time_validate_s"))
+    rate = tokens / (times["time_step_s"] - now_and_then_s)
+    return {"tokens_per_s": rate, "tokens_per_s_per_gpu": rate / num_gpus}
+
+
+def memory_by_rank(peaks_gib: Sequence[float]) -> dict[str, float]:
+    """memory_gib and memory_gib/rank_N from the peak of each rank, in their order."""
+    return {"memory_gib": max(peaks_gib)} | {f"memory_gib/rank_{rank}": peak for rank, peak in enumerate(peaks_gib)}
 
 
 class PhaseTimer:
@@ -106,6 +121,7 @@ class MetricWriter:
         self._file.flush()
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
+        self._board.flush()  # what a killed process has not flushed, its resumed run does not write again
 
     def close(self) -> None:
         self._file.close()

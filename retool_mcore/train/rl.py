@@ -39,7 +39,6 @@ def train(config: RlConfig) -> None:
     platform = get_platform(config.run.platform)
     platform.check_settings(config)
     with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
-        os.environ["TENSORBOARD_DIR"] = str(config.run.dir.absolute() / "tensorboard")
         platform.activate()
         assert_loaded()
         protocol = protocol_of(config.rollout, load_tokenizer(config.model.path))

@@ -16,5 +16,8 @@ class ReToolTaskRunner(_TaskRunner):
 
     def run(self, config: DictConfig) -> None:
         from retool_mcore.train import trainer  # noqa: F401  registers ReToolTrainer with verl
+        from retool_mcore.train.rl_metrics import measure_sglang
 
+        if config.actor_rollout_ref.rollout.name == "sglang":
+            measure_sglang()
         _TaskRunner.run(self, config)

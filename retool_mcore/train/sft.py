@@ -27,7 +27,7 @@ from retool_mcore.process import die_with_parent, lock_run, output_to
 from retool_mcore.train import checkpoint
 from retool_mcore.train.engine_checkpoint import seed_at
 from retool_mcore.train.export import export_at_end
-from retool_mcore.train.metrics import MetricWriter, PhaseTimer, require_finite
+from retool_mcore.train.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.verl_config_sft import sft_tree
 from retool_mcore.verl_plugin import assert_loaded
 
@@ -145,10 +145,10 @@ def _is_due(step: int, every: int, steps: int) -> bool:
 
 
 def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform) -> dict[str, float]:
-    """Speed of the update itself: validation and checkpoints are not counted."""
-    work_s = sum(times[f"time_{name}_s"] for name in ("data", "forward_backward", "optimizer"))
-    found = {"tokens_per_s": metrics["tokens"] / work_s}
+    """Speed of the step, and of the update itself: validation and checkpoints are not counted."""
+    found = token_rates(metrics["tokens"], times, dist.get_world_size())
     if platform.peak_flops:
+        work_s = sum(times[f"time_{name}_s"] for name in ("data", "forward_backward", "optimizer"))
         found["mfu"] = metrics["flops"] / (platform.peak_flops * dist.get_world_size() * work_s)
     busy_percent = platform.gpu_percent()
     return found if busy_percent is None else found | {"gpu_percent": busy_percent}

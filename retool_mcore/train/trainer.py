@@ -41,7 +41,8 @@ from retool_mcore.rollout.replay import mismatch_metrics, sequence_lengths
 from retool_mcore.train import checkpoint
 from retool_mcore.train.dealing import deal, order_for_ranks
 from retool_mcore.train.engine_checkpoint import seed_at
-from retool_mcore.train.metrics import MetricWriter, require_finite
+from retool_mcore.train.metrics import MetricWriter, memory_by_rank, require_finite, token_rates
+from retool_mcore.train.rl_metrics import EngineLoad, StepClock
 from retool_mcore.train.update_worker import KEEP_LOG_PROBS
 from retool_mcore.train.workers import SAVING
 from retool_mcore.verl_config import run_config_file
@@ -58,9 +59,6 @@ RENAMED = {
     "training/num_turns/mean": "num_turns",
     "training/rollout_probs_diff_mean": "rollout_actor_prob_diff_mean",
     "training/rollout_probs_diff_max": "rollout_actor_prob_diff_max",
-    "perf/total_num_tokens": "tokens",
-    "perf/throughput": "tokens_per_s",
-    "actor/perf/max_memory_allocated_gb": "memory_gib",
 }
 PHASES = {  # timers inside a step; together with time_other_s they add up to time_step_s
     "gen": "generation",
@@ -151,6 +149,8 @@ class _Ours(PPOTrainer):
         self._prompts_named = 0
         self.updates_of_a_batch = self._run.train.updates_per_step
         self._writer: MetricWriter | None = None
+        self._clock = StepClock()
+        self._load = EngineLoad(self)
         self._shape = read_shape(self._run.model.path)  # {} for a hub name
         self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.train_gpus()
 
@@ -161,15 +161,22 @@ class _Ours(PPOTrainer):
 
     def fit(self, agent_loop_manager: Any) -> None:
         with self._saver:
-            super().fit(agent_loop_manager)
+            try:
+                super().fit(agent_loop_manager)
+            finally:
+                if self._writer is not None:
+                    self._writer.close()
 
     def on_step_begin(self) -> None:
+        self._clock.step_begins()
         super().on_step_begin()
         self._saver.poll()
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
         self._writer = MetricWriter(self._run.run.dir, resumed_step=self.global_steps - 1)
+        self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
+        self._clock.row_written()
 
     def on_sample_end(self) -> None:
         with marked_timer("engine_sleep", self.timing_raw):
@@ -204,20 +211,34 @@ class _Ours(PPOTrainer):
         metrics |= log_seqlen_unbalance(lengths, [part.tolist() for part in by_rank], prefix=logging_prefix)
         return batch
 
+    def on_validate_begin(self) -> None:
+        self._load.keep()
+        super().on_validate_begin()
+
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._load.forget()
+
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
+        self._clock.metrics_begin()
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         metrics |= mismatch_metrics(batch)
         buffer = self.replay_buffer
+        metrics |= buffer.step_metrics(batch, metrics)
         metrics |= buffer.val_metrics  # of a validation in this step; verl drops them
         buffer.val_metrics = {}
         ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
         ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
+        lengths = sequence_lengths(batch)
+        ours |= {"tokens": sum(lengths), **token_rates(sum(lengths), ours, self._run.cluster.num_gpus)}
         if self._shape and "time_update_actor_s" in ours:
-            ours["flops"] = train_flops(self._shape, sequence_lengths(batch))
+            ours["flops"] = train_flops(self._shape, lengths)
             if self._peak_flops:
                 ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
+        ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())
+        ours |= self._load.metrics()
         require_finite(ours, self.global_steps)
-        metrics |= ours
+        metrics |= ours | self._clock.row_written()
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
         self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
 

@@ -1,8 +1,10 @@
 """verl's Ray workers that train: one schedule in all modes, checkpoints written beside the training and read onto
-another layout, and the copies of the weights that mode "async" compares with."""
+another layout, the copies of the weights that mode "async" compares with, and their peak of memory.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
 from retool_mcore.train.update_worker import UpdateWorker
 
@@ -49,6 +52,11 @@ class _Saving:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.finish()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def peak_memory_gib(self) -> float:
+        """The most that this rank's process has held of its device; the caller gets a list by rank."""
+        return get_platform(os.environ[PLATFORM_ENV]).peak_memory_gib()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_random_states_afresh(self, seed: int) -> None:

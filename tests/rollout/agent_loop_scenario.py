@@ -45,7 +45,7 @@ class Client:
             trajectory_id=request_id,
         )
         turn = await self.engine.generate(request)
-        steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
+        steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3, "num_cached_tokens": 16}
         return TokenOutput(
             token_ids=list(turn.token_ids), log_probs=list(turn.logprobs), stop_reason=turn.stop, extra_fields=steps
         )
@@ -69,7 +69,8 @@ async def run(client: Client, tokenizer: Any, config: RlConfig, content: str = "
         tools=ToolListWrap([]),
     )
     sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-    output = await loop.run(sampling, raw_prompt=[{"role": "user", "content": content}], uid="u", session_id=0)
+    row = {"raw_prompt": [{"role": "user", "content": content}], "reward_model": {"ground_truth": "1379"}}
+    output = await loop.run(sampling, **row, uid="u", session_id=3)
     if isinstance(output, list):
         return output
     stored = output.as_dict()
@@ -88,7 +89,7 @@ async def main() -> None:
     own = ["rollout.max_response_tokens=160", "data.max_prompt_tokens=160"]
     own += ["train.prompts_per_step=8", "train.mini_batch_prompts=8"]
     tool = load_config(RlConfig, file, own)
-    text = load_config(RlConfig, file, [*own, "rollout.tool=false"])
+    text = load_config(RlConfig, file, [*own, "rollout.tool=false", "rollout.record_groups=0"])
     said = ["I add.\n" + call("print(412 + 967)"), ANSWER]
     out: dict[str, Any] = {"tool": await run(Client(tokenizer, said), tokenizer, tool)}
     out["dropped"] = await run(Client(tokenizer, said, dies=True), tokenizer, tool)
@@ -98,6 +99,7 @@ async def main() -> None:
         out["long"] = f"{type(error).__name__}: {error}"
     out["text"] = await run(Client(tokenizer, [call("print(1)") + ANSWER]), tokenizer, text)
     out["said"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in said]
+    out["prompt_text"] = tokenizer.decode(out["tool"]["prompts"])
     out["call_end"] = tokenizer.convert_tokens_to_ids("</tool_call>")
     print(json.dumps(out))
 

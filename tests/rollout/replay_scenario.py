@@ -15,6 +15,7 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from retool_mcore.errors import RolloutError
@@ -56,7 +57,7 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) 
         keys.append(f"{uid}_{session}_0")
         extra = {
             "behavior": behavior(calls=int(accuracy)),
-            "record": {"turns": []} if recorded and session == 0 else None,
+            "record": {"turns": [], "truth": "7"} if recorded else None,
             "reward_extra_info": {"acc": accuracy},
         }
         fields.append(
@@ -66,6 +67,8 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) 
                 "response_mask": torch.tensor([1, 1]),
                 "rollout_log_probs": torch.tensor([-0.5, -0.25]),
                 "rm_scores": torch.tensor([0.0, 2 * accuracy - 1]),
+                "old_log_probs": torch.tensor([-0.75, -0.25]),
+                "advantages": torch.tensor([2 * accuracy - 1] * 2),
                 "extra_fields": extra,
             }
         )
@@ -91,6 +94,7 @@ def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], N
                 "max_dropped_fraction": max_dropped_fraction,
                 "max_refill_batches": 2,
                 "trajectory_dir": str(folder),
+                "record_groups": 2,
                 "train_batch_size": 2,
                 "filter_groups_metric": "acc" if refill else None,
             }
@@ -105,6 +109,8 @@ def sample(replay: SyncReplay) -> dict[str, Any]:
         if left := list((tq.kv_list() or {}).get("train", {})):
             tq.kv_clear(partition_id="train", keys=left)
         return {"error": str(error)}
+    metrics |= replay.step_metrics(batch, metrics)
+    metrics.pop(DAPO_FILTERED_REWARD_COUNTS_KEY, None)  # as verl does
     tq.kv_clear(partition_id="train", keys=batch.keys)
     return {"keys": sorted(batch.keys), "metrics": metrics, "left": sorted((tq.kv_list() or {}).get("train", {}))}
 
@@ -114,7 +120,7 @@ def main(folder: Path) -> None:
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1, "total_storage_size": 100}}}))
     out: dict[str, Any] = {}
     put_group("a", [1.0, 0.0, 1.0, 0.0], recorded=True)
-    put_group("b", [0.0, 0.0, 0.0, 0.0])
+    put_group("b", [0.0, 0.0, 0.0, 0.0])  # its trajectories were not candidates
     out["whole"] = sample(sampler(folder, 0.0))
     put_group("c", [1.0, 0.0, None, 0.0])
     put_group("d", [0.0, 1.0, 1.0, 1.0])

@@ -48,6 +48,22 @@ def test_the_reward_and_the_metrics_find_their_keys(outputs: dict[str, Any]):
     assert extra["record"]["versions"] == [3 if loss else -1 for loss in outputs["tool"]["response_mask"]]
 
 
+def test_what_is_written_down_travels_with_a_candidate_only(outputs: dict[str, Any]):
+    record = outputs["tool"]["extra_fields"]["record"]
+    assert (record["truth"], record["prompt"]) == ("1379", outputs["prompt_text"])
+    assert "412 + 967?" in record["prompt"]
+    assert outputs["text"]["extra_fields"]["record"] is None, "rollout.record_groups = 0"
+
+
+def test_calls_and_the_cache_are_measured_where_they_happen(outputs: dict[str, Any]):
+    behavior = outputs["tool"]["extra_fields"]["behavior"]
+    [call_s], [queue_s], [run_s] = behavior["call_s"], behavior["call_queue_s"], behavior["call_run_s"]
+    assert call_s >= queue_s + run_s > 0
+    second = outputs["said"][1]
+    sent = 2 * len(outputs["tool"]["prompts"]) + len(outputs["tool"]["responses"]) - len(second)
+    assert (behavior["context_tokens"], behavior["cached_tokens"]) == (sent, 32)
+
+
 def test_every_request_has_the_budget_that_is_left_and_stops_on_the_call(outputs: dict[str, Any]):
     first, second = outputs["tool"]["params"]
     assert (first["temperature"], first["top_p"], first["logprobs"]) == (0.7, 0.9, True)

@@ -9,12 +9,14 @@ import pytest
 
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.loop import CallResult, Trajectory, Turn
-from retool_mcore.rollout.metrics import Behavior, mismatch, summarize
+from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.tool_call import Parsed
 
 
 def result(code: str, *, ok: bool = True, status: str = "finished", cut_tokens: int = 0) -> CallResult:
-    return CallResult(code=code, ok=ok, status=status, shown="1", cut_tokens=cut_tokens, run_s=0.1, queue_s=0.0)
+    return CallResult(
+        code=code, ok=ok, status=status, shown="1", cut_tokens=cut_tokens, run_s=0.1, queue_s=0.2, wall_s=0.4
+    )
 
 
 def said(parsed: Parsed | None, tokens: int, *results: CallResult) -> tuple[Parsed | None, int, tuple[CallResult, ...]]:
@@ -78,6 +80,11 @@ def test_counts_of_one_trajectory():
         tool_s=0.0,
         malformed={"json": 1},
         repairs={"backslashes": 1, "trailing_data": 1},
+        call_s=[0.4, 0.4],
+        call_queue_s=[0.2, 0.2],
+        call_run_s=[0.1, 0.1],
+        context_tokens=0,
+        cached_tokens=0,
     )
 
 
@@ -150,11 +157,3 @@ def test_ratios_of_nothing_are_left_out():
 def test_counts_survive_json():
     behavior = Behavior.of(CORRECTED)
     assert Behavior(**json.loads(json.dumps(behavior.to_json()))) == replace(behavior)
-
-
-def test_the_mismatch_of_engine_and_actor():
-    rollout = [-1.0] * 98 + [-1.5, -3.0]
-    actor = [-1.0] * 98 + [-1.0, -1.0]
-    assert mismatch(rollout, actor) == pytest.approx({"mismatch/kl": -0.025, "mismatch/max": 2.0, "mismatch/p99": 0.5})
-    assert mismatch([-0.5], [-0.25]) == {"mismatch/kl": -0.25, "mismatch/max": 0.25, "mismatch/p99": 0.25}
-    assert mismatch([], []) == {}

@@ -42,6 +42,8 @@ def test_a_whole_batch_is_passed_on_and_measured(scenarios: dict[str, Any]):
     assert metrics["behavior/code_ratio"] == 0.25
     assert metrics["behavior/correct_code_fraction"] == 1.0
     assert metrics["behavior/turns"] == 1.25
+    assert (metrics["groups/all_right"], metrics["groups/all_wrong"]) == (0.0, 0.5)
+    assert metrics["length/finished/p50"] == 2
 
 
 def test_a_dropped_trajectory_is_counted_and_in_no_group(scenarios: dict[str, Any]):
@@ -63,11 +65,14 @@ def test_too_many_drops_stop_the_run_with_the_arithmetic(scenarios: dict[str, An
     assert "max_dropped_fraction = 10.0%" in scenarios["too many"]["error"]
 
 
-def test_recorded_trajectories_are_written_with_tokens_and_reward(scenarios: dict[str, Any]):
-    (row,) = scenarios["rows"]
-    assert (row["key"], row["step"], row["reward"]) == ("a_0_0", 1, 1.0)
-    assert (row["prompt_ids"], row["response_ids"], row["loss_mask"]) == ([1, 2, 3], [4, 5], [1, 1])
-    assert row["logprobs"] == [-0.5, -0.25]
+def test_recorded_groups_are_written_whole_with_what_was_learnt_from_them(scenarios: dict[str, Any]):
+    rows = scenarios["rows"]
+    assert [row["key"] for row in rows] == ["a_0_0", "a_1_0", "a_2_0", "a_3_0"]
+    assert [(row["step"], row["partition"], row["truth"]) for row in rows] == [(1, "train", "7")] * 4
+    assert [row["reward"] for row in rows] == [row["advantage"] for row in rows] == [1.0, -1.0, 1.0, -1.0]
+    for row in rows:
+        assert (row["prompt_ids"], row["response_ids"], row["loss_mask"]) == ([1, 2, 3], [4, 5], [1, 1])
+        assert (row["logprobs"], row["actor_logprobs"]) == ([-0.5, -0.25], [-0.75, -0.25])
 
 
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(scenarios: dict[str, Any]):
@@ -79,6 +84,8 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(scenarios: dict[str
     assert filtered["metrics"]["training/filter_groups/evicted_samples"] == 1
     assert filtered["metrics"]["rollout/dropped"] == 0
     assert filtered["left"] == []
+    # i was all right; j, k1 and k2 were mixed, and one of them not needed.
+    assert (filtered["metrics"]["groups/all_right"], filtered["metrics"]["groups/all_wrong"]) == (0.25, 0.0)
 
 
 def test_a_group_that_an_outage_left_empty_is_dropped_and_not_filtered(scenarios: dict[str, Any]):

@@ -1,0 +1,119 @@
+"""What a batch in verl's queue says of itself: its metrics, and its rows for the trajectory file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import transfer_queue as tq
+
+from retool_mcore.reward.score import mean_parts
+from retool_mcore.rollout.metrics import Behavior, summarize
+from retool_mcore.rollout.records import RecordWriter, group_rank
+from retool_mcore.rollout.telemetry import distributions, group_shares
+
+SAMPLED = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")  # columns of every trajectory
+LEARNT = ("old_log_probs", "advantages")  # of those that a step has learnt from
+
+
+def uid_of(key: str) -> str:
+    """The prompt of a trajectory, from verl's key of it: PROMPT_SESSION_PART."""
+    return key.rsplit("_", 2)[0]
+
+
+def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
+    """What our agent loop and the reward have put beside the tokens of each trajectory."""
+    data: Any = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"])
+    return [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
+
+
+def batch_metrics(
+    keys: Sequence[str],
+    extras: Sequence[dict[str, Any]],
+    filtered: Mapping[float, int] | None = None,
+    discarded: int = 0,
+) -> dict[str, float]:
+    """accuracy, reward's parts, and what rollout.metrics and rollout.telemetry count; the last two arguments are of
+    ``group_shares``."""
+    results = [extra.get("reward_extra_info") or {} for extra in extras]
+    correct = [bool(result.get("acc", 0.0)) for result in results]
+    behaviors = [Behavior(**extra["behavior"]) for extra in extras]
+    return {
+        "accuracy": sum(correct) / len(correct),
+        **mean_parts(results),
+        **summarize(behaviors, correct),
+        **distributions(behaviors),
+        **group_shares([uid_of(key) for key in keys], correct, filtered, discarded),
+    }
+
+
+def write_groups(
+    writer: RecordWriter,
+    keys: Sequence[str],
+    extras: Sequence[dict[str, Any]],
+    *,
+    partition_id: str,
+    step: int,
+    groups: int,
+    seed: int,
+) -> None:
+    """Write ``groups`` whole groups of the batch, the lowest in rank; see records for the columns."""
+    extra_of = {key: extra for key, extra in zip(keys, extras, strict=True) if extra.get("record")}
+    chosen = set(sorted({uid_of(key) for key in extra_of}, key=lambda uid: group_rank(uid, seed))[:groups])
+    wanted = sorted(key for key in extra_of if uid_of(key) in chosen)
+    if not wanted:
+        return
+    names = [*SAMPLED, *LEARNT] if partition_id == "train" else [*SAMPLED]
+    data: Any = tq.kv_batch_get(keys=wanted, partition_id=partition_id, select_fields=names)
+    columns = {name: list(data[name].unbind()) for name in names if name in data.keys()}  # noqa: SIM118
+    for index, key in enumerate(wanted):
+        row = {name: column[index] for name, column in columns.items()}
+        writer.write(
+            {"key": key, "step": step, "partition": partition_id, **_said(extra_of[key]), **_token_columns(row)}
+        )
+
+
+def _said(extra: dict[str, Any]) -> dict[str, Any]:
+    return {"reward_info": extra.get("reward_extra_info"), "behavior": extra["behavior"], **extra["record"]}
+
+
+def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Columns [P] and [T] of one trajectory; the last two are None before a step has learnt from it."""
+    actor_T, advantage_T = row.get("old_log_probs"), row.get("advantages")
+    return {
+        "reward": float(row["rm_scores"].sum()),
+        "prompt_ids": row["prompts"].tolist(),
+        "response_ids": row["responses"].tolist(),
+        "loss_mask": row["response_mask"].tolist(),
+        "logprobs": _rounded(row["rollout_log_probs"]),
+        "actor_logprobs": None if actor_T is None else _rounded(actor_T),
+        "advantage": None if advantage_T is None else _one_or_all(advantage_T, row["response_mask"].bool()),
+    }
+
+
+def _one_or_all(values_T: torch.Tensor, learnt_T: torch.Tensor) -> float | list[float]:
+    of_learnt = values_T[learnt_T]
+    if len(of_learnt) and bool((of_learnt == of_learnt[0]).all()):
+        return round(float(of_learnt[0]), 6)
+    return _rounded(values_T)
+
+
+def _rounded(values_T: torch.Tensor) -> list[float]:
+    return [round(value, 6) for value in values_T.tolist()]
+
+
+def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:
+    """How far the engine that sampled is from the weights that are trained; log-probabilities [N] of the same tokens.
+
+    mismatch/kl    mean of rollout - actor: estimates the divergence of the two over sampled tokens
+    mismatch/max, mismatch/p99    of |rollout - actor| over tokens, in nats
+    """
+    if not len(rollout_N):
+        return {}
+    gap_N = rollout_N - actor_N
+    kl = float(gap_N.mean(dtype=torch.float64))
+    size_N = gap_N.abs_()
+    p99 = size_N.kthvalue(math.ceil(0.99 * len(size_N))).values  # the smallest that 99 of 100 tokens do not exceed
+    return {"mismatch/kl": kl, "mismatch/max": float(size_N.max()), "mismatch/p99": float(p99)}

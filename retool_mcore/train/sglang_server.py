@@ -1,0 +1,73 @@
+"""verl's SGLang server, which also says how full it was and what its prefix cache saved.
+
+Imported by ``rl_metrics.measure_sglang``, which has verl install what its SGLang modules need first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import ray
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer, SGLangReplica
+
+POLL_INTERVAL_S = 0.5  # the scheduler answers between two batches, from what it has counted anyway
+KINDS = ("running", "waiting")  # SGLang's words
+
+
+class MeasuredServer(SGLangHttpServer):
+    """One server of a replica; the one on its first node has the requests."""
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        await super().launch_server(*args, **kwargs)
+        if self.node_rank:
+            return
+        self._in_flight = 0
+        self._polls: list[tuple[int, int]] = []
+        self._cached_tokens: dict[str, int] = {}
+        self.tokenizer_manager.generate_request = self._noting(self.tokenizer_manager.generate_request)
+        self._poller = asyncio.create_task(self._poll())
+
+    async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
+        """verl's, with ``num_cached_tokens`` in the answer's extra fields, as verl's vLLM server has it."""
+        self._in_flight += 1
+        try:
+            output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+        finally:
+            self._in_flight -= 1
+            cached = self._cached_tokens.pop(request_id, None)
+        output.extra_fields["num_cached_tokens"] = cached
+        return output
+
+    def _noting(self, generate_request: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+        """verl's ``generate`` keeps the tokens of SGLang's answer and drops its ``meta_info``."""
+
+        async def noted(request: Any, http: Any = None) -> AsyncIterator[Any]:
+            async for output in generate_request(request, http):
+                if isinstance(output, dict) and "cached_tokens" in output["meta_info"]:
+                    self._cached_tokens[output["meta_info"]["id"]] = output["meta_info"]["cached_tokens"]
+                yield output
+
+        return noted
+
+    async def _poll(self) -> None:
+        """Note the scheduler's counts while there are requests, over its data-parallel ranks."""
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            if self._in_flight:
+                loads = await self.tokenizer_manager.get_loads(include=["core"])
+                running, queued = (sum(getattr(load, f"num_{kind}_reqs") for load in loads) for kind in KINDS)
+                self._polls.append((running, queued))
+
+    async def take_polls(self) -> list[tuple[int, int]]:
+        """(running, queued) of each poll since the last call."""
+        polls, self._polls = self._polls, []
+        return polls
+
+
+class MeasuredReplica(SGLangReplica):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(MeasuredServer)
