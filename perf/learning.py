@@ -169,7 +169,8 @@ def write_model(task_model: Path, folder: Path, name: str, platform: str) -> Non
     shape = {key: value for key, value in shape.items() if key not in ("architectures", "model_type")}
     torch.manual_seed(0)
     if "num_experts" in MODELS[name]:
-        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**(shape | {"head_dim": 16} | dict(MODELS[name]))))
+        # SGLang's kernel for rotary embeddings and the cache in one has no heads of 16.
+        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**(shape | {"head_dim": 64} | dict(MODELS[name]))))
     else:
         shape.pop("layer_types", None)  # as many as layers
         model = Qwen2ForCausalLM(Qwen2Config(**(shape | dict(MODELS[name]))))
