@@ -46,6 +46,7 @@ CASES = {
     "partial_rollout": Case("dense", 1, ("train.mode=partial_rollout",)),
     "async": Case("dense", 2, ("train.mode=async", "rollout.gpus=1")),
     "tp2": Case("dense", 2, ("parallel.tp=2",)),
+    "four_layers": Case("four_layers", 1),  # beside pp2: what is the model's, and what the pipeline's
     "pp2": Case("four_layers", 2, ("parallel.pp=2",)),
     "moe_ep2": Case("experts", 2, ("parallel.ep=2",)),
 }
@@ -82,12 +83,17 @@ def main(
     platform: Annotated[str, typer.Option(help="cuda, or cpu to try the script")] = "cuda",
     devices: Annotated[int, typer.Option(min=1, help="of the machine")] = 4,
     places: Annotated[int, typer.Option(min=1, help="processes that share a device")] = 3,
+    seed: Annotated[int, typer.Option(help="of the task, the first weights and the runs")] = 0,
     setting: Annotated[list[str] | None, typer.Option(help="section.key=value of every RL run")] = None,
 ) -> None:
     chosen = {name: CASES[name] for name in case or CASES}
     out.mkdir(parents=True, exist_ok=True)
-    run([sys.executable, "-m", "retool_mcore", "data", "task", str(out / "task")], out / "task.log", [])
-    common = [f"run.root={out}", f"run.platform={platform}", f"model.dtype={dtype(platform)}"]
+    run(
+        [sys.executable, "-m", "retool_mcore", "data", "task", str(out / "task"), "--seed", str(seed)],
+        out / "task.log",
+        [],
+    )
+    common = [f"run.root={out}", f"run.seed={seed}", f"run.platform={platform}", f"model.dtype={dtype(platform)}"]
     free = Devices(devices, places)
     with ThreadPoolExecutor() as pool:
         names = sorted({each.model for each in chosen.values()})
@@ -108,12 +114,21 @@ def dtype(platform: str) -> str:
     return "float32" if platform == "cpu" else "bfloat16"
 
 
-def train_sft(out: Path, name: str, *, common: list[str], free: Devices, platform: str) -> Path:
+def train_sft(out: Path, name: str, *, common: list[str], free: Devices, platform: str, seed: int) -> Path:
     """The model of ``name`` after SFT, as a directory."""
     start = out / "task" / "model"
     if MODELS[name]:
         start = out / f"model_{name}"
-        script = [sys.executable, __file__, "--write-model", str(out / "task" / "model"), str(start), name, platform]
+        script = [
+            sys.executable,
+            __file__,
+            "--write-model",
+            str(out / "task" / "model"),
+            str(start),
+            name,
+            platform,
+            str(seed),
+        ]
         run(script, out / f"model_{name}.log", [])
     taken = free.take(1)
     try:
@@ -157,7 +172,7 @@ def run(command: list[str], log: Path, devices: list[int]) -> None:
         subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=True)
 
 
-def write_model(task_model: Path, folder: Path, name: str, platform: str) -> None:
+def write_model(task_model: Path, folder: Path, name: str, platform: str, seed: str) -> None:
     """A random model with the tokenizer of ``task_model`` and its shape, but for MODELS[name]."""
     from retool_mcore.platforms import get_platform
 
@@ -167,7 +182,7 @@ def write_model(task_model: Path, folder: Path, name: str, platform: str) -> Non
 
     shape = json.loads((task_model / "config.json").read_text(encoding="utf-8"))
     shape = {key: value for key, value in shape.items() if key not in ("architectures", "model_type")}
-    torch.manual_seed(0)
+    torch.manual_seed(int(seed))
     if "num_experts" in MODELS[name]:
         # SGLang's kernel for rotary embeddings and the cache in one has no heads of 16.
         model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**(shape | {"head_dim": 64} | dict(MODELS[name]))))
@@ -180,6 +195,6 @@ def write_model(task_model: Path, folder: Path, name: str, platform: str) -> Non
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--write-model"]:
-        write_model(Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:6])
+        write_model(Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:7])
     else:
         typer.run(main)
