@@ -97,7 +97,10 @@ def main(
     free = Devices(devices, places)
     with ThreadPoolExecutor() as pool:
         names = sorted({each.model for each in chosen.values()})
-        sft = {name: pool.submit(train_sft, out, name, common=common, free=free, platform=platform) for name in names}
+        sft = {
+            name: pool.submit(train_sft, out, name, common=common, free=free, platform=platform, seed=seed)
+            for name in names
+        }
         more = [*common, *([ENGINE] if platform == "cuda" else []), *(setting or ())]
         started = {
             name: pool.submit(train_rl, out, name, common=more, free=free, sft=sft[each.model])
