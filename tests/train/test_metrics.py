@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,6 +53,20 @@ def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
     board = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
     assert [(event.step, event.value) for event in board.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_killed_process_has_written_its_last_row_to_both_files(tmp_path: Path):
+    """A resumed run would not write it again: its step is before the checkpoint."""
+    script = (
+        "import os, pathlib\nfrom retool_mcore.train.metrics import MetricWriter\n"
+        f"writer = MetricWriter(pathlib.Path({str(tmp_path)!r}), resumed_step=0)\n"
+        "writer.write(1, {f'n{number}': 1.0 for number in range(150)})\nos._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=False, timeout=120).returncode == 9
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert len(board.Tags()["scalars"]) == 150
+    assert len(read_metrics(tmp_path / "metrics.jsonl")[0]) == 152
 
 
 def test_tokens_a_second_are_of_the_run_and_of_one_gpu():
