@@ -43,6 +43,10 @@ def exact_metrics(run_dir: Path) -> list[dict[str, float]]:
 def test_a_killed_run_continues_bit_exactly_and_exports(task: Path, tmp_path: Path, mark: str):
     whole = run(argv_sft(*settings(task, tmp_path, "run.name=whole", "parallel.tp=2")), mark)
     assert whole.returncode == 0, whole.stderr[-3000:]
+    rows = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    between_s = rows[-1]["unix_s"] - rows[0]["unix_s"]
+    assert sum(row["time_step_s"] for row in rows[1:]) == pytest.approx(between_s, rel=0.02)
+    assert all(row["tokens_per_s_per_gpu"] == row["tokens_per_s"] / 2 for row in rows)
     argv = argv_sft(*settings(task, tmp_path, "run.name=killed", "parallel.tp=2"))
     killed = tmp_path / "killed"
     with started(argv, mark):
