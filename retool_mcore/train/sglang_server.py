@@ -6,12 +6,15 @@ Imported by ``rl_metrics.measure_sglang``, which has verl install what its SGLan
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer, SGLangReplica
+
+logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5  # the scheduler answers between two batches, from what it has counted anyway
 KINDS = ("running", "waiting")  # SGLang's words
@@ -29,6 +32,7 @@ class MeasuredServer(SGLangHttpServer):
         self._cached_tokens: dict[str, int] = {}
         self.tokenizer_manager.generate_request = self._noting(self.tokenizer_manager.generate_request)
         self._poller = asyncio.create_task(self._poll())
+        self._poller.add_done_callback(_tell)
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
         """verl's, with ``num_cached_tokens`` in the answer's extra fields, as verl's vLLM server has it."""
@@ -65,6 +69,12 @@ class MeasuredServer(SGLangHttpServer):
         """(running, queued) of each poll since the last call."""
         polls, self._polls = self._polls, []
         return polls
+
+
+def _tell(poller: asyncio.Task[None]) -> None:
+    """The run goes on without the numbers."""
+    if not poller.cancelled() and (error := poller.exception()):
+        logger.warning("SGLang's load is not polled any more: %r", error)
 
 
 class MeasuredReplica(SGLangReplica):

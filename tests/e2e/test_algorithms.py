@@ -32,6 +32,8 @@ def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
     for row in rows:
         assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0
         assert {"mismatch/kl", "mismatch/max", "mismatch/p99"} <= set(row)
+        assert row["memory_gib"] == row["memory_gib/rank_0"] > 0.1
+        assert 0.0 < row["engine/cache_hit_rate"] < 1.0, "a group's responses share their prompt"
     return rows
 
 
@@ -52,6 +54,7 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     rows = train(tmp_path, mark, *settings, "train.steps=2", "cluster.gpus_per_node=2", "parallel.tp=2")
     assert len(complete_checkpoints(tmp_path / "rl/checkpoints")) == 2, "the last save is waited for"
     assert rows[0] == first and [row["step"] for row in rows] == [1, 2]
+    assert set(rows[1]) >= {"memory_gib/rank_0", "memory_gib/rank_1"} and "memory_gib/rank_1" not in rows[0]
     for row in rows:
         assert row["value_loss"] > 0 and row["time_update_critic_s"] > 0
         assert row["mismatch/max"] <= 1e-4, "float32 engine and actor agree"
@@ -62,6 +65,10 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     calls = [turn for row in trajectories(tmp_path) for turn in row["turns"] if turn["kind"] == "tool_call"]
     assert calls and all(turn["text"].endswith("</code>") for turn in calls)
     assert {result["shown"] for turn in calls for result in turn["results"]} <= {"7", "7\n7"}
+    for name in ("latency_s", "queue_s", "run_s"):
+        assert 0.0 <= rows[0][f"tool/{name}/p50"] <= rows[0][f"tool/{name}/p99"]
+    assert rows[0]["tool/latency_s/p50"] > rows[0]["tool/run_s/p50"] > 0.0
+    assert all(len(row["advantage"]) == len(row["response_ids"]) for row in trajectories(tmp_path)), "GAE's, by token"
 
 
 def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path: Path, mark: str):
@@ -77,6 +84,10 @@ def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path
         assert row["grad_norm"] > 0.0, "one of each pair is to become likelier"
     assert sum(row["training/filter_groups/evicted_samples"] for row in rows) > 0
     assert sum(row["rollout/refilled_prompts"] for row in rows) > 0
+    assert max(row["groups/all_right"] + row["groups/all_wrong"] for row in rows) > 0, "before the filter"
+    between_s = rows[1]["unix_s"] - rows[0]["unix_s"]
+    phases_s = [rows[1][f"time_{name}_s"] for name in ("step", "metrics", "between_steps")]
+    assert sum(phases_s) == pytest.approx(between_s, rel=0.02)
 
 
 def test_filtering_that_finds_nothing_stops_with_one_error(tmp_path: Path, mark: str):
@@ -93,7 +104,7 @@ def test_partial_rollout_goes_on_after_updates_and_a_restart_and_is_weighted_for
     settings += ("train.mode=partial_rollout", "algorithm.importance_sampling=token", "rollout.protocol=retool")
     settings += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400")
     # At 1e-3 one update teaches the right answer, which is short; what is in flight then hardly ever becomes a batch.
-    settings += ("checkpoint.every_steps=3", "optim.lr=3e-4")
+    settings += ("checkpoint.every_steps=3", "optim.lr=3e-4", "rollout.record_groups=8")
     train(tmp_path, mark, *settings, "train.steps=3")
     rows = train(tmp_path, mark, *settings, "train.steps=4")  # with the prompts that were in flight
     assert [row["step"] for row in rows] == [1, 2, 3, 4]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,11 +45,23 @@ def of_its_version(row: dict, version: int, model: torch.nn.Module) -> list[tupl
     ]
 
 
+def assert_learnt_from(row: dict, model: torch.nn.Module) -> None:
+    """The actor's log-probabilities are those of the step's first weights, the advantage is one number."""
+    tokens = torch.tensor([row["prompt_ids"] + row["response_ids"]])
+    with torch.no_grad():
+        logprobs_TV = model(tokens).logits[0].log_softmax(-1)
+    start = len(row["prompt_ids"])
+    wanted = [float(logprobs_TV[start + at - 1, token]) for at, token in enumerate(row["response_ids"])]
+    assert row["actor_logprobs"] == pytest.approx(wanted, abs=1e-4)
+    assert isinstance(row["advantage"], float)
+
+
 def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_sent(tmp_path: Path, mark: str):
     """Two updates a step; each token is of the weights whose version it bears, as the checkpoints have them."""
     settings = ("train.prefetch_batches=1.0", "train.max_staleness=1", "train.when_stale=wait")
     settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "train.val_every_steps=4")
     settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=4")
+    settings += ("rollout.record_groups=8",)
     rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *settings, "train.steps=4")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["mismatch/max"] <= 1e-4, "both updates of a step are compared with the weights at its start"
@@ -61,6 +75,13 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     assert rows[0]["rollout_corr/rollout_is_max"] == pytest.approx(1.0, abs=1e-2)
     assert min(row["rollout_corr/rollout_is_min"] for row in rows) < 0.9
     assert "val/accuracy" in rows[-1]
+    for before, row in pairwise(rows):
+        phases_s = [row.get(f"time_{name}_s", 0.0) for name in ("step", "validate_after", "metrics", "between_steps")]
+        assert sum(phases_s) == pytest.approx(row["unix_s"] - before["unix_s"], rel=0.02)
+    for row in rows:  # of both devices, the trainer's and the engine's
+        assert row["tokens_per_s"] == pytest.approx(row["tokens"] / (row["time_step_s"] - row["time_checkpoint_s"]))
+        assert row["tokens_per_s_per_gpu"] == row["tokens_per_s"] / 2
+        assert row["engine/queued/mean"] >= 0 and 0 < row["engine/running/mean"] <= row["engine/running/max"] <= 64
     get_platform("cpu").activate()  # transformers finds our stand-in for torchvision
     from transformers import AutoModelForCausalLM
 
@@ -70,6 +91,13 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
         step: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for step, folder in folders.items()
     }
     sampled = [json.loads(line) for line in (tmp_path / "rl/trajectories/trajectories.jsonl").open()]
+    learnt = [row for row in sampled if row["partition"] == "train"]
+    for step in (1, 2, 3, 4):  # of all groups, so of both updates
+        groups = Counter(row["key"].split("_")[0] for row in learnt if row["step"] == step)
+        assert len(groups) == 8 and set(groups.values()) == {2}
+    for row in learnt:
+        if row["step"] == 1:
+            assert_learnt_from(row, models[0])
     pairs: dict[int, list[tuple[float, float]]] = {step: [] for step in models}
     for row in sampled:
         for version in set(row["versions"]) & models.keys():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from commands import (
     started,
     wait_until,
 )
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from retool_mcore.train.metrics import read_metrics
 
@@ -63,9 +65,31 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         assert row["rollout_corr/log_ppl_abs_diff"] <= 1e-4
         assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0
     assert "val/accuracy" in rows[-1]
+    assert_written_once(run_dir, rows)
+    assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
+
+
+def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
+    """Step 3 was done twice: its first scalars and trajectories are gone, nobody else has written any."""
+    board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    scalars = {tag: [event.step for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+    names = {name for row in rows for name in row} - {"step", "unix_s"}
+    assert scalars == {name: [row["step"] for row in rows if name in row] for name in names}
     trajectories = [json.loads(line) for line in (run_dir / "trajectories" / "trajectories.jsonl").open()]
     assert {"prompt_ids", "response_ids", "loss_mask", "logprobs", "turns", "reward"} <= set(trajectories[0])
-    assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
+    groups = Counter((row["partition"], row["step"], row["key"].split("_")[0]) for row in trajectories)
+    assert set(groups.values()) == {4}, "whole groups"
+    assert Counter(which[:2] for which in groups) == {("val", 4): 2} | {("train", step): 2 for step in (1, 2, 3, 4)}
+    for row in trajectories:
+        assert row["prompt"].startswith("<|im_start|>system") and row["truth"]
+        if row["partition"] == "val":
+            assert (row["actor_logprobs"], row["advantage"]) == (None, None)
+            continue
+        gaps = [
+            a - b for a, b, own in zip(row["logprobs"], row["actor_logprobs"], row["loss_mask"], strict=True) if own
+        ]
+        assert max(map(abs, gaps)) <= 1e-4 and isinstance(row["advantage"], float)
 
 
 @pytest.mark.parametrize(

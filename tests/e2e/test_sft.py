@@ -59,6 +59,9 @@ def test_a_killed_run_continues_bit_exactly_and_exports(
     # Warm-up over round(0.1 * 8) = 1 update, then a cosine from 3e-3 to 3e-4; no update is made with a rate of 0.
     wanted = [3e-4 + 2.7e-3 * 0.5 * (1 + math.cos(math.pi * done / 7)) for done in range(8)]
     assert [row["lr"] for row in told] == pytest.approx(wanted, rel=1e-6)
+    between_s = told[-1]["unix_s"] - told[0]["unix_s"]
+    assert sum(row["time_step_s"] for row in told[1:]) == pytest.approx(between_s, rel=0.02)
+    assert all(row["tokens_per_s_per_gpu"] == row["tokens_per_s"] / 2 for row in told)
     argv = argv_sft(*settings(task, tmp_path, "run.name=killed", *more))
     killed = tmp_path / "killed"
     with started(argv, mark):

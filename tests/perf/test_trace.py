@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_folder(folder: Path) -> Path:
-    row = {"step": 3, "unix_s": 1000.0, "time_step_s": 10.0, "time_generation_s": 6.0, "time_update_actor_s": 3.0}
-    (folder / "metrics.jsonl").write_text(json.dumps(row | {"time_other_s": 1.0}) + "\n")
+    row = {"step": 3, "unix_s": 1002.5, "time_step_s": 10.0, "time_generation_s": 6.0, "time_update_actor_s": 3.0}
+    row |= {"time_other_s": 1.0, "time_validate_after_s": 2.0, "time_metrics_s": 0.5, "time_between_steps_s": 0.25}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     turn = {"engine_s": 2.0, "tool_s": 0.5, "tokens": 9, "kind": "tool_call", "results": [{"ok": True}]}
     last = turn | {"results": [], "tool_s": 0.0, "kind": "answer"}
     rows = [
@@ -43,6 +44,8 @@ def test_phases_and_turns_stand_where_they_happened(tmp_path: Path):
             (1, "generation", 990.0): 6.0,
             (1, "update_actor", 996.0): 3.0,
             (1, "other", 999.0): 1.0,
+            (1, "validate_after", 1000.0): 2.0,
+            (1, "metrics", 1002.0): 0.5,
             (2, "model", 990.5): 2.0,
             (2, "tool", 992.5): 0.5,
             (2, "model", 993.0): 2.0,

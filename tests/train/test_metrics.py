@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from retool_mcore.train.metrics import MetricWriter, NonFiniteLoss, PhaseTimer, read_metrics, require_finite
+from retool_mcore.train.metrics import (
+    MetricWriter,
+    NonFiniteLoss,
+    PhaseTimer,
+    memory_by_rank,
+    read_metrics,
+    require_finite,
+    token_rates,
+)
 
 
 def test_phases_add_up_to_the_step():
@@ -30,7 +41,6 @@ def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
     first = MetricWriter(tmp_path, resumed_step=0)
     for step in (1, 2, 3):
         first.write(step, {"loss": float(step)})
-    first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')  # the kill
     second = MetricWriter(tmp_path, resumed_step=2)
@@ -40,6 +50,32 @@ def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
     written_s = [row.pop("unix_s") for row in rows]
     assert written_s == sorted(written_s) and written_s[0] > time.time() - 600
     assert rows == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 30.0}]
+    board = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    assert [(event.step, event.value) for event in board.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_killed_process_has_written_its_last_row_to_both_files(tmp_path: Path):
+    """A resumed run would not write it again: its step is before the checkpoint."""
+    script = (
+        "import os, pathlib\nfrom retool_mcore.train.metrics import MetricWriter\n"
+        f"writer = MetricWriter(pathlib.Path({str(tmp_path)!r}), resumed_step=0)\n"
+        "writer.write(1, {f'n{number}': 1.0 for number in range(150)})\nos._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=False, timeout=120).returncode == 9
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert len(board.Tags()["scalars"]) == 150
+    assert len(read_metrics(tmp_path / "metrics.jsonl")[0]) == 152
+
+
+def test_tokens_a_second_are_of_the_run_and_of_one_gpu():
+    times = {"time_step_s": 10.0, "time_checkpoint_s": 1.5, "time_validate_s": 0.5, "time_other_s": 1.0}
+    assert token_rates(800.0, times, 4) == {"tokens_per_s": 100.0, "tokens_per_s_per_gpu": 25.0}
+
+
+def test_memory_is_told_by_rank_and_at_most():
+    assert memory_by_rank([1.0, 3.0]) == {"memory_gib": 3.0, "memory_gib/rank_0": 1.0, "memory_gib/rank_1": 3.0}
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
