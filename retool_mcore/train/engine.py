@@ -16,6 +16,7 @@ from retool_mcore.data.chat import Rendered
 from retool_mcore.errors import CheckpointError
 from retool_mcore.models import train_flops
 from retool_mcore.platforms.base import Platform
+from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
 from retool_mcore.train.metrics import PhaseTimer
 from retool_mcore.train.recompute import recompute_long_micro_batches, set_budget
@@ -50,6 +51,7 @@ class SftEngine:
         dist.all_gather_object(flags, has_output)
         self._source = flags.index(True)  # with pipeline parallelism the loss is not on rank 0
         if config.memory.recompute == "auto":
+            MICRO_BATCH_PATCH.apply()
             rest, input_share = token_memory(self._shape, fused_cross_entropy=config.memory.fused_cross_entropy)
             recompute_long_micro_batches(
                 self._worker.engine.module, config.train.micro_batch_tokens, rest=rest, input_share=input_share

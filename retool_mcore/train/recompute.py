@@ -13,7 +13,7 @@ from math import ceil
 from typing import Any
 
 from retool_mcore.activations import layers_to_recompute, micro_batch_tokens
-from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
+from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES
 
 
 def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:
@@ -30,7 +30,8 @@ def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, c
     """Tell verl how to cut a batch: its longest sequence fits, and there are no fewer micro-batches than usual.
 
     ``lengths``: tokens of each sequence of each data-parallel rank, the same on all ranks, as the budget must be.
-    ``usual_tokens``: of one rank, before context parallelism multiplies them. ``data``: this rank's TensorDict.
+    ``usual_tokens``: of one rank, before context parallelism multiplies them. ``data``: this rank's TensorDict. verl
+    heeds the number with ``MICRO_BATCH_PATCH`` only.
     """
     from verl.utils import tensordict_utils as tu
 
@@ -45,6 +46,7 @@ def set_budget_of_each_batch(engine: Any) -> None:
     """Make verl's Megatron ``engine`` cut each batch by ``set_budget``, from the lengths that its ranks have."""
     import torch.distributed as dist
 
+    MICRO_BATCH_PATCH.apply()
     forward_backward, config = engine.forward_backward_batch, engine.engine_config
 
     @wraps(forward_backward)
