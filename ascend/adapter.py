@@ -1,8 +1,8 @@
 """Class Ascend: Huawei NPUs. MindSpeed under Megatron-core for training, vLLM with vllm-ascend for rollouts.
 
-verl 0.9.1 already knows the device (platform `huawei`) and registers a MindSpeed engine for (megatron, npu), so there
-is nothing to patch. What this class adds: the order of imports that MindSpeed needs, the environment, and a clear error
-for whatever a machine or a configuration lacks.
+verl 0.9.1 already knows the device (platform `huawei`) and registers a MindSpeed engine for (megatron, npu), so nothing
+is patched for the device's sake. What this class adds: the order of imports that MindSpeed needs, the environment, and
+a clear error for whatever a machine or a configuration lacks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ascend import limits
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
+from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.platforms.patches import Patch
 
 CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
@@ -45,7 +46,7 @@ GUIDE_DROPPED = {
 
 
 class Ascend(Platform):
-    """Atlas A2 (Ascend 910B). No patches of ours. Nothing in this class has been run on an NPU: see README.md."""
+    """Atlas A2 (Ascend 910B). Nothing in this class has been run on an NPU: see README.md."""
 
     name = "ascend"
     device = "npu"
@@ -147,7 +148,7 @@ class Ascend(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
-        return ()
+        return (MICRO_BATCH_PATCH,)  # applied where memory.recompute = "auto" asks for it
 
     def mapping(self) -> str:
         return limits.markdown()

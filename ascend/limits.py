@@ -47,7 +47,7 @@ TABLE: tuple[Row, ...] = (
         cuda="[memory] recompute, offload_idle, optimizer_on_cpu",
         ascend="the same",
         kind="same",
-        reason="Megatron-core's and verl's own, above the device",
+        reason="Megatron-core's and verl's own, above the device; `auto` brings our patch of how verl cuts a batch",
         seen_in=VERL,
     ),
     Row(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from retool_mcore.config import RunConfig, SftConfig
+from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import ConfigError
 
 LOGIT_BYTES = 4  # of one token's logit over forward and backward pass, with memory.fused_cross_entropy; measured
@@ -57,29 +57,36 @@ def token_memory(shape: Mapping[str, Any], *, fused_cross_entropy: bool) -> tupl
     if num_experts(shape):
         ffn = shape["moe_intermediate_size"] * shape["num_experts_per_tok"]
     kept = layer_bytes(hidden=hidden, attended=heads * head_dim, kv=kv_heads * head_dim, ffn=ffn)
+    return rest_and_input(kept, hidden, shape["vocab_size"], fused_cross_entropy=fused_cross_entropy)
+
+
+def rest_and_input(kept: int, hidden: int, vocab: int, *, fused_cross_entropy: bool) -> tuple[float, float]:
+    """``token_memory`` from the bytes that one layer keeps of a token."""
     logit_bytes = LOGIT_BYTES if fused_cross_entropy else PLAIN_LOGIT_BYTES
-    return 1 + logit_bytes * shape["vocab_size"] / kept, 2 * hidden / kept
+    return 1 + logit_bytes * vocab / kept, 2 * hidden / kept
 
 
-def micro_batch_tokens(config: SftConfig, longest_tokens: int) -> int:
-    """The budget of one rank's micro-batches in a batch whose longest sequence has so many tokens."""
-    return max(config.train.micro_batch_tokens, ceil(longest_tokens / config.parallel.cp))
+def micro_batch_tokens(usual_tokens: int, longest_tokens: int, cp: int) -> int:
+    """The budget of one rank's micro-batches, ``usual_tokens`` unless the batch has a longer sequence."""
+    return max(usual_tokens, ceil(longest_tokens / cp))
 
 
 def check_recompute(config: RunConfig, shape: Mapping[str, Any]) -> None:
     """Raise ConfigError when the longest sequence does not fit with all layers recomputed."""
     if config.memory.recompute != "auto":
         return
-    assert isinstance(config, SftConfig), "RlConfig refuses it"
+    assert isinstance(config, SftConfig | RlConfig), "a run is one of both"
+    usual_tokens, longest_tokens = config.train.micro_batch_tokens, config.max_sequence_tokens
     layers = shape["num_hidden_layers"] // (config.parallel.pp * config.parallel.vpp)
     rest, input_share = token_memory(shape, fused_cross_entropy=config.memory.fused_cross_entropy)
-    tokens = micro_batch_tokens(config, config.data.max_length_tokens)
-    needed = layers_to_recompute(tokens, config.train.micro_batch_tokens, layers, rest=rest, input_share=input_share)
+    tokens = micro_batch_tokens(usual_tokens, longest_tokens, config.parallel.cp)
+    needed = layers_to_recompute(tokens, usual_tokens, layers, rest=rest, input_share=input_share)
     if needed > layers:
         least = ceil(tokens * (1 - layers * (1 - input_share) / (layers + rest)))
+        limit = "data.max_prompt_tokens + rollout.max_response_tokens"
+        limit = "data.max_length_tokens" if isinstance(config, SftConfig) else limit
         raise ConfigError(
-            f'{config.source}: memory.recompute = "auto" and data.max_length_tokens = '
-            f"{config.data.max_length_tokens}: a rank's {tokens} tokens take more memory with all {layers} layers of a "
-            f"stage recomputed than train.micro_batch_tokens = {config.train.micro_batch_tokens} without. Raise it to "
-            f"{least}, or parallel.cp."
+            f'{config.source}: memory.recompute = "auto" and {limit} = {longest_tokens}: a rank\'s {tokens} '
+            f"tokens take more memory with all {layers} layers of a stage recomputed than train.micro_batch_tokens = "
+            f"{usual_tokens} without. Raise it to {least}, or parallel.cp."
         )

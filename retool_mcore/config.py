@@ -67,9 +67,9 @@ class Parallel(Section):
 class Memory(Section):
     """What is kept, recomputed, shrunk or moved to the host, so that a model fits. Each costs time: see perf/LOG.md.
 
-    recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole layers; SFT's "auto":
-                         whole layers, only in micro-batches longer than train.micro_batch_tokens, which one sequence
-                         may exceed; as many as bring it back to the memory of such a one
+    recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole layers; "auto": whole
+                         layers, only in micro-batches longer than train.micro_batch_tokens, which one sequence may
+                         exceed; as many as bring it back to the memory of such a one
     recompute_layers     with "full": so many layers of each pipeline stage; 0: all of them
     fused_cross_entropy  no float32 copy of the logits: 16 k tokens of a 152 k vocabulary are 10 GB in each of several
     adam_states          bytes a parameter for master weight and two moments. "float32": 12; "compact": 10, the master
@@ -280,11 +280,6 @@ class RlConfig(RunConfig):
     @model_validator(mode="after")
     def _rl_rules(self) -> RlConfig:
         t, r, serving = self.train, self.rollout, self.rollout.gpus or self.cluster.num_gpus
-        if self.memory.recompute == "auto":
-            raise ValueError(
-                'memory.recompute = "auto" is SFT\'s: verl packs all micro-batches of an RL run to one budget, that of '
-                'its longest response. Use "full" with memory.recompute_layers'
-            )
         if self.algorithm.name == "grpo" and r.group_size < 2:
             raise ValueError("rollout.group_size = 1 gives GRPO no group to compare within. Use at least 2")
         if self.algorithm.filter_groups and r.group_size < 2:
@@ -316,10 +311,11 @@ class RlConfig(RunConfig):
                 f"rollout.engine_tp = {r.engine_tp} does not divide the {serving} GPUs that serve rollouts"
             )
         budget = t.micro_batch_tokens * self.parallel.cp
-        if self.max_sequence_tokens > budget:
+        if self.max_sequence_tokens > budget and self.memory.recompute != "auto":
             raise ValueError(
                 f"data.max_prompt_tokens + rollout.max_response_tokens = {self.max_sequence_tokens} does not fit a "
-                f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens"
+                f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the "
+                'other, or let longer ones be recomputed with memory.recompute = "auto"'
             )
         if self.reward.overlong_buffer_tokens > r.max_response_tokens:
             raise ValueError(

@@ -28,18 +28,25 @@ CALIBRATION = {
     "attention": Constant(0.26, f"{SFT_7B}; the same of attention, causal half counted"),
     "elementwise": Constant(6.0, f"{SFT_7B}; times what is kept for backward passes through memory, in three passes"),
     "gaps": Constant(0.08, f"{SFT_7B}; time without a kernel, as a share of the time with one"),
+    "ring": Constant(0.045, f"{SFT_7B}; what context parallelism adds, as such a share: small kernels, half sequences"),
     "memory": Constant(0.70, "assumed: share of the memory's rate reached"),
     "link": Constant(0.75, "assumed: share of a link's rate reached by collectives"),
     "spread": Constant(1.35, f"{SFT_7B}; mean square of the lengths over the square of their mean"),
     "buffers_gib": Constant(3.7, f"{SFT_7B}; communication buffers, workspaces, fragments"),
     "logits_bytes": Constant(8.0, f"{SFT_7B}; for each logit: bfloat16, float32, and what backward makes of them"),
     "fused_logits_bytes": Constant(2.1, f"{SFT_7B}; the same with memory.fused_cross_entropy"),
-    "decode_layer_s": Constant(1.45e-4, f"{RL_1_5B}; a decoding step takes at least so long for each layer"),
+    "decode_layer_s": Constant(1.25e-4, f"{RL_1_5B}; so much of a decoding step for each layer, all-reduces apart"),
+    "all_reduce_s": Constant(1e-5, "assumed: a small sum over an engine's GPUs, two of which a layer has in a step"),
     "infer_phase_s": Constant(0.8, f"{RL_1_5B}; old log-probabilities beyond their passes"),
     "update_s": Constant(1.05, f"{RL_1_5B}; an update beyond its passes"),
     "sync_s": Constant(0.3, f"{RL_7B}; a weight sync beyond its bytes"),
     "sync_rate": Constant(38e9, f"{RL_7B}; bytes of weights a second into one engine"),
     "usable": Constant(0.95, "assumed: share of the device's memory that training may fill; 0.91 has run"),
+    "engine_gib": Constant(
+        13.0, "assumed: SGLang's own rule for its fraction leaves so much of such a device to graphs and activations"
+    ),
+    "asleep_gib": Constant(3.0, "assumed: an engine's context and graphs, while it sleeps beside the training"),
+    "host_rate": Constant(20e9, "assumed: bytes a second between one device and the host"),
     "calls": Constant(4.0, "assumed: tool calls of a response; the paper's later runs make about so many"),
     "execution_cpu_s": Constant(
         0.0133, "measured: one execution that imports sympy, perf/RESULTS.md; print takes 0.0055"

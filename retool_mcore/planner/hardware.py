@@ -24,6 +24,9 @@ class Device:
     link: float  # to the devices of its node
     network: float  # to other nodes
     fused: bool  # the platform's layers fuse activation and residual, and keep less for backward
+    # rollout.engine_memory_fraction is of all memory, with all that the engine needs (vLLM); or of what is free when it
+    # starts, with activations and graphs on top (SGLang).
+    engine_counts_all: bool
 
 
 DEVICES = {
@@ -38,6 +41,7 @@ DEVICES = {
             link=450e9,
             network=50e9,
             fused=True,
+            engine_counts_all=False,
         ),
         Device(
             name="h200",
@@ -48,6 +52,7 @@ DEVICES = {
             link=450e9,
             network=50e9,
             fused=True,
+            engine_counts_all=False,
         ),
         Device(
             name="a2",
@@ -58,6 +63,7 @@ DEVICES = {
             link=196e9,
             network=25e9,
             fused=False,
+            engine_counts_all=True,
         ),
     )
 }

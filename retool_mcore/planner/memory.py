@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from math import ceil
 
-from retool_mcore.activations import layer_bytes
 from retool_mcore.config import Memory, Parallel
 from retool_mcore.planner.calibration import of
-from retool_mcore.planner.hardware import GIB
+from retool_mcore.planner.hardware import GIB, Device
 from retool_mcore.planner.shape import ModelShape
 
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.adam_states: master weight and moments
@@ -39,12 +38,13 @@ class TrainMemory:
 class RolloutMemory:
     weights: float
     kv_cache: float
-    training: float  # the idle actor's, 0 where it is offloaded
+    training: float  # the idle actor's; of an offloaded one what no offloading frees
+    beyond: float  # the engine's activations and graphs, where they are not in its share
     kv_tokens: int  # of one engine
 
     @property
     def total(self) -> float:
-        return self.weights + self.kv_cache + self.training
+        return self.weights + self.kv_cache + self.training + self.beyond
 
 
 def params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]:
@@ -68,12 +68,11 @@ def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool 
     bfloat16; sequence parallelism splits all of it over ``tp``; fused attention keeps no scores. Kept is what
     ``activations.layer_bytes`` lists; layers that are not ``fused`` also keep the gate's activation and, at norms
     and residuals, four more hidden states (measured: the first two rows of perf/LOG.md's table differ by so much).
+    "auto" keeps all of them: its micro-batches are at their fullest where nothing is recomputed.
     """
-    hidden, attended = shape.hidden, shape.heads * shape.head_dim
-    kv = shape.kv_heads * shape.head_dim
-    ffn = shape.ffn * (shape.experts_per_token or 1)
+    hidden, ffn = shape.hidden, shape.ffn * (shape.experts_per_token or 1)
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)
-    whole = (layer_bytes(hidden=hidden, attended=attended, kv=kv, ffn=ffn) + unfused) / tp
+    whole = (shape.kept_bytes + unfused) / tp
     if memory.recompute == "full":
         return 2 * hidden / tp, whole
     if memory.recompute == "selective" and not fused:  # the outputs of the norms, which fused layers do not keep
@@ -109,14 +108,20 @@ def train_memory(
 
 
 def rollout_memory(
-    shape: ModelShape, train: TrainMemory, memory: Memory, *, engine_tp: int, fraction: float, device_gib: float
+    shape: ModelShape, train: TrainMemory, memory: Memory, *, engine_tp: int, fraction: float, device: Device
 ) -> RolloutMemory:
-    """Of one device; the engine fills ``fraction`` of it with weights and cache. A cache below 0 does not fit."""
+    """Of one device; ``fraction`` of it is the engine's weights and cache. A cache below 0 does not fit.
+
+    SGLang takes its fraction of what is free when it starts, beside the actor; vLLM of the whole device.
+    """
     weights = 2 * shape.params / engine_tp / GIB
-    cache = fraction * device_gib - weights
+    training = of("buffers_gib") if memory.offload_idle else train.idle + of("buffers_gib")
+    share = fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
+    cache = share - weights
     return RolloutMemory(
         weights=weights,
         kv_cache=cache,
-        training=of("buffers_gib") if memory.offload_idle else train.idle + of("buffers_gib"),
+        training=training,
+        beyond=0.0 if device.engine_counts_all else of("engine_gib"),
         kv_tokens=max(0, int(cache * GIB * engine_tp / shape.kv_bytes)),
     )

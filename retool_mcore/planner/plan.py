@@ -1,24 +1,25 @@
-"""One plan: does a layout fit, where does the memory go, how long is a step; and which layouts would be better."""
+"""One plan: does a run fit as it is configured, where does the memory go, how long is a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig
 from retool_mcore.planner.calibration import of
-from retool_mcore.planner.hardware import DEVICES_PER_NODE, Hardware
+from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.memory import RolloutMemory, TrainMemory, rollout_memory, train_memory
 from retool_mcore.planner.shape import ModelShape
 from retool_mcore.planner.steptime import (
+    Lengths,
     Work,
-    bubble,
     decode,
+    offload_s,
     optimizer_s,
     pass_s,
     passes_of,
+    stretch,
     sync_s,
 )
 
@@ -34,9 +35,7 @@ class Sandboxes:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    parallel: Parallel
-    memory: Memory
-    micro_batch_tokens: int
+    config: SftConfig | RlConfig
     dp: int
     train: TrainMemory
     rollout: RolloutMemory | None
@@ -53,17 +52,38 @@ class Plan:
         return sum(self.phases.values())
 
     @property
+    def parallel(self) -> Parallel:
+        return self.config.parallel
+
+    @property
+    def memory(self) -> Memory:
+        return self.config.memory
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        return self.config.train.micro_batch_tokens
+
+    @property
+    def training_gib(self) -> float:
+        """Of a device while it trains, with the rollout engine that sleeps beside it."""
+        return self.train.total + (of("asleep_gib") if self.rollout else 0.0)
+
+    @property
     def need_gib(self) -> float:
         """Of the fullest device at its fullest moment."""
-        return max(self.train.total, self.rollout.total if self.rollout else 0.0)
+        return max(self.training_gib, self.rollout.total if self.rollout else 0.0)
+
+    @property
+    def training_fits(self) -> bool:
+        return self.training_gib <= of("usable") * self.device_gib
 
     @property
     def missing_gib(self) -> float:
         """How much more memory a device would have to have; negative: what is left.
 
-        Training must leave a share for what fragments; of a rollout, rollout.engine_memory_fraction has seen to that.
+        Training must leave a share for what fragments; in a rollout the engine has seen to that (``engine_gib``).
         """
-        missing = self.train.total - of("usable") * self.device_gib
+        missing = self.training_gib - of("usable") * self.device_gib
         if self.rollout is not None:
             missing = max(missing, self.rollout.total - self.device_gib, -self.rollout.kv_cache)
         return missing
@@ -91,37 +111,31 @@ class Plan:
         }
         if self.rollout is not None:
             parts["rollout_gib"] = asdict(self.rollout) | {"total": self.rollout.total}
+        if isinstance(self.config, RlConfig):
+            names = ("engine_tp", "engine_memory_fraction")
+            parts["rollout"] = {name: getattr(self.config.rollout, name) for name in names}
         if self.sandbox is not None:
             parts["sandbox"] = asdict(self.sandbox)
         return parts
 
 
 def make_plan(
-    config: SftConfig | RlConfig,
-    shape: ModelShape,
-    hardware: Hardware,
-    *,
-    mean_tokens: float | None = None,
-    parallel: Parallel | None = None,
-    memory: Memory | None = None,
+    config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, *, mean_tokens: float | None = None
 ) -> Plan:
-    """The plan of a run as configured, or with another layout; micro-batches then hold just a longest sequence."""
-    changed = parallel is not None or memory is not None
-    parallel, memory = parallel or config.parallel, memory or config.memory
+    """The plan of a run as configured."""
+    parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
     dp = hardware.count // parallel.model_parallel
-    micro = math.ceil(config.max_sequence_tokens / parallel.cp) if changed else config.train.micro_batch_tokens
     train = train_memory(shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused)
     if isinstance(config, RlConfig):
-        return _rl_plan(
-            config, shape, hardware,
-            parallel=parallel, memory=memory, dp=dp, micro=micro, train=train, mean_tokens=mean_tokens,
-        )  # fmt: skip
+        return _rl_plan(config, shape, hardware, dp=dp, train=train, mean_tokens=mean_tokens)
     mean = mean_tokens or config.max_sequence_tokens / 4
     work = Work.of(config.train.global_batch, mean)
-    seconds = _train_s(shape, hardware, parallel, memory, work, micro=micro, dp=dp)
-    phases = {"train": seconds, "optimizer": optimizer_s(shape, hardware, parallel, memory, dp)}
+    phases = {
+        "train": _train_s(config, shape, hardware, work, updates=1, mean=mean),
+        "optimizer": optimizer_s(shape, hardware, parallel, memory, dp),
+    }
     return Plan(
-        parallel=parallel, memory=memory, micro_batch_tokens=micro, dp=dp, train=train, rollout=None, phases=phases,
+        config=config, dp=dp, train=train, rollout=None, phases=phases,
         mean_tokens=mean, tokens_per_step=work.tokens, steps=config.train.steps, device_gib=hardware.device.memory_gib,
         notes=_mean_note(mean_tokens, mean, "a quarter of data.max_length_tokens"),
     )  # fmt: skip
@@ -132,53 +146,55 @@ def _rl_plan(
     shape: ModelShape,
     hardware: Hardware,
     *,
-    parallel: Parallel,
-    memory: Memory,
     dp: int,
-    micro: int,
     train: TrainMemory,
     mean_tokens: float | None,
 ) -> Plan:
-    r = config.rollout
+    r, parallel, memory = config.rollout, config.parallel, config.memory
     rollout = rollout_memory(
-        shape, train, memory, engine_tp=r.engine_tp, fraction=r.engine_memory_fraction,
-        device_gib=hardware.device.memory_gib,
-    )  # fmt: skip
+        shape, train, memory, engine_tp=r.engine_tp, fraction=r.engine_memory_fraction, device=hardware.device
+    )
     mean_prompt = config.data.max_prompt_tokens / 2
     mean = mean_tokens or mean_prompt + r.max_response_tokens / 2
     responses = config.train.prompts_per_step * r.group_size
     decoding = decode(shape, hardware, config, rollout, max(1.0, mean - mean_prompt))
     work = Work.of(responses, mean)
     updates = config.train.prompts_per_step // config.train.mini_batch_prompts
-    forward = pass_s(shape, hardware, parallel, work, passes=1)
+    micro_batches = work.tokens / dp / (config.train.micro_batch_tokens * parallel.cp)
+    forward = pass_s(shape, hardware, parallel, work, passes=1) * stretch(shape, parallel, micro_batches)
+    training = _train_s(config, shape, hardware, work, updates=updates, mean=mean)
     optimizer = updates * optimizer_s(shape, hardware, parallel, memory, dp)
     phases = {
         "generate": decoding.seconds,
-        "old_log_prob": forward * bubble(parallel, work.tokens / dp / micro) + of("infer_phase_s"),
-        "update": _train_s(shape, hardware, parallel, memory, work, micro=micro, dp=dp) + optimizer + of("update_s"),
+        "old_log_prob": forward + of("infer_phase_s"),
+        "update": training + optimizer + of("update_s"),
         "weight_sync": sync_s(shape),
     }
-    if memory.offload_idle:  # weights and optimizer over the host's link, out and in, at 20 GB/s
-        phases["offload"] = 2 * (train.weights + train.optimizer) * 2**30 / 20e9
+    if memory.offload_idle:
+        phases["offload"] = offload_s(train)
     notes = (
         *_mean_note(mean_tokens, mean, "half of the longest prompt and of the longest response"),
         f"generation waits for {decoding.limit}: {decoding.concurrency:.0f} responses at once in each of "
         f"{hardware.count // r.engine_tp} engines, {decoding.tokens_per_s:,.0f} tokens/s in all",
     )
     return Plan(
-        parallel=parallel, memory=memory, micro_batch_tokens=micro, dp=dp, train=train, rollout=rollout, phases=phases,
+        config=config, dp=dp, train=train, rollout=rollout, phases=phases,
         mean_tokens=mean, tokens_per_step=work.tokens, steps=config.train.steps, device_gib=hardware.device.memory_gib,
         notes=notes, sandbox=_sandboxes(config, decoding.seconds) if r.tool else None,
     )  # fmt: skip
 
 
 def _train_s(
-    shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, work: Work, *, micro: int, dp: int
+    config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, work: Work, *, updates: int, mean: float
 ) -> float:
-    passes = passes_of(memory, math.ceil(shape.layers / parallel.pp))
-    return pass_s(shape, hardware, parallel, work, passes=passes) * bubble(
-        parallel, work.tokens / dp / (micro * parallel.cp)
-    )
+    """Forward and backward passes of one step, which is so many ``updates``."""
+    parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
+    twice = 0.0
+    if memory.recompute == "auto":
+        twice = Lengths(mean=mean, longest=config.max_sequence_tokens).recomputed(shape, parallel, memory, micro)
+    passes = passes_of(memory, math.ceil(shape.layers / parallel.pp), twice)
+    micro_batches = work.tokens * parallel.tp * parallel.pp / hardware.count / micro / updates
+    return pass_s(shape, hardware, parallel, work, passes=passes) * stretch(shape, parallel, micro_batches)
 
 
 def _mean_note(given: float | None, mean: float, rule: str) -> tuple[str, ...]:
@@ -191,47 +207,3 @@ def _sandboxes(config: RlConfig, seconds: float) -> Sandboxes:
     cores = calls * of("execution_cpu_s") / nodes
     # Calls come in bursts: all responses of a step start together. Twice the mean, and at least a few.
     return Sandboxes(calls_per_s=calls, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))
-
-
-def proposals(
-    config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, mean_tokens: float | None, limit: int = 5
-) -> list[Plan]:
-    """The fastest layouts that fit, best first: TP, PP, CP, recomputation, and the optimizer on the host if need be."""
-    plans = [
-        plan
-        for parallel in _layouts(config, shape, hardware)
-        for memory in _memories(config)
-        if (plan := make_plan(config, shape, hardware, mean_tokens=mean_tokens, parallel=parallel, memory=memory)).fits
-    ]
-    best: dict[tuple[int, ...], Plan] = {}
-    for plan in sorted(plans, key=lambda plan: plan.step_s):
-        best.setdefault((plan.parallel.tp, plan.parallel.pp, plan.parallel.cp, plan.parallel.ep), plan)
-    return list(best.values())[:limit]
-
-
-def _layouts(config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware) -> Iterator[Parallel]:
-    sizes = (1, 2, 4, 8)
-    for tp in sizes:
-        for pp in sizes:
-            for cp in sizes:
-                ranks = tp * pp * cp
-                if hardware.count % ranks or shape.kv_heads % tp or shape.layers % pp or tp * cp > DEVICES_PER_NODE:
-                    continue
-                dp = hardware.count // ranks
-                if isinstance(config, RlConfig):
-                    batch = config.train.mini_batch_prompts * config.rollout.group_size
-                else:
-                    batch = config.train.global_batch
-                if batch % dp:
-                    continue
-                for ep in sizes if shape.experts else (1,):
-                    if dp % ep == 0 and shape.experts % ep == 0:
-                        layout = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "vpp": 1}
-                        yield config.parallel.model_copy(update=layout)
-
-
-def _memories(config: SftConfig | RlConfig) -> Iterator[Memory]:
-    for recompute in ("none", "selective", "full"):
-        for on_cpu in (0.0, 1.0):
-            changes = {"recompute": recompute, "recompute_layers": 0, "optimizer_on_cpu": on_cpu}
-            yield config.memory.model_copy(update=changes)

@@ -35,10 +35,8 @@ def report(
         if isinstance(config, RlConfig) and config.sandbox.workers < s.workers_per_node:
             lines.append(f"warning: sandbox.workers = {config.sandbox.workers} is less")
     lines += ["", *(f"note: {note}" for note in plan.notes)]
-    if others:
-        lines += ["", "layouts that fit, fastest first:", *(_row(other) for other in others)]
-    else:
-        lines += ["", "no layout of this batch fits this hardware"]
+    lines += ["", "settings that fit, the fastest of each layout, and what is configured:", _row(plan, plan)]
+    lines += [_row(other, plan) for other in others] or ["  none of this batch fits this hardware"]
     return "\n".join(lines)
 
 
@@ -55,36 +53,38 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
             f"rollout does not fit: it needs {rollout.total:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB more "
             f"than its {plan.device_gib:.1f} GiB. Lower rollout.engine_memory_fraction, or set memory.offload_idle"
         )
-    parts = asdict(plan.train)
+    parts = asdict(plan.train) | {"engine": plan.training_gib - plan.train.total}
     largest = max(parts, key=lambda name: parts[name])
     return (
-        f"training does not fit: it needs {plan.train.total:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB more "
-        f"than the {of('usable') * plan.device_gib:.1f} GiB that can be filled; the largest part is {largest}, "
-        f"{parts[largest]:.1f} GiB. Take one of the layouts that fit, or more devices"
+        f"training does not fit: it needs {plan.training_gib:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB "
+        f"more than the {of('usable') * plan.device_gib:.1f} GiB that can be filled; the largest part is {largest}, "
+        f"{parts[largest]:.1f} GiB. Take one of the settings that fit, or more devices"
     )
 
 
 def _layout(plan: Plan) -> str:
-    p, m = plan.parallel, plan.memory
-    extras = [f"recompute {m.recompute}"] if m.recompute != "none" else []
-    extras += [f"optimizer {m.optimizer_on_cpu:.0%} on the host"] if m.optimizer_on_cpu else []
+    p, m, config = plan.parallel, plan.memory, plan.config
     experts = f" ep {p.ep}" if p.ep > 1 else ""
-    return ", ".join(
-        [
-            f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}",
-            *extras,
-            f"{plan.micro_batch_tokens} tokens a micro-batch",
-        ]
-    )
+    layers = f" of {m.recompute_layers} layers a stage" if m.recompute_layers else ""
+    words = [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}", f"recompute {m.recompute}{layers}"]
+    words += [f"optimizer {m.optimizer_on_cpu:.0%} on the host"] if m.optimizer_on_cpu else []
+    words += [f"{plan.micro_batch_tokens} tokens a micro-batch"]
+    if isinstance(config, RlConfig):
+        r = config.rollout
+        words += [f"engines tp {r.engine_tp} with {r.engine_memory_fraction:.0%}"]
+        words += ["idle actor on the host"] if m.offload_idle else ["idle actor stays"]
+    return ", ".join(words)
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
     yield f"memory of one device, GiB (of {plan.device_gib:.1f}, {of('usable'):.0%} may be filled)"
     for name, value in asdict(plan.train).items():
         yield f"  training   {name:<14}{value:8.1f}"
-    yield f"  training   {'total':<14}{plan.train.total:8.1f}"
     if plan.rollout is not None:
-        for name in ("weights", "kv_cache", "training"):
+        yield f"  training   {'engine asleep':<14}{plan.training_gib - plan.train.total:8.1f}"
+    yield f"  training   {'total':<14}{plan.training_gib:8.1f}"
+    if plan.rollout is not None:
+        for name in ("weights", "kv_cache", "training", "beyond"):
             yield f"  rollout    {name:<14}{getattr(plan.rollout, name):8.1f}"
         room = f"room for {plan.rollout.kv_tokens:,} tokens in each engine"
         yield f"  rollout    {'total':<14}{plan.rollout.total:8.1f}   {room}"
@@ -98,5 +98,6 @@ def _time_lines(plan: Plan) -> Iterator[str]:
     yield f"  {'step':<25}{plan.step_s:8.1f}   {plan.steps} steps: {hours:,.1f} hours"
 
 
-def _row(plan: Plan) -> str:
-    return f"  {plan.step_s:8.1f} s  {plan.need_gib:6.1f} GiB  {_layout(plan)}"
+def _row(plan: Plan, configured: Plan) -> str:
+    beside = "configured" if plan is configured else f"{plan.step_s / configured.step_s - 1:+.1%}"
+    return f"  {plan.step_s:8.1f} s  {beside:>10}  {plan.need_gib:6.1f} GiB  {_layout(plan)}"

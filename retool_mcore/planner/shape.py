@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.activations import num_experts
+from retool_mcore.activations import layer_bytes, num_experts
 from retool_mcore.errors import ConfigError
 from retool_mcore.models import read_shape
 
@@ -45,6 +45,13 @@ class ModelShape:
     @property
     def params(self) -> int:
         return self.layers * self.layer_params + self.head_params * (1 if self.tied else 2)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of one token, what one layer with fused kernels keeps for its backward pass."""
+        ffn = self.ffn * (self.experts_per_token or 1)
+        attended, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return layer_bytes(hidden=self.hidden, attended=attended, kv=kv, ffn=ffn)
 
     @property
     def kv_bytes(self) -> int:

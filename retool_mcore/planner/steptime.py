@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
+from retool_mcore.activations import layers_to_recompute, rest_and_input
 from retool_mcore.config import Memory, Parallel, RlConfig
 from retool_mcore.planner.calibration import of as calibrated
-from retool_mcore.planner.hardware import Hardware
+from retool_mcore.planner.hardware import GIB, Hardware
 from retool_mcore.planner.memory import (
     STATE_BYTES,
     RolloutMemory,
+    TrainMemory,
     activation_bytes,
     params_of_rank,
     state_params_of_rank,
 )
 from retool_mcore.planner.shape import ModelShape
+
+SAMPLES = 64  # lengths that stand for all
 
 
 def compute_params(shape: ModelShape) -> float:
@@ -49,7 +54,8 @@ def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work
     moved = kept * shape.layers * work.tokens * calibrated("elementwise") * passes / 3
     elementwise_s = moved / (devices * hardware.device.bandwidth * calibrated("memory"))
     busy_s = products + attention_s + elementwise_s
-    return busy_s * (1 + calibrated("gaps")) + _messages_s(shape, hardware, parallel, work, passes)
+    ring = calibrated("ring") if parallel.cp > 1 else 0.0
+    return busy_s * (1 + calibrated("gaps") + ring) + _messages_s(shape, hardware, parallel, work, passes)
 
 
 def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, passes: float) -> float:
@@ -63,26 +69,61 @@ def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work:
 
 
 def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int) -> float:
-    """Reduce gradients, step, gather weights: bytes over links and through memory (or the host's, at 20 GB/s)."""
+    """Reduce gradients, step, gather weights: bytes over links and through memory (or the host's)."""
     params = sum(params_of_rank(shape, parallel))
     ranks = dp * parallel.cp
     own = state_params_of_rank(shape, parallel, dp)
     messages = 6 * (params - own) / (hardware.link(ranks * parallel.tp) * calibrated("link"))
     states = 2 * (STATE_BYTES[memory.adam_states] + 4) * own
-    host = states * memory.optimizer_on_cpu / 20e9
+    host = states * memory.optimizer_on_cpu / calibrated("host_rate")
     return messages + states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * calibrated("memory")) + host
 
 
-def bubble(parallel: Parallel, micro_batches: float) -> float:
-    """How much longer a pass takes for a pipeline's filling and draining, as a factor."""
-    return 1 + (parallel.pp - 1) / (parallel.vpp * max(1.0, micro_batches))
+def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> float:
+    """How much longer a pass takes for a pipeline: its filling and draining, and its last stage, which has the head."""
+    bubble = 1 + (parallel.pp - 1) / (parallel.vpp * max(1.0, micro_batches))
+    layers = compute_params(shape) - shape.head_params
+    return bubble * (layers / parallel.pp + shape.head_params) / ((layers + shape.head_params) / parallel.pp)
 
 
-def passes_of(memory: Memory, layers_of_stage: int) -> float:
-    """Forward-equivalents of one training pass."""
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Of sequences: evenly spread about their mean, as far as the longest or down to nothing, whichever is nearer."""
+
+    mean: float
+    longest: float
+
+    def recomputed(self, shape: ModelShape, parallel: Parallel, memory: Memory, micro_batch_tokens: int) -> float:
+        """Share of all layers' forward work that ``memory.recompute = "auto"`` does twice.
+
+        A sequence above the budget of a micro-batch is alone in one; shorter ones are packed to it and keep all.
+        """
+        high = min(self.longest, 2 * self.mean)
+        low, layers = 2 * self.mean - high, ceil(shape.layers / parallel.pp)
+        rest, input_share = rest_and_input(
+            shape.kept_bytes, shape.hidden, shape.vocab, fused_cross_entropy=memory.fused_cross_entropy
+        )
+        lengths = [low + (high - low) * (number + 0.5) / SAMPLES for number in range(SAMPLES)]
+        twice = 0.0
+        for length in lengths:
+            tokens = ceil(length / parallel.cp)
+            wanted = layers_to_recompute(tokens, micro_batch_tokens, layers, rest=rest, input_share=input_share)
+            twice += length * min(wanted, layers) / layers
+        return twice / sum(lengths)
+
+
+def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
+    """Forward-equivalents of one training pass; ``recomputed``: see Lengths, for "auto"."""
+    if memory.recompute == "auto":
+        return 3.0 + recomputed
     if memory.recompute != "full":
         return 3.0
     return 3.0 + (min(1.0, memory.recompute_layers / layers_of_stage) if memory.recompute_layers else 1.0)
+
+
+def offload_s(train: TrainMemory) -> float:
+    """Weights out and in at old log-probabilities, update and weight sync; the optimizer's states at the update."""
+    return 2 * (3 * train.weights + train.optimizer) * GIB / calibrated("host_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +168,11 @@ def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: floa
     moved = (2 * _touched_params(shape, at_once) + at_once * context * shape.kv_bytes) / tp
     memory_s = moved / (hardware.device.bandwidth * calibrated("memory"))
     compute_s = 2 * compute_params(shape) * at_once / (tp * hardware.device.flops * calibrated("gemm"))
-    return max(memory_s, compute_s) + shape.layers * calibrated("decode_layer_s")
+    sums_s = 0.0
+    if tp > 1:
+        sent = 2 * 2 * shape.hidden * at_once * (tp - 1) / tp
+        sums_s = 2 * (calibrated("all_reduce_s") + sent / (hardware.link(tp) * calibrated("link")))
+    return max(memory_s, compute_s) + shape.layers * (calibrated("decode_layer_s") + sums_s)
 
 
 def _touched_params(shape: ModelShape, at_once: float) -> float:

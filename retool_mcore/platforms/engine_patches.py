@@ -59,14 +59,15 @@ def _results_queue(original: Callable[[], Any]) -> Callable[[], Any]:
     return get_write_results_queue
 
 
+MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies it by itself, on platforms without patches, too
+    target="verl.workers.engine.megatron.transformer_impl.prepare_micro_batches",
+    replace=_as_many_as_asked,
+    reason="the budget of a micro-batch must hold the longest sequence, and verl then packs all others to it, too",
+    applies_to="verl>=0.9.1,<0.9.2",
+    remove_when="verl's Megatron engine takes min_num_micro_batch from its data",
+)
 ENGINE_PATCHES = (
-    Patch(
-        target="verl.workers.engine.megatron.transformer_impl.prepare_micro_batches",
-        replace=_as_many_as_asked,
-        reason="the budget of a micro-batch must hold the longest sequence, and verl then packs all others to it, too",
-        applies_to="verl>=0.9.1,<0.9.2",
-        remove_when="verl's Megatron engine takes min_num_micro_batch from its data",
-    ),
+    MICRO_BATCH_PATCH,
     Patch(
         target="verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks",
         replace=_chunks_share_a_config,

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import ceil
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from retool_mcore.activations import micro_batch_tokens, token_memory
+from retool_mcore.activations import token_memory
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
 from retool_mcore.errors import CheckpointError
 from retool_mcore.models import train_flops
 from retool_mcore.platforms.base import Platform
-from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
+from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
 from retool_mcore.train.metrics import PhaseTimer, memory_by_rank
-from retool_mcore.train.recompute import recompute_long_micro_batches
+from retool_mcore.train.recompute import recompute_long_micro_batches, set_budget
 from retool_mcore.verl_config_sft import sft_worker_config
 
 
@@ -50,6 +49,7 @@ class SftEngine:
         dist.all_gather_object(flags, has_output)
         self._source = flags.index(True)  # with pipeline parallelism the loss is not on rank 0
         if config.memory.recompute == "auto":
+            MICRO_BATCH_PATCH.apply()
             rest, input_share = token_memory(self._shape, fused_cross_entropy=config.memory.fused_cross_entropy)
             recompute_long_micro_batches(
                 self._worker.engine.module, config.train.micro_batch_tokens, rest=rest, input_share=input_share
@@ -140,11 +140,8 @@ class SftEngine:
         all_lengths = [length for rank_lengths, _ in lengths for length in rank_lengths]
         tu.assign_non_tensor(data, global_token_num=NonTensorData(all_lengths))
         if self._config.memory.recompute == "auto":
-            budget = micro_batch_tokens(self._config, max(all_lengths))
-            most = max(sum(rank_lengths) for rank_lengths, _ in lengths)
-            usual = self._config.train.micro_batch_tokens * self._config.parallel.cp
-            least = min(ceil(most / usual), *(len(rank_lengths) for rank_lengths, _ in lengths))
-            tu.assign_non_tensor(data, max_token_len_per_gpu=budget, **{MIN_MICRO_BATCHES: least})
+            by_rank = [rank_lengths for rank_lengths, _ in lengths]
+            set_budget(data, by_rank, self._config.train.micro_batch_tokens, self._config.parallel.cp)
         counts = {
             "tokens": float(sum(all_lengths)),
             "loss_tokens": float(sum(trained for _, trained in lengths)),

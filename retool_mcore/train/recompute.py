@@ -1,16 +1,19 @@
 """``memory.recompute = "auto"`` in Megatron: the number of recomputed layers, set before each forward pass.
 
 Megatron recomputes as many layers in every micro-batch, so one long sequence in the data slows all short ones down. It
-reads these settings anew in each forward pass (transformer_block.py, ``TransformerBlock.forward``).
+reads these settings anew in each forward pass (transformer_block.py, ``TransformerBlock.forward``). verl packs all
+micro-batches of a run to one budget, which must hold the longest sequence there may be; here each batch has its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
+from math import ceil
 from typing import Any
 
-from retool_mcore.activations import layers_to_recompute
+from retool_mcore.activations import layers_to_recompute, micro_batch_tokens
+from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES
 
 
 def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:
@@ -21,6 +24,41 @@ def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, r
             chunk = chunk.module
         choose = partial(_choose, budget_tokens=budget_tokens, rest=rest, input_share=input_share)
         chunk.decoder.register_forward_pre_hook(choose, with_kwargs=True)
+
+
+def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, cp: int) -> None:
+    """Tell verl how to cut a batch: its longest sequence fits, and there are no fewer micro-batches than usual.
+
+    ``lengths``: tokens of each sequence of each data-parallel rank, the same on all ranks, as the budget must be.
+    ``usual_tokens``: of one rank, before context parallelism multiplies them. ``data``: this rank's TensorDict. verl
+    heeds the number with ``MICRO_BATCH_PATCH`` only.
+    """
+    from verl.utils import tensordict_utils as tu
+
+    longest = max(max(of_rank) for of_rank in lengths)
+    usual = ceil(max(sum(of_rank) for of_rank in lengths) / (usual_tokens * cp))
+    least = min(usual, *(len(of_rank) for of_rank in lengths))
+    budget = micro_batch_tokens(usual_tokens, longest, cp)
+    tu.assign_non_tensor(data, max_token_len_per_gpu=budget, **{MIN_MICRO_BATCHES: least})
+
+
+def set_budget_of_each_batch(engine: Any) -> None:
+    """Make verl's Megatron ``engine`` cut each batch by ``set_budget``, from the lengths that its ranks have."""
+    import torch.distributed as dist
+
+    MICRO_BATCH_PATCH.apply()
+    forward_backward, config = engine.forward_backward_batch, engine.engine_config
+
+    @wraps(forward_backward)
+    def forward_backward_batch(data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        usual = config.infer_max_token_len_per_gpu if forward_only else config.max_token_len_per_gpu
+        lengths: list[list[int]] = [[]] * engine.get_data_parallel_size()
+        own = data["input_ids"].offsets().diff().tolist()
+        dist.all_gather_object(lengths, own, group=engine.get_data_parallel_group())
+        set_budget(data, lengths, usual, config.context_parallel_size)
+        return forward_backward(data, loss_function, forward_only=forward_only)
+
+    engine.forward_backward_batch = forward_backward_batch
 
 
 def _choose(

@@ -44,7 +44,7 @@ from retool_mcore.train.engine_checkpoint import seed_at
 from retool_mcore.train.metrics import MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.train.rl_metrics import EngineLoad, StepClock
 from retool_mcore.train.update_worker import KEEP_LOG_PROBS
-from retool_mcore.train.workers import SAVING
+from retool_mcore.train.workers import worker_class
 from retool_mcore.verl_config import run_config_file
 from retool_mcore.verl_config_rollout import TRAINER_MODES
 
@@ -157,7 +157,7 @@ class _Ours(PPOTrainer):
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role, remote in self.role_worker_mapping.items():
-            self.role_worker_mapping[role] = ray.remote(SAVING[remote.__ray_actor_class__])
+            self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
 
     def fit(self, agent_loop_manager: Any) -> None:
         with self._saver:

@@ -1,5 +1,6 @@
 """verl's Ray workers that train: one schedule in all modes, checkpoints written beside the training and read onto
-another layout, the copies of the weights that mode "async" compares with, and their peak of memory.
+another layout, recomputation as a micro-batch needs it, the copies of the weights that mode "async" compares with,
+and their peak of memory.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from retool_mcore.activations import token_memory
+from retool_mcore.config import Memory
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
+from retool_mcore.train.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.train.update_worker import UpdateWorker
 
 
@@ -143,8 +147,42 @@ class SavingCriticWorker(_Saving, UpdateWorker):
         return self
 
 
-SAVING: dict[type, type[Any]] = {
-    ActorRolloutRefWorker: SavingActorWorker,
-    DetachActorWorker: SavingDetachedActorWorker,
-    TrainingWorker: SavingCriticWorker,
+class RecomputingWorker(UpdateWorker):
+    """One model with ``memory.recompute = "auto"``: actor, reference or critic."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def reset(self) -> None:
+        super().reset()
+        set_budget_of_each_batch(self.engine)
+        if self.engine_config.forward_only:
+            return
+        shape = self.model_config.hf_config.get_text_config().to_dict()
+        rest, input_share = token_memory(shape, fused_cross_entropy=self.engine_config.use_fused_kernels)
+        budget_tokens = self.engine_config.max_token_len_per_gpu
+        recompute_long_micro_batches(self.engine.module, budget_tokens, rest=rest, input_share=input_share)
+
+
+class RecomputingActorWorker(SavingActorWorker):
+    actor_worker_cls = ref_worker_cls = RecomputingWorker
+
+
+class RecomputingDetachedActorWorker(SavingDetachedActorWorker):
+    actor_worker_cls = ref_worker_cls = RecomputingWorker
+
+
+class RecomputingCriticWorker(_Saving, RecomputingWorker):
+    def _saved_worker(self) -> TrainingWorker:
+        return self
+
+
+_OURS: dict[type, tuple[type[Any], type[Any]]] = {
+    ActorRolloutRefWorker: (SavingActorWorker, RecomputingActorWorker),
+    DetachActorWorker: (SavingDetachedActorWorker, RecomputingDetachedActorWorker),
+    TrainingWorker: (SavingCriticWorker, RecomputingCriticWorker),
 }
+
+
+def worker_class(verls: type, memory: Memory) -> type[Any]:
+    """The class that takes the place of one of verl's."""
+    saving, recomputing = _OURS[verls]
+    return recomputing if memory.recompute == "auto" else saving

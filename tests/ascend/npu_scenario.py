@@ -53,7 +53,8 @@ def repatched() -> dict[str, Any]:
 
     from retool_mcore.verl_config_sft import _sft_parts, _sft_sections
 
-    run = load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_a2x8.toml", ["parallel.tp=2", "parallel.cp=2"])
+    settings = ["parallel.tp=2", "parallel.cp=2", "memory.recompute=full"]
+    run = load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_a2x8.toml", settings)
     engine_config = _sft_parts(run, platform, _sft_sections(run, platform))["engine"]
     transformer_impl._mindspeed_repatch(engine_config)
     return {key: str(value) for key, value in mindspeed.REPATCHED[-1].items()}

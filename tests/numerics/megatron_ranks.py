@@ -1,8 +1,8 @@
 """Drives verl's TrainingWorker for the tests: one process per rank, jobs from a JSON file.
 
 A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep"}, "dtype", "packed",
-"fused", "transformer", "optim", "reshardable", "asynchronous", "recompute_above", "actions"}, the last a list of [name
-of a method of Engine, *arguments].
+"fused", "transformer", "optim", "reshardable", "asynchronous", "recompute_above", "micro_batch_tokens", "role",
+"actions"}, the last a list of [name of a method of Engine, *arguments]; with a role, of rl_ranks.RlEngine.
 ``launch`` returns what the actions of each job returned, on the rank that has the output.
 """
 
@@ -107,7 +107,7 @@ def worker_config(job: dict[str, Any]) -> Any:
     layout = job.get("layout", {})
     cp = layout.get("cp", 1)
     return TrainingWorkerConfig(
-        model_type="language_model",
+        model_type="value_model" if job.get("role") == "critic" else "language_model",
         model_config=HFModelConfig(
             path=job["model"],
             external_lib=platform.external_lib,
@@ -125,8 +125,8 @@ def worker_config(job: dict[str, Any]) -> Any:
             dist_ckpt_optim_fully_reshardable=job.get("reshardable", False),
             distrib_optim_fully_reshardable_mem_efficient=job.get("reshardable", False),
             use_dynamic_bsz=True,
-            max_token_len_per_gpu=MICRO_BATCH_TOKENS,
-            infer_max_token_len_per_gpu=MICRO_BATCH_TOKENS,
+            max_token_len_per_gpu=job.get("micro_batch_tokens", MICRO_BATCH_TOKENS),
+            infer_max_token_len_per_gpu=job.get("micro_batch_tokens", MICRO_BATCH_TOKENS),
             override_ddp_config=dict(platform.ddp_options),
             override_transformer_config={
                 **platform.transformer_options,
@@ -289,9 +289,10 @@ def as_tensordict(rows: list[tuple[list[int], list[int]]]) -> Any:
 
 def run(job: dict[str, Any]) -> list[Any]:
     from megatron.core import parallel_state
+    from rl_ranks import RlEngine
 
     try:
-        engine = Engine(job)
+        engine = RlEngine(job) if "role" in job else Engine(job)
         return [getattr(engine, action)(*arguments) for action, *arguments in job["actions"]]
     finally:
         parallel_state.destroy_model_parallel()

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retool_mcore.activations import check_recompute, layers_to_recompute, token_memory
-from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config import Memory, RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.train.recompute import recompute_long_micro_batches
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
+from retool_mcore.train.recompute import recompute_long_micro_batches, set_budget
 
 QWEN_7B = {
     "hidden_size": 3584,
@@ -94,6 +96,50 @@ def test_a_sequence_may_exceed_the_budget_only_as_far_as_recomputing_brings_it_b
         check_recompute(load_config(SftConfig, SFT, [*AUTO, f"train.micro_batch_tokens={least - 1}"]), QWEN_7B)
 
 
-def test_rl_refuses_it():
-    with pytest.raises(ConfigError, match=r"is SFT's"):
-        load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", ["memory.recompute=auto"])
+def test_of_an_rl_run_the_longest_response_counts():
+    path = "configs/rl_qwen2.5_7b_h200x8.toml"
+    layout = ("parallel.tp=1", "parallel.cp=1", "parallel.pp=1")
+    with pytest.raises(ConfigError, match=r"max_response_tokens = 18432 does not fit .* = 8192 tokens\. .* \"auto\""):
+        load_config(RlConfig, path, [*layout, "train.micro_batch_tokens=8192", "memory.recompute=full"])
+    settings = [*layout, "memory.recompute=auto"]
+    check_recompute(load_config(RlConfig, path, [*settings, "train.micro_batch_tokens=8192"]), QWEN_7B)
+    message = r"max_response_tokens = 18432: .* = 2048 without\. Raise it to (\d+)"
+    with pytest.raises(ConfigError, match=message) as told:
+        check_recompute(load_config(RlConfig, path, [*settings, "train.micro_batch_tokens=2048"]), QWEN_7B)
+    least = int(str(told.value).partition("Raise it to ")[2].partition(",")[0])
+    check_recompute(load_config(RlConfig, path, [*settings, f"train.micro_batch_tokens={least}"]), QWEN_7B)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cp", "budget", "least"),
+    [
+        ([[50, 40, 30], [20, 20, 20]], 1, 100, 2),  # 120 tokens are two micro-batches of the usual 100
+        ([[150, 40, 30, 80], [20, 20, 20, 20]], 1, 150, 3),  # the longest fits, and there are not fewer
+        ([[150, 40, 30, 80], [20, 20, 20, 20]], 2, 100, 2),  # two ranks share 200
+        ([[301, 40, 30, 80], [20, 20, 20, 20]], 2, 151, 3),
+        ([[150, 140], [130, 120]], 1, 150, 2),  # no more than sequences
+    ],
+)
+def test_the_budget_of_a_batch(lengths: list[list[int]], cp: int, budget: int, least: int):
+    get_platform("cpu").activate()
+    from tensordict import TensorDict
+
+    data = TensorDict({}, batch_size=[])
+    set_budget(data, lengths, 100, cp)
+    assert (data["max_token_len_per_gpu"], data[MIN_MICRO_BATCHES]) == (budget, least)
+
+
+def test_only_auto_takes_workers_that_recompute():
+    get_platform("cpu").activate()
+    from verl.experimental.separation.engine_workers import DetachActorWorker
+    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+    from retool_mcore.train.workers import RecomputingWorker, worker_class
+
+    for verls in (ActorRolloutRefWorker, DetachActorWorker):
+        chosen = worker_class(verls, Memory(recompute="auto"))
+        assert issubclass(chosen, verls)
+        assert (chosen.actor_worker_cls, chosen.ref_worker_cls) == (RecomputingWorker, RecomputingWorker)
+        assert worker_class(verls, Memory(recompute="full")).actor_worker_cls is TrainingWorker
+    assert issubclass(worker_class(TrainingWorker, Memory(recompute="auto")), RecomputingWorker)
+    assert not issubclass(worker_class(TrainingWorker, Memory()), RecomputingWorker)

@@ -1,0 +1,122 @@
+"""Which settings would be faster: layouts, recomputation, offloading and the engines' share, each as far as it fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from retool_mcore.activations import layers_to_recompute, rest_and_input
+from retool_mcore.config import RlConfig, SftConfig
+from retool_mcore.planner.hardware import DEVICES_PER_NODE, Hardware
+from retool_mcore.planner.plan import Plan, make_plan
+from retool_mcore.planner.shape import ModelShape
+
+SIZES = (1, 2, 4, 8)
+MICRO_BATCH_STEP = 1024
+FRACTIONS = tuple(percent / 100 for percent in range(30, 95, 5))
+
+Config = SftConfig | RlConfig
+
+
+def proposals(
+    config: Config, shape: ModelShape, hardware: Hardware, mean_tokens: float | None, limit: int = 5
+) -> list[Plan]:
+    """The fastest settings of each layout (TP, PP, CP, EP) that fits, best layout first.
+
+    Batch, lengths and the optimizer's precision are the run's own. The optimizer is on the host only where nothing
+    else fits: nobody has measured its steps there. Of settings that are equally fast, those that take less memory.
+    """
+    found: list[Plan] = []
+    for on_cpu in (0.0, 1.0):
+        for layout in _layouts(_with(config, "memory", optimizer_on_cpu=on_cpu), shape, hardware):
+            plan = _fastest(layout, shape, hardware, mean_tokens)
+            found += [plan] if plan is not None else []
+        if found:
+            break
+    return sorted(found, key=_rank)[:limit]
+
+
+def _rank(plan: Plan) -> tuple[float, float]:
+    return round(plan.step_s, 3), plan.need_gib
+
+
+def _fastest(config: Config, shape: ModelShape, hardware: Hardware, mean_tokens: float | None) -> Plan | None:
+    """Of one layout."""
+
+    def plans(variants: Iterator[Config]) -> list[Plan]:
+        return [make_plan(varied, shape, hardware, mean_tokens=mean_tokens) for varied in variants]
+
+    trainings = [plan for plan in plans(_trainings(config, shape)) if plan.training_fits]
+    best = min(trainings, key=lambda plan: (plan.step_s, plan.train.total), default=None)
+    if best is None or not isinstance(best.config, RlConfig):
+        return best
+    rollouts = [plan for plan in plans(_rollouts(best.config, shape, hardware)) if plan.fits]
+    return min(rollouts, key=_rank, default=None)
+
+
+def _with(config: Any, section: str, **changes: Any) -> Any:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
+
+
+def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[Config]:
+    for tp in SIZES:
+        for pp in SIZES:
+            for cp in SIZES:
+                ranks = tp * pp * cp
+                if hardware.count % ranks or shape.kv_heads % tp or shape.layers % pp or tp * cp > DEVICES_PER_NODE:
+                    continue
+                if hardware.device.platform == "ascend" and shape.heads % (tp * cp):
+                    continue  # there context parallelism cuts the heads
+                dp = hardware.count // ranks
+                if isinstance(config, RlConfig):
+                    batch = config.train.mini_batch_prompts * config.rollout.group_size
+                else:
+                    batch = config.train.global_batch
+                if batch % dp:
+                    continue
+                for ep in SIZES if shape.experts else (1,):
+                    if dp % ep == 0 and shape.experts % ep == 0:
+                        yield _with(config, "parallel", tp=tp, pp=pp, cp=cp, ep=ep, vpp=1)
+
+
+def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
+    """Ways to recompute. Micro-batches hold just the longest sequence, with "auto" less.
+
+    Of a model with experts everything is recomputed: how many tokens an expert gets is not known ahead.
+    """
+    whole = math.ceil(config.max_sequence_tokens / config.parallel.cp)
+    layers = math.ceil(shape.layers / config.parallel.pp)
+
+    def varied(recompute: str, tokens: int, recompute_layers: int = 0) -> Config:
+        changed = _with(config, "memory", recompute=recompute, recompute_layers=recompute_layers)
+        return _with(changed, "train", micro_batch_tokens=tokens)
+
+    yield varied("full", whole)
+    if shape.experts:
+        return
+    yield varied("none", whole)
+    yield varied("selective", whole)
+    for quarter in (1, 2, 3):
+        if 0 < (some := layers * quarter // 4) < layers:
+            yield varied("full", whole, some)
+    rest, input_share = rest_and_input(
+        shape.kept_bytes, shape.hidden, shape.vocab, fused_cross_entropy=config.memory.fused_cross_entropy
+    )
+    for tokens in range(MICRO_BATCH_STEP, whole, MICRO_BATCH_STEP):
+        if layers_to_recompute(whole, tokens, layers, rest=rest, input_share=input_share) <= layers:
+            yield varied("auto", tokens)
+
+
+def _rollouts(config: RlConfig, shape: ModelShape, hardware: Hardware) -> Iterator[RlConfig]:
+    """Where the idle actor is, how an engine is cut and how much it takes.
+
+    vLLM's engines on NPUs stay cut as they are: decoding was fitted to SGLang on H200.
+    """
+    for offload in (False, True):
+        for tp in SIZES if hardware.device.platform == "cuda" else (config.rollout.engine_tp,):
+            if hardware.count % tp or shape.kv_heads % tp:
+                continue
+            for fraction in FRACTIONS:
+                changed = _with(config, "memory", offload_idle=offload)
+                yield _with(changed, "rollout", engine_tp=tp, engine_memory_fraction=fraction)

@@ -1,0 +1,125 @@
+"""RL's updates in the ranks of megatron_ranks: verl's losses of actor and critic, with our workers and without."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+PROMPT_TOKENS = 6
+VOCAB = 260
+# Responses of each of two mini-batches of eight. In the second, one is longer than all others.
+LENGTHS = ([9, 14, 20, 26, 31, 37, 42, 44], [8, 12, 15, 20, 24, 28, 33, 84])
+
+
+class RlEngine:
+    """One rank of a worker whose ``role`` is "actor" or "critic". Methods are the actions of a job.
+
+    ``auto``: with our RecomputingWorker, else with verl's own. The learning rate is that of megatron_ranks.
+    """
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        from megatron_ranks import worker_config
+        from verl.workers.config import McoreActorConfig, McoreCriticConfig
+        from verl.workers.engine_workers import TrainingWorker
+        from verl.workers.utils.losses import ppo_loss, value_loss
+
+        from retool_mcore.train.workers import RecomputingWorker
+
+        self.critic = job["role"] == "critic"
+        self.worker = (RecomputingWorker if job["auto"] else TrainingWorker)(worker_config(job))
+        self.worker.reset()
+        dynamic = {"use_dynamic_bsz": True, "rollout_n": 1}
+        if self.critic:
+            loss = partial(value_loss, config=McoreCriticConfig(ppo_micro_batch_size_per_gpu=1, **dynamic))
+        else:
+            loss = partial(ppo_loss, config=McoreActorConfig(loss_agg_mode="token-mean", **dynamic))
+        self.worker.set_loss_fn(loss)
+        self.engine = self.worker.engine
+        self.seen: list[tuple[int, int]] = []
+        for wrapped in self.engine.module:
+            chunk = wrapped
+            while not hasattr(chunk, "decoder"):
+                chunk = chunk.module
+            chunk.decoder.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def _look(self, block: Any, args: Any, kwargs: Any) -> None:
+        config = block.config
+        hidden_T1H = kwargs.get("hidden_states", args[0] if args else None) if block.pre_process else block.input_tensor
+        tokens = hidden_T1H.shape[0] * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+        if block.training:
+            self.seen.append((tokens, config.recompute_num_layers if config.recompute_granularity == "full" else 0))
+
+    def update(self) -> dict[str, Any] | None:
+        """Two mini-batches, one update each, and what the model says of all rows after them.
+
+        "seen": of each forward pass in training, its tokens and recomputed layers; of each data-parallel rank.
+        """
+        import torch.distributed as dist
+        from verl.utils import tensordict_utils as tu
+
+        rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
+        data = rows(rank, size)
+        tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8, epochs=1, seed=0, dataloader_kwargs={})
+        output = self.worker.train_mini_batch(data)
+        after = rows(rank, size)
+        tu.assign_non_tensor(after, compute_loss=False)
+        said = self.worker.infer_batch(after)
+        seen: list[Any] = [None] * size
+        dist.all_gather_object(seen, self.seen, group=self.engine.get_data_parallel_group())
+        if not self.engine.is_mp_src_rank_with_outputs():
+            return None
+        metrics = tu.get(output, "metrics")
+        values = said["values" if self.critic else "log_probs"]
+        return {
+            "seen": seen,
+            "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
+            "loss": [float(loss) for loss in metrics["loss"]],
+            "after": [row.tolist() for row in values.unbind()],
+        }
+
+
+def rows(rank: int, size: int) -> Any:
+    """This rank's share of both mini-batches, as verl's trainer hands it to a worker."""
+    import torch
+    from tensordict.tensorclass import NonTensorData
+    from verl.utils import tensordict_utils as tu
+
+    columns: dict[str, list[torch.Tensor]] = {}
+    for mini_batch, lengths in enumerate(LENGTHS):
+        for number in range(rank, len(lengths), size):
+            for name, column in row(100 * mini_batch + number, lengths[number]).items():
+                columns.setdefault(name, []).append(torch.tensor(column))
+    data = tu.get_tensordict(
+        tensor_dict={
+            name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()
+        },
+        non_tensor_dict={"temperature": 1.0, "pad_token_id": 0},
+    )
+    tu.assign_non_tensor(data, global_token_num=NonTensorData([len(ids) for ids in columns["input_ids"]]))
+    return data
+
+
+def row(seed: int, length: int) -> dict[str, list[Any]]:
+    draw = random.Random(seed)
+    prompt = [draw.randrange(2, VOCAB) for _ in range(PROMPT_TOKENS)]
+    response = [draw.randrange(2, VOCAB) for _ in range(length)]
+    mask = [int(draw.random() < 0.8) for _ in response]
+    floats = {
+        name: [draw.uniform(low, high) for _ in response]
+        for name, low, high in (
+            ("old_log_probs", -7.0, -4.0),
+            ("advantages", -1.0, 1.0),
+            ("values", -1.0, 1.0),
+            ("returns", -1.0, 1.0),
+        )
+    }
+    return {
+        "prompts": prompt,
+        "responses": response,
+        "input_ids": prompt + response,
+        "position_ids": list(range(len(prompt) + length)),
+        "response_mask": mask,
+        "loss_mask": [0] * len(prompt) + mask,
+        **floats,
+    }

@@ -1,0 +1,78 @@
+"""memory.recompute = "auto" under RL's own losses: the same updates, and only long micro-batches recompute.
+
+Real verl workers with its losses of actor and critic, Megatron-core and gloo. The reference packs everything into
+micro-batches that hold the longest response and keeps all activations, as a run without "auto" must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from megatron_ranks import launch, make_model
+from rl_ranks import LENGTHS, PROMPT_TOKENS
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+USUAL = 64  # tokens of a micro-batch on one rank; the longest sequence has 90
+LAYOUTS: dict[str, dict[str, int]] = {"dp2": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "cp2": {"cp": 2}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("rl_recompute")
+    model = str(make_model(folder / "model"))
+
+    def job(name: str, role: str, layout: dict[str, int] | None = None, *, auto: bool) -> dict[str, Any]:
+        tokens = USUAL if auto else 1000
+        settings = {"model": model, "layout": layout or {}, "auto": auto, "micro_batch_tokens": tokens}
+        return {"name": name, "role": role, "actions": [["update"]], **settings}
+
+    one = [job(role, role, auto=False) for role in ("actor", "critic")]
+    one += [job("actor_one", "actor", auto=True)]
+    two = [job(f"actor_{name}", "actor", layout, auto=True) for name, layout in LAYOUTS.items()]
+    two += [job(f"critic_{name}", "critic", LAYOUTS[name], auto=True) for name in ("dp2", "tp2")]
+    with ThreadPoolExecutor() as pool:
+        launches = [pool.submit(launch, one, 1, folder / "one"), pool.submit(launch, two, 2, folder / "two")]
+        return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
+
+
+@pytest.mark.parametrize("name", ["actor_one", *(f"actor_{layout}" for layout in LAYOUTS), "critic_dp2", "critic_tp2"])
+def test_updates_are_those_of_a_run_that_recomputes_nothing(runs: dict[str, dict[str, Any]], name: str):
+    want, got = runs[name.partition("_")[0]], runs[name]
+    assert got["loss"] == pytest.approx(want["loss"], abs=1e-5)
+    assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
+    assert all(norm > 1e-3 for norm in want["grad_norm"])
+    # The rows of data-parallel rank 0, after both updates: every second row where there are two.
+    rows = want["after"][:: 2 if name.endswith("dp2") else 1]
+    for row, expected in zip(got["after"], rows, strict=True):
+        assert row[:-1] == pytest.approx(expected[:-1], abs=2e-4)
+
+
+def passes(runs: dict[str, dict[str, Any]], name: str) -> Iterable[list[list[int]]]:
+    """Of each data-parallel rank: [tokens, recomputed layers] of its forward passes in training."""
+    return runs[name]["seen"]
+
+
+def test_only_micro_batches_above_the_usual_size_recompute(runs: dict[str, dict[str, Any]]):
+    for name in ("actor_one", "actor_dp2", "actor_tp2", "critic_dp2", "critic_tp2"):
+        seen = [each for of_rank in passes(runs, name) for each in of_rank]
+        assert {tokens > USUAL for tokens, _ in seen} == {True, False}, name
+        assert all((layers > 0) == (tokens > USUAL) for tokens, layers in seen), name
+    assert all(layers == 0 for _, layers in runs["actor"]["seen"][0])
+
+
+def test_a_long_response_leaves_the_other_micro_batches_at_the_usual_size(runs: dict[str, dict[str, Any]]):
+    """By the budget of the longest response alone, the second mini-batch would be cut into three: all recompute."""
+    [seen] = passes(runs, "actor_one")
+    totals = [sum(PROMPT_TOKENS + length for length in lengths) for lengths in LENGTHS]
+    assert totals == [271, 272] and len(seen) == 5 + 5, seen
+    assert max(tokens for tokens, _ in seen) == PROMPT_TOKENS + LENGTHS[1][-1] == 90
+
+
+def test_all_data_parallel_ranks_have_as_many_micro_batches(runs: dict[str, dict[str, Any]]):
+    for name in ("actor_dp2", "critic_dp2"):
+        assert len({len(of_rank) for of_rank in passes(runs, name)}) == 1, name
