@@ -54,6 +54,9 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "reward.call_bonus=-0.1", "reward.call_bonus = -0.1: input should be greater than or equal to 0"),
         (RL, "reward.overlong_buffer_tokens=161", "is longer than rollout.max_response_tokens = 160"),
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
+        (SFT, "parallel.vpp=2", "parallel.vpp = 2 interleaves the chunks of pipeline stages, and parallel.pp = 1"),
+        (SFT, "parallel.ep=3", "parallel.ep = 3 does not divide the 2 data-parallel ranks"),
+        (SFT, "memory.recompute_layers=2", "memory.recompute_layers = 2 counts whole layers, and memory.recompute ="),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: str):
@@ -62,6 +65,46 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: 
         load_config(kind, path, [override])
     assert message in str(caught.value)
     assert str(path) in str(caught.value) or "section.key=value" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "overrides", "message"),
+    [
+        (
+            SFT,
+            ("memory.fused_cross_entropy=true", "parallel.tp=2", "parallel.sequence_parallel=false"),
+            "memory.fused_cross_entropy with parallel.tp = 2 needs parallel.sequence_parallel = true",
+        ),
+        (
+            RL,
+            ("algorithm.name=ppo", "algorithm.filter_groups=true", "rollout.group_size=1"),
+            "algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1",
+        ),
+        (
+            RL,
+            ("cluster.gpus_per_node=7", "train.prompts_per_step=12", "train.mini_batch_prompts=3"),
+            "train.mini_batch_prompts * rollout.group_size = 3 * 8 = 24 responses do not divide over 7 data-parallel",
+        ),
+    ],
+)
+def test_settings_that_cannot_go_together_are_one_clear_error(path: Path, overrides: tuple[str, ...], message: str):
+    kind = SftConfig if path is SFT else RlConfig
+    with pytest.raises(ConfigError) as caught:
+        load_config(kind, path, overrides)
+    assert message in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_what_those_rules_allow_loads():
+    """So that none of them refuses more than it says."""
+    fused = ("memory.fused_cross_entropy=true", "parallel.tp=2")
+    assert load_config(SftConfig, SFT, fused).parallel.sequence_parallel
+    assert load_config(SftConfig, SFT, ["memory.fused_cross_entropy=true", "parallel.sequence_parallel=false"]).dp == 2
+    assert load_config(SftConfig, SFT, ["parallel.vpp=2", "parallel.pp=2"]).dp == 1
+    assert load_config(SftConfig, SFT, ["parallel.ep=2"]).parallel.ep == 2
+    full = load_config(SftConfig, SFT, ["memory.recompute=full", "memory.recompute_layers=2"])
+    assert full.memory.recompute_layers == 2
+    assert load_config(RlConfig, RL, ["algorithm.name=ppo", "rollout.group_size=1"]).rollout.group_size == 1
+    assert load_config(RlConfig, RL, ["cluster.gpus_per_node=4", "train.mini_batch_prompts=3"]).dp == 4
 
 
 def test_shaping_that_cannot_shape_is_refused():

@@ -25,11 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rich.console import Console
+
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import CheckpointError
 
 STATE_FILE = "state.json"
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "dp")
+# Of what identity() holds: may change between a save and its resume, and then counts from the next step on.
+FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
+NOT_RECORDED = "(not recorded)"
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,10 @@ class Pending(Protocol):
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must not change between a save and its resume for the run to continue as if it had not been stopped."""
+    """What must not change between a save and its resume for the run to continue as if it had not been stopped.
+
+    But for what FREE names, a change of which is meant, takes effect and is told.
+    """
     constant = config.optim.schedule == "constant" and not config.optim.warmup_fraction
     shared = {
         "model": config.model.model_dump(),
@@ -70,7 +78,9 @@ def identity(config: RunConfig) -> dict[str, Any]:
         return shared | keys | {"train_file": config.data.train_file}
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     keys = {"prompts_per_step": config.train.prompts_per_step, "group_size": config.rollout.group_size}
-    roles = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}  # PPO saves a critic, too
+    roles: dict[str, Any] = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}
+    if config.algorithm.name == "ppo":  # it saves a critic, too
+        roles["critic"] = {"lr": config.critic.lr}
     return shared | keys | roles | {"train_file": config.data.train_file}
 
 
@@ -129,12 +139,7 @@ def find_resume(config: RunConfig) -> Saved | None:
                 f"checkpoint.resume = {choice!r} is not a complete checkpoint: {path / STATE_FILE} is missing."
             )
         saved = _read(path)
-    wanted = identity(config)
-    changed = [
-        f"{key} was {saved.identity.get(key)!r}, now {wanted[key]!r}"
-        for key in wanted
-        if saved.identity.get(key) != wanted[key]
-    ]
+    changed = [words for key, words in _changes(saved, config) if key not in FREE]
     if changed:
         raise CheckpointError(
             f"{saved.path} belongs to a different run: {'; '.join(changed)}. Restore the setting, or start a run "
@@ -142,6 +147,30 @@ def find_resume(config: RunConfig) -> Saved | None:
         )
     _check_layout(saved, config)
     return saved
+
+
+def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
+    """One line on the terminal for the settings that differ from the checkpoint's and may."""
+    changed = [words for key, words in _changes(saved, config) if key in FREE]
+    if changed:
+        line = f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
+    before, now = _leaves(saved.identity), _leaves(identity(config))
+    return [
+        (key, f"{key} was {before.get(key, NOT_RECORDED)!r}, now {value!r}")
+        for key, value in now.items()
+        if before.get(key, NOT_RECORDED) != value
+    ]
+
+
+def _leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def _check_layout(saved: Saved, config: RunConfig) -> None:

@@ -34,7 +34,8 @@ CHILDREN_POLL_S = 0.2
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
     """Weights, optimizer and schedule, and random states: the saved ones, or with ``new_seed`` fresh ones from it.
 
-    The saved random states are those of the pipeline and tensor parallel ranks they were saved on.
+    The saved random states are those of the pipeline and tensor parallel ranks they were saved on. Of the schedule only
+    the position is the checkpoint's: its learning rates and weight decay are the run's own.
     """
     engine.lr_scheduler.num_steps = 0  # loading adds the saved updates to it
     manager = engine.checkpoint_mananager  # verl's spelling
@@ -42,7 +43,8 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     try:
         if new_seed is not None:
             manager.checkpoint_load_contents = [content for content in contents if content != "extra"]
-        engine.load_checkpoint(local_path=folder, del_local_after_load=False)
+        with _own_schedule(engine):
+            engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents
     if new_seed is not None:
@@ -50,6 +52,26 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
         logger.warning("random states are of another layout than %s: they start afresh from %d", folder, new_seed)
         set_random_seed(new_seed)
+
+
+@contextmanager
+def _own_schedule(engine: Any) -> Iterator[None]:
+    """Keep what the run file says of the schedule over a load, which puts the saved values over it without a word.
+
+    Megatron has them twice: in the schedule, and as each parameter group's bounds, which come first and are saved with
+    the optimizer. Its own switch for this, override_opt_param_scheduler, leaves the groups', and with it verl does not
+    load the position.
+    """
+    schedule = engine.lr_scheduler
+    own = {name: value for name, value in vars(schedule).items() if name not in ("optimizer", "num_steps")}
+    bounds = [
+        {name: group[name] for name in ("max_lr", "min_lr") if name in group} for group in engine.optimizer.param_groups
+    ]
+    yield
+    vars(schedule).update(own)
+    for group, bound in zip(engine.optimizer.param_groups, bounds, strict=True):
+        group.update(bound)
+    schedule.step(0)  # learning rate and weight decay of every group, at the loaded position
 
 
 def seed_at(seed: int, step: int) -> int:

@@ -43,8 +43,11 @@ def train(config: RlConfig) -> None:
         assert_loaded()
         protocol = protocol_of(config.rollout, load_tokenizer(config.model.path))
         check_prompts(config, protocol.prompt_ids)
+        resume = checkpoint.find_resume(config)
+        if resume is not None:
+            checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
         with _progress(config, terminal):
-            _run_verl(config, platform)
+            _run_verl(config, platform, resume)
         export_at_end(config)
 
 
@@ -57,7 +60,7 @@ def _require_cluster(config: RlConfig) -> None:
         )
 
 
-def _run_verl(config: RlConfig, platform: Platform) -> None:
+def _run_verl(config: RlConfig, platform: Platform, resume: checkpoint.Saved | None) -> None:
     import ray
     from omegaconf import OmegaConf
     from ray.exceptions import RayTaskError
@@ -67,7 +70,6 @@ def _run_verl(config: RlConfig, platform: Platform) -> None:
     from retool_mcore.verl_config import ppo_tree
     from retool_mcore.verl_config_rollout import write_agent_loop
 
-    resume = checkpoint.find_resume(config)
     if resume is not None and resume.step >= config.train.steps:
         return
     tree = ppo_tree(config, platform, resume.path if resume is not None else None)

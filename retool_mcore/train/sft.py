@@ -111,6 +111,8 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     if resume is not None:
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
         engine.load(str(resume.path / "actor"), new_seed=new_seed)
+        if rank == 0:
+            checkpoint.tell_changed_settings(resume, config, console)
     report = Reporter(config, done, console) if rank == 0 else None
     if rank == 0:
         checkpoint.delete_incomplete(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from retool_mcore.errors import ConfigError, DataError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
 from retool_mcore.reward.answer import is_equivalent
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, TurnRequest
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.protocol import TextOnly
+from retool_mcore.rollout.sglang_http import SglangEngine
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = [
@@ -42,9 +44,11 @@ class Says:
 
     def __init__(self, tokenizer, answers: Sequence[str | None]) -> None:
         self.tokenizer, self.answers, self.asked = tokenizer, list(answers), 0
+        self.seeds: dict[str, int | None] = {}
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
         self.asked += 1
+        self.seeds[request.trajectory_id] = request.sampling.seed
         answer = self.answers.pop(0)
         if answer is None:
             raise EngineUnavailable("gone")
@@ -90,6 +94,26 @@ async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Pa
     assert report["scores"]["worst@4"] < report["scores"]["maj@4"] < report["scores"]["best@4"]
     assert report["behavior"]["behavior/stop/finished"] == 1.0
     json.dumps(report)
+
+
+async def test_every_sample_has_a_seed_of_its_own_that_comes_back(tokenizer, settings, tmp_path: Path):
+    """With one seed for all samples of a problem an engine that heeds it would answer n times the same."""
+
+    async def seeds(name: str, seed: int) -> dict[str, int | None]:
+        samples = SampleFile(tmp_path / name, settings.identity())
+        return (await run(tokenizer, replace(settings, seed=seed), samples, ANSWERS)).seeds
+
+    first = await seeds("first", 0)
+    assert len(first) == len(set(first.values())) == 3 * N and None not in first.values()
+    assert await seeds("again", 0) == first
+    assert not set(first.values()) & set((await seeds("other", 1)).values())
+
+
+def test_a_seed_reaches_the_server():
+    request = TurnRequest(
+        token_ids=[1], max_new_tokens=2, stop_token_ids=[3], sampling=Sampling(seed=77), trajectory_id="t"
+    )
+    assert SglangEngine("http://127.0.0.1:1").body(request)["sampling_params"]["sampling_seed"] == 77
 
 
 async def test_an_evaluation_that_was_killed_continues(tokenizer, settings, tmp_path: Path):

@@ -1,8 +1,9 @@
 """Drives verl's TrainingWorker for the tests: one process per rank, jobs from a JSON file.
 
 A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep"}, "dtype", "packed",
-"fused", "transformer", "optim", "reshardable", "asynchronous", "recompute_above", "micro_batch_tokens", "role",
-"actions"}, the last a list of [name of a method of Engine, *arguments]; with a role, of rl_ranks.RlEngine.
+"fused", "temperature", "entropy_bonus", "transformer", "optim", "reshardable", "asynchronous", "recompute_above",
+"micro_batch_tokens", "role", "actions"}, the last a list of [name of a method of Engine, *arguments]; with a role, of
+rl_ranks.RlEngine.
 ``launch`` returns what the actions of each job returned, on the rank that has the output.
 """
 
@@ -154,11 +155,15 @@ class Engine:
 
     def __init__(self, job: dict[str, Any]) -> None:
         from verl.workers.engine_workers import TrainingWorker
-        from verl.workers.utils.losses import sft_loss
 
         self.platform = get_platform(job.get("platform", "cpu"))
+        if job.get("fused") and self.platform.name == "cpu":
+            import cuda_twin
+
+            cuda_twin.install()
+        self.job = job
         self.worker = TrainingWorker(worker_config(job))
-        self.worker.set_loss_fn(partial(sft_loss, config=None))
+        self.worker.set_loss_fn(partial(loss_of, bonus=job.get("entropy_bonus", 0.0)))
         self.worker.reset()
         self.engine = self.worker.engine
         if above := job.get("recompute_above"):
@@ -172,7 +177,9 @@ class Engine:
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
         steps = []
         for step in range(first, last + 1):
-            output = self.worker.train_batch(as_tensordict(batch(step)[rank::size]))
+            data = as_tensordict(batch(step)[rank::size], self.job.get("temperature", 1.0))
+            tu.assign_non_tensor(data, calculate_entropy="entropy_bonus" in self.job)
+            output = self.worker.train_batch(data)
             if self.has_output:
                 metrics = tu.get(output, "metrics")
                 steps.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")})
@@ -259,7 +266,21 @@ class Engine:
         return [torch.rand(1).item(), random.random(), float(np.random.rand()), forked]
 
 
-def as_tensordict(rows: list[tuple[list[int], list[int]]]) -> Any:
+def loss_of(model_output: Any, data: Any, dp_group: Any = None, *, bonus: float = 0.0) -> Any:
+    """SFT's loss, less ``bonus`` times the mean entropy of the distributions that the trained tokens are drawn from."""
+    import torch
+    from verl.workers.utils.losses import sft_loss
+
+    loss, metrics = sft_loss(None, model_output, data, dp_group)
+    if bonus:
+        mask = torch.roll(data["loss_mask"].values(), shifts=-1, dims=0)
+        loss = (
+            loss - bonus * (model_output["entropy"].values() * mask).sum() / data["batch_num_tokens"] * data["dp_size"]
+        )
+    return loss, metrics
+
+
+def as_tensordict(rows: list[tuple[list[int], list[int]]], temperature: float = 1.0) -> Any:
     """What verl's TrainingWorker takes: jagged columns of token ids, positions and loss mask."""
     import torch
     from tensordict.tensorclass import NonTensorData
@@ -277,7 +298,7 @@ def as_tensordict(rows: list[tuple[list[int], list[int]]]) -> Any:
         },
         non_tensor_dict={
             "use_dynamic_bsz": True,
-            "temperature": 1.0,
+            "temperature": temperature,
             "global_batch_size": GLOBAL_BATCH,
             "pad_mode": DatasetPadMode.NO_PADDING,
             "pad_token_id": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.cuda import patches, platform
+from retool_mcore.platforms.cuda import log_probs, patches, platform
 
 on_gpu = [
     pytest.mark.gpu,
@@ -111,6 +112,13 @@ def reference(hidden_TH: torch.Tensor, weight_VH: torch.Tensor, labels_T: torch.
     return torch.log_softmax(logits_TV, -1).gather(-1, labels_T[:, None])[:, 0]
 
 
+def assert_alike(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """Gradients of 16-bit products."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.nn.functional.cosine_similarity(ours.float().flatten(), theirs.float().flatten(), 0) > 0.9999
+        torch.testing.assert_close(ours.float().norm(), theirs.float().norm(), atol=0, rtol=1e-2)
+
+
 class TestOnGpu:
     pytestmark = on_gpu
 
@@ -128,7 +136,7 @@ class TestOnGpu:
         def never(*_: Any) -> Any:
             raise AssertionError("verl's kernel was called")
 
-        fused = patches._log_probs_by_transformer_engine(never)
+        fused = log_probs.log_probs_by_transformer_engine(never)
         torch.manual_seed(0)
         tokens, hidden, vocab = 257, 256, 5003
         inputs = [torch.randn(n, hidden, device="cuda", dtype=torch.bfloat16) * 0.3 for n in (tokens, vocab)]
@@ -138,16 +146,35 @@ class TestOnGpu:
         expected_T = reference(hidden_TH, weight_VH, labels_T)
         expected = torch.autograd.grad((expected_T * upstream_T).sum(), (hidden_TH, weight_VH))
         found_T, entropy_T = fused(hidden_TH[:, None], weight_VH, labels_T[None], 1.0, "none", group)
-        found = torch.autograd.grad((found_T * upstream_T).sum(), (hidden_TH, weight_VH))
+        found = torch.autograd.grad((found_T * upstream_T).sum(), (hidden_TH, weight_VH), retain_graph=True)
         torch.testing.assert_close(found_T, expected_T, atol=1e-5, rtol=1e-5)
-        assert entropy_T.isnan().all(), "entropy is for passes without a gradient"
-        for ours, theirs in zip(found, expected, strict=True):
-            assert torch.nn.functional.cosine_similarity(ours.float().flatten(), theirs.float().flatten(), 0) > 0.9999
-        with torch.no_grad():
-            _, entropy_T = fused(hidden_TH[:, None], weight_VH, labels_T[None], 1.0, "none", group)
+        assert_alike(found, expected)
         logits_TV = (hidden_TH @ weight_VH.t()).float()
         expected_T = torch.distributions.Categorical(logits=logits_TV).entropy()
         torch.testing.assert_close(entropy_T, expected_T, atol=1e-3, rtol=1e-3)
+        expected = torch.autograd.grad((expected_T * upstream_T).sum(), (hidden_TH, weight_VH))
+        assert_alike(torch.autograd.grad((entropy_T * upstream_T).sum(), (hidden_TH, weight_VH)), expected)
+        with torch.no_grad():
+            _, entropy_T = fused(hidden_TH[:, None], weight_VH, labels_T[None], 1.0, "none", group)
+        torch.testing.assert_close(entropy_T, expected_T, atol=1e-3, rtol=1e-3)
+
+    def test_another_temperature_scales_the_logits_of_both(self, group: Any):
+        from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
+
+        fused = log_probs.log_probs_by_transformer_engine(linear_cross_entropy)
+        torch.manual_seed(0)
+        hidden_TH, weight_VH = (
+            (torch.randn(n, 256, device="cuda", dtype=torch.bfloat16) * 0.3).requires_grad_() for n in (257, 5003)
+        )
+        labels_T = torch.randint(5003, (257,), device="cuda")
+        found_T, entropy_T = fused(hidden_TH[:, None], weight_VH, labels_T[None], 0.7, "none", group)
+        logits_TV = (hidden_TH.float() @ weight_VH.float().t()) / 0.7
+        expected_T = torch.log_softmax(logits_TV, -1).gather(-1, labels_T[:, None])[:, 0]
+        torch.testing.assert_close(found_T, expected_T, atol=5e-2, rtol=0)
+        wanted_T = torch.distributions.Categorical(logits=logits_TV).entropy()
+        torch.testing.assert_close(entropy_T, wanted_T, atol=5e-2, rtol=0)
+        expected = torch.autograd.grad((expected_T + wanted_T).sum(), (hidden_TH, weight_VH))
+        assert_alike(torch.autograd.grad((found_T + entropy_T).sum(), (hidden_TH, weight_VH)), expected)
 
     def test_the_stand_in_adds_to_the_gradient_buffer(self):
         import importlib.util

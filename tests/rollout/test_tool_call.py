@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import time
 
@@ -84,6 +85,33 @@ def test_a_call_without_a_single_reading_is_malformed_and_says_why(text: str, pr
     parsed = parse_hermes(text)
     assert (parsed.kind, parsed.problem, parsed.codes) == ("malformed", problem, ())
     assert parsed.error is not None and told in parsed.error
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        r'print("a\tb")',  # a tab, or a backslash and a t
+        'x = 1\nprint("a\\tb")',
+        r'print("\d", "a\tb")',
+    ],
+)
+def test_code_that_is_python_decoded_and_as_it_stands_is_not_guessed(code: str):
+    readings = {code, code.replace("\\t", "\t")}
+    assert len(readings) == 2
+    for reading in readings:
+        ast.parse(reading)
+    parsed = parse_hermes(turn(call(code)))
+    assert (parsed.kind, parsed.problem, parsed.codes) == ("malformed", "json", ())
+
+
+def test_two_escapes_of_one_character_are_decoded_together():
+    r"""\ud83d\ude00 is one character; each half alone is none, and the call would be refused for it."""
+    parsed = parse_hermes(turn(call(r"print(1)\nprint('\d \ud83d\ude00')")))
+    assert parsed.codes == ("print(1)\nprint('\\d \U0001f600')",)
+    assert parsed.repairs == ("backslashes",)
+    half = parse_hermes(turn(call(r"print(1)\nprint('\d \ud83d')")))
+    assert (half.kind, half.problem, half.codes) == ("malformed", "arguments", ())
+    assert half.error is not None and "half of a surrogate pair" in half.error
 
 
 @pytest.mark.parametrize(

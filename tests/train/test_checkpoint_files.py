@@ -8,9 +8,11 @@ import multiprocessing
 import os
 import signal
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
@@ -144,6 +146,58 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path: Path):
     save(run_in(tmp_path), 50)
     with pytest.raises(CheckpointError, match="seed was 0, now 1"):
         checkpoint.find_resume(run_in(tmp_path, "run.seed=1"))
+
+
+PPO = ("algorithm.name=ppo", "critic.lr=1e-5")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "before", "after", "said"),
+    [
+        (SftConfig, SFT, (), ("optim.lr=1e-4", "optim.min_lr=0"), "optim.lr was 0.003, now 0.0001; optim.min_lr was"),
+        (RlConfig, RL_7B, (), ("optim.lr=5e-7",), "optim.lr was 1e-06, now 5e-07"),
+        (RlConfig, RL_7B, PPO, ("critic.lr=2e-5",), "critic.lr was 1e-05, now 2e-05"),
+        (
+            SftConfig,
+            SFT,
+            (),
+            ("optim.weight_decay=0.5", "optim.clip_grad=9.0"),
+            "weight_decay was 0.01, now 0.5; optim.c",
+        ),
+    ],
+)
+def test_a_changed_learning_rate_is_told_and_counts(
+    tmp_path: Path, kind: type[RunConfig], path: Path, *, before: tuple[str, ...], after: tuple[str, ...], said: str
+):
+    """That it counts is in test_sft_engine.py, and in load_checkpoint, which RL's workers call, too."""
+    here = f"run.root={tmp_path}"
+    save(load_config(kind, path, [here, *before]), 50)
+    for settings, lines in ((after, 1), ((), 0)):
+        config = load_config(kind, path, [here, *before, *settings])
+        found = checkpoint.find_resume(config)
+        assert found is not None
+        told = StringIO()
+        checkpoint.tell_changed_settings(found, config, Console(file=told))
+        assert told.getvalue().count("\n") == lines
+        assert not lines or (
+            "from step 51 on, other than in global_step_50: " in told.getvalue() and said in told.getvalue()
+        )
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("optim.schedule=linear", "optim.schedule was 'cosine', now 'linear'"),
+        ("optim.warmup_fraction=0.2", "optim.warmup_fraction was 0.1, now 0.2"),
+        ("optim.beta1=0.5", "optim.beta1 was 0.9, now 0.5"),
+        ("train.steps=300", "steps was 200, now 300"),
+    ],
+)
+def test_what_bends_the_schedule_or_adams_moments_is_refused_by_name(tmp_path: Path, setting: str, said: str):
+    save(run_in(tmp_path), 50)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.find_resume(run_in(tmp_path, setting))
+    assert f"belongs to a different run: {said}. Restore the setting" in str(caught.value)
 
 
 TP2, DP2 = ("parallel.tp=2",), ("parallel.tp=1",)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs_by_transformer_engine
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import Patch
 
 PART_ELEMENTS = 1 << 28  # of one part of an optimizer step: 1 GiB for each float32 copy of a moment
-ENTROPY_ROWS = 1024  # tokens whose logits are in float32 at a time
 
 
 def _step_in_parts(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,57 +61,6 @@ def parts(params: Sequence[Any], max_elements: int) -> Iterator[list[Any]]:
         yield part
 
 
-def _log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's fused forward with cuBLAS for the output layer and Transformer Engine's kernel for the cross-entropy.
-
-    The kernel writes the gradient over the bfloat16 logits, so no float32 copy of them is made: 2 bytes a logit in
-    place of about 14. At a temperature other than 1 verl's own kernel is called, which scales in float32.
-    """
-
-    @wraps(original)
-    def linear_cross_entropy(  # noqa: PLR0917  verl calls it so
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        labels: torch.Tensor,
-        temperature: float,
-        reduction: str,
-        group: torch.distributed.ProcessGroup,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log_probs_T, entropy_T) float32 of labels [T], from hidden [T, 1, H] and this rank's weight [V / tp, H].
-
-        Entropy is for metrics: it is taken where no gradient is, and is NaN elsewhere, so that a loss that used it
-        would stop the run.
-        """
-        if temperature != 1.0 or reduction != "none":
-            return original(hidden, weight, labels, temperature, reduction, group)
-        from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
-        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
-
-        logits_TV = linear_with_grad_accumulation_and_async_allreduce(
-            input=hidden.view(-1, 1, hidden.shape[-1]),
-            weight=weight,
-            bias=None,
-            gradient_accumulation_fusion=hasattr(weight, "main_grad"),
-            allreduce_dgrad=False,  # sequence parallel: the gradient is summed where the hidden states were gathered
-            sequence_parallel=False,
-            tp_group=group,
-        )
-        logits_1TV, labels_1T = logits_TV.view(1, -1, logits_TV.shape[-1]), labels.view(1, -1)
-        entropy_T = _entropy(logits_1TV[0])
-        loss_1T = parallel_cross_entropy(logits_1TV, labels_1T, dist_process_group=group if group.size() > 1 else None)
-        return -loss_1T.view(-1), entropy_T
-
-    return linear_cross_entropy
-
-
-def _entropy(logits_TV: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled():
-        return torch.full(logits_TV.shape[:1], torch.nan, device=logits_TV.device)
-    from verl.utils.megatron.tensor_parallel import vocab_parallel_entropy
-
-    return torch.cat([vocab_parallel_entropy(rows.float()) for rows in logits_TV.split(ENTROPY_ROWS)])
-
-
 def _without_host_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def region(self: Any, tag: str, enable_cpu_backup: bool = False) -> Any:
@@ -123,6 +72,24 @@ def _without_host_copy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 TRANSFORMER_ENGINE = "transformer-engine>=2.11,<2.17"
 
+# memory.fused_cross_entropy
+LOG_PROB_PATCHES = (
+    Patch(
+        target="verl.models.mcore.model_forward_fused.linear_cross_entropy",
+        replace=log_probs_by_transformer_engine,
+        reason="verl's kernel computes the output layer twice more, slower than cuBLAS; its plain path copies logits",
+        applies_to="verl==0.9.1",
+        remove_when="verl takes log-probabilities by a kernel that neither copies nor recomputes the logits",
+    ),
+    Patch(
+        target="verl.models.mcore.get_mcore_forward_fused_model_engine_fn",
+        replace=entropy_where_asked,
+        reason="verl's fused forward takes entropies whether or not they are asked for, and does not say which",
+        applies_to="verl==0.9.1",
+        remove_when="verl hands calculate_entropy on to linear_cross_entropy",
+    ),
+)
+
 # Processes that train with Megatron.
 TRAINING_PATCHES = (
     *ENGINE_PATCHES,
@@ -133,13 +100,7 @@ TRAINING_PATCHES = (
         applies_to=TRANSFORMER_ENGINE,
         remove_when="Transformer Engine's FusedAdam reads and writes bfloat16 moments in its kernel",
     ),
-    Patch(
-        target="verl.models.mcore.model_forward_fused.linear_cross_entropy",
-        replace=_log_probs_by_transformer_engine,
-        reason="verl's kernel computes the output layer twice more, slower than cuBLAS; its plain path copies logits",
-        applies_to="verl==0.9.1",
-        remove_when="verl takes log-probabilities by a kernel that neither copies nor recomputes the logits",
-    ),
+    *LOG_PROB_PATCHES,
 )
 
 # SGLang's processes.

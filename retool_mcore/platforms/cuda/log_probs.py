@@ -1,0 +1,133 @@
+"""``memory.fused_cross_entropy``: log-probabilities and entropies of the output layer without a float32 copy of logits.
+
+Plain torch around two kernels, cuBLAS's product and Transformer Engine's cross-entropy; tests/numerics/cuda_twin.py has
+both for a CPU. T tokens, V this rank's part of the vocabulary, H hidden size, R rows of some tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+ROWS = 1024  # tokens whose logits are in float32 at a time
+
+_entropy_is_asked: ContextVar[bool] = ContextVar("entropy_is_asked", default=True)
+
+
+def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's fused forward with cuBLAS for the output layer and Transformer Engine's kernel for the cross-entropy.
+
+    The kernel writes the gradient over the bfloat16 logits, so no float32 copy of them is made: 2 bytes a logit in
+    place of about 14. At a temperature other than 1 verl's own kernel is called, which scales in float32.
+    """
+
+    @wraps(original)
+    def linear_cross_entropy(  # noqa: PLR0917  verl calls it so
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        temperature: float,
+        reduction: str,
+        group: dist.ProcessGroup,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log_probs_T, entropy_T) float32 of labels [T], from hidden [T, 1, H] and this rank's weight [V, H].
+
+        Both can be differentiated. Entropies that nobody asks for are not computed, and NaN.
+        """
+        if temperature != 1.0 or reduction != "none":
+            return original(hidden, weight, labels, temperature, reduction, group)
+        from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
+        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+
+        logits_T1V = linear_with_grad_accumulation_and_async_allreduce(
+            input=hidden.view(-1, 1, hidden.shape[-1]),
+            weight=weight,
+            bias=None,
+            gradient_accumulation_fusion=hasattr(weight, "main_grad"),
+            allreduce_dgrad=False,  # sequence parallel: the gradient is summed where the hidden states were gathered
+            sequence_parallel=False,
+            tp_group=group,
+        )
+        logits_TV, labels_1T = logits_T1V.view(-1, logits_T1V.shape[-1]), labels.view(1, -1)
+        # First: the kernel leaves gradients in place of logits.
+        if _entropy_is_asked.get():
+            entropy_T = entropy(logits_TV, group)
+        else:
+            entropy_T = torch.full(labels_1T.shape[1:], torch.nan, device=labels.device)
+        ranks = group if group.size() > 1 else None
+        loss_1T = parallel_cross_entropy(logits_TV.unsqueeze(0), labels_1T, dist_process_group=ranks)
+        return -loss_1T.view(-1), entropy_T
+
+    return linear_cross_entropy
+
+
+def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's choice of a fused forward function, which then tells the function above whether entropies are asked for.
+
+    They are in the pass before the update, for the metric, and in the update where actor.entropy_coeff is set.
+    """
+
+    @wraps(original)
+    def forward_of(hf_config: Any) -> Callable[..., Any]:
+        forward = original(hf_config)
+
+        @wraps(forward)
+        def told(*args: Any, calculate_entropy: bool, **kwargs: Any) -> Any:
+            before = _entropy_is_asked.set(calculate_entropy)
+            try:
+                return forward(*args, calculate_entropy=calculate_entropy, **kwargs)
+            finally:
+                _entropy_is_asked.reset(before)
+
+        return told
+
+    return forward_of
+
+
+def entropy(logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Entropies [T] in float32 and nats, over the vocabulary of all ranks of ``group``; can be differentiated.
+
+    With a gradient the logits are copied once, in their own type: the loss's kernel writes over them.
+    """
+    return _Entropy.apply(logits_TV, group) if torch.is_grad_enabled() else _entropy(logits_TV, group)
+
+
+class _Entropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        ctx.save_for_backward(logits_TV.clone())
+        return _entropy(logits_TV, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad_T: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (logits_TV,) = ctx.saved_tensors
+        for logits_RV, grad_R in zip(logits_TV.split(ROWS), grad_T.split(ROWS), strict=True):
+            log_probs_RV, entropy_R = _log_probs_and_entropy(logits_RV, ctx.group)
+            slope_RV = -log_probs_RV.exp() * (log_probs_RV + entropy_R[:, None])
+            logits_RV.copy_(slope_RV * grad_R[:, None])
+        return logits_TV, None
+
+
+def _entropy(logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return torch.cat([_log_probs_and_entropy(logits_RV, group)[1] for logits_RV in logits_TV.split(ROWS)])
+
+
+def _log_probs_and_entropy(logits_RV: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [R, V] of this rank's part, and entropies [R] of the whole distribution."""
+    top_R1 = _over(group, logits_RV.amax(-1, keepdim=True).float(), dist.ReduceOp.MAX)
+    log_probs_RV = logits_RV.float() - top_R1
+    log_probs_RV -= _over(group, log_probs_RV.exp().sum(-1, keepdim=True), dist.ReduceOp.SUM).log()
+    entropy_R = -_over(group, (log_probs_RV.exp() * log_probs_RV).sum(-1), dist.ReduceOp.SUM)
+    return log_probs_RV, entropy_R
+
+
+def _over(group: dist.ProcessGroup, tensor: torch.Tensor, op: Any) -> torch.Tensor:
+    if group.size() > 1:
+        dist.all_reduce(tensor, op=op, group=group)
+    return tensor

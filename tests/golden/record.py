@@ -1,0 +1,76 @@
+"""Write down what every shipped configuration changes in verl's settings, and the fingerprint of verl's own.
+
+python tests/golden/record.py      # records what test_golden_trees.py compares with; read the diff before you commit it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DEFAULTS = "verl_defaults.json"
+ADDED = "added.json"
+sys.path.insert(0, str(ROOT))
+
+
+def fingerprint(defaults: dict[str, Any]) -> str:
+    return hashlib.sha256(yaml.safe_dump(defaults, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def not_of_this_shell(platform: Any) -> Iterator[None]:
+    """The environment that a run on several nodes hands on, without what this shell happens to have exported."""
+    with patch.dict(os.environ):
+        for variable in platform.environment():
+            os.environ.pop(variable.name, None)
+        yield
+
+
+def main(folder: Path, others: Path | None = None) -> None:
+    """Records into ``folder``; into ``others`` the keys of each configuration that verl's own settings do not have."""
+    from retool_mcore.config import RlConfig, SftConfig, load_config
+    from retool_mcore.platforms import get_platform
+    from retool_mcore.train.resolve import MISSING, differences, resolve
+    from retool_mcore.verl_config_sft import _sft_sections
+
+    here = tempfile.mkdtemp()
+    os.chdir(here)  # runs and data lie under the folder that a run is started in
+    get_platform("cpu").activate()  # verl's classes import here; the trees are made for the runs' own platform
+    fingerprints, added = {"verl": importlib.metadata.version("verl")}, {}
+    for path in sorted((ROOT / "configs").glob("*.toml")):
+        kind = SftConfig if path.name.startswith("sft_") else RlConfig
+        config = load_config(kind, path)
+        platform = get_platform(config.run.platform)
+        with not_of_this_shell(platform):
+            defaults, tree = resolve(config, platform)
+        fingerprints[kind.__name__] = fingerprint(defaults)
+        changed = differences(defaults, tree)
+        added[path.stem] = [key for key, (default, _) in changed.items() if default == MISSING]
+        ours = {key: value for key, (_, value) in changed.items()}
+        if isinstance(config, SftConfig):  # verl's class of it reads the model's files, so resolve leaves it out
+            ours |= {f"model.{key}": value for key, value in _sft_sections(config, platform)["model"].items()}
+        text = yaml.safe_dump(ours, sort_keys=True, width=10_000)  # no line break depends on the length of a folder
+        text = text.replace(str(Path.cwd()), "<here>").replace(str(ROOT), "<checkout>")
+        (folder / f"{path.stem}.yaml").write_text(text, encoding="utf-8")
+    (folder / DEFAULTS).write_text(json.dumps(fingerprints, indent=1) + "\n", encoding="utf-8")
+    if others is not None:
+        (others / ADDED).write_text(json.dumps(added), encoding="utf-8")
+    os.chdir(ROOT)
+    os.rmdir(here)
+
+
+if __name__ == "__main__":
+    main(*(Path(word).absolute() for word in sys.argv[1:3] or [HERE]))
