@@ -40,6 +40,12 @@ ONE: dict[str, dict[str, Any]] = {
     "fused_cross_entropy": {"fused": True},
     "compact_states": {"optim": COMPACT},
 }
+COOL, BONUS = {"temperature": 0.7}, {"entropy_bonus": 0.5}
+OTHER_LOSSES: dict[str, dict[str, Any]] = {  # each without and with the fused cross-entropy
+    "cool": COOL,
+    "bonus": BONUS,
+    "cool_bonus": {**COOL, **BONUS},
+}
 TWO = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 FOUR_STEPS = ["train", 1, 4]
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05}  # heads of 64, as the kernels want
@@ -60,7 +66,9 @@ def jobs(model: str, settings: dict[str, dict[str, Any]], actions: list[Any]) ->
 
 @pytest.fixture(scope="module")
 def one(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
-    answers = launch(jobs(model, ONE, [FOUR_STEPS]), 1, tmp_path_factory.mktemp("one"), timeout_s=400)
+    fused = {f"fused_{name}": {"fused": True, **settings} for name, settings in OTHER_LOSSES.items()}
+    settings = {**ONE, **OTHER_LOSSES, **fused}
+    answers = launch(jobs(model, settings, [FOUR_STEPS]), 1, tmp_path_factory.mktemp("one"), timeout_s=400)
     return {name: answer[0] for name, answer in answers.items()}
 
 
@@ -86,6 +94,14 @@ def test_one_process_trains_like_float32(one: dict[str, list[dict[str, float]]],
 @pytest.mark.parametrize("name", [name for name in ONE if name != "one"])
 def test_what_saves_memory_changes_nothing(one: dict[str, list[dict[str, float]]], name: str):
     assert_close(one[name], [step["loss"] for step in one["one"]], [step["grad_norm"] for step in one["one"]])
+
+
+@pytest.mark.parametrize("name", OTHER_LOSSES)
+def test_temperature_and_entropy_bonus_train_alike_with_the_fused_cross_entropy(
+    one: dict[str, list[dict[str, float]]], name: str
+):
+    plain = one[name]
+    assert_close(one[f"fused_{name}"], [step["loss"] for step in plain], [step["grad_norm"] for step in plain])
 
 
 class TestTwoGpus:
