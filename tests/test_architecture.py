@@ -30,7 +30,16 @@ LEVEL_OF = {room: depth for depth, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_UPWARD = {("data", "reward")}
 
 ENGINE_ROOMS = {
-    "verl": ("verl_config", "verl_plugin", "train", "rollout.agent_loop", "rollout.replay", "platforms", "quickstart"),
+    "verl": (
+        "verl_config",
+        "verl_plugin",
+        "train",
+        "rollout.agent_loop",
+        "rollout.replay",
+        "rollout.router",
+        "platforms",
+        "quickstart",
+    ),
     "megatron": ("train.engine", "train.checkpoint", "platforms"),
     "mbridge": ("train.engine", "train.checkpoint", "platforms"),
 }
