@@ -17,7 +17,16 @@ SOURCES = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build", "runs"}
 LEVELS = [
     ("cli", "quickstart", "__main__"),
     ("train", "evaluate", "preflight", "planner"),
-    ("verl_config", "verl_config_sft", "verl_config_rollout", "rollout", "reward", "models", "activations"),
+    (
+        "verl_config",
+        "verl_config_sft",
+        "verl_config_rollout",
+        "verl_config_refused",
+        "rollout",
+        "reward",
+        "models",
+        "activations",
+    ),
     ("data", "sandbox"),
     (
         *("config", "config_checkpoint", "config_rl", "config_base", "config_errors"),
@@ -30,7 +39,10 @@ LEVEL_OF = {room: depth for depth, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_UPWARD = {("data", "reward")}
 
 ENGINE_ROOMS = {
-    "verl": ("verl_config", "verl_plugin", "train", "rollout.agent_loop", "rollout.replay", "platforms", "quickstart"),
+    "verl": (
+        *("verl_config", "verl_plugin", "train", "platforms", "quickstart"),
+        *("rollout.agent_loop", "rollout.replay", "rollout.dataset"),
+    ),
     "megatron": ("train.engine", "train.checkpoint", "platforms"),
     "mbridge": ("train.engine", "train.checkpoint", "platforms"),
 }

@@ -15,6 +15,10 @@ class ReToolTaskRunner(_TaskRunner):
     """Passed to verl's ``run_ppo``, which takes a recipe's own task runner."""
 
     def run(self, config: DictConfig) -> None:
-        from retool_mcore.train import trainer  # noqa: F401  registers ReToolTrainer with verl
+        from retool_mcore.train import (
+            replicas,
+            trainer,  # noqa: F401  registers ReToolTrainer with verl
+        )
 
+        replicas.register()
         _TaskRunner.run(self, config)

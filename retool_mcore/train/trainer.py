@@ -129,6 +129,10 @@ class _Ours(PPOTrainer):
         for role, remote in self.role_worker_mapping.items():
             self.role_worker_mapping[role] = ray.remote(SAVING[remote.__ray_actor_class__])
 
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self.val_dataset.held_out = True
+
     def fit(self, agent_loop_manager: Any) -> None:
         with self._saver:
             super().fit(agent_loop_manager)
