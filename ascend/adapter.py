@@ -198,12 +198,10 @@ class Ascend(Platform):
     def rollout_engine_kwargs(self) -> dict[str, Any]:
         return {"compilation_config": {"cudagraph_mode": "PIECEWISE"}}
 
-    def sglang_command(
-        self, model_path: str, port: int, *, dtype: str, max_running_requests: int, tp: int = 1
-    ) -> list[str]:
+    def sglang_command(self, *args: Any, **kwargs: Any) -> list[str]:
         raise PlatformError(
             '`retool eval` starts a SGLang server, and run.platform = "ascend" has none. Validate in training '
-            "(train.val_every_steps), or evaluate the export on a CUDA or CPU machine."
+            "([validation]), or evaluate the export on a CUDA or CPU machine."
         )
 
 

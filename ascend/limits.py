@@ -192,7 +192,7 @@ TABLE: tuple[Row, ...] = (
         cuda="retool eval, which starts a SGLang server of its own",
         ascend="",
         kind="refused",
-        reason="its client speaks SGLang's HTTP. Validate in training (train.val_every_steps), or evaluate the export "
+        reason="its client speaks SGLang's HTTP. Validate in training ([validation]), or evaluate the export "
         "on a CUDA or CPU machine",
         seen_in="retool_mcore",
     ),

@@ -48,7 +48,7 @@ def bench(
     *,
     out: Annotated[Path, typer.Option(help="the result")] = Path("result.json"),
     model: Annotated[str | None, typer.Option(help="in place of the configuration's model.path")] = None,
-    data: Annotated[str | None, typer.Option(help="in place of its data.train_file and data.val_file")] = None,
+    data: Annotated[str | None, typer.Option(help="in place of its data files, trained on and validated on")] = None,
     warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 10,
     history: Annotated[
@@ -61,10 +61,14 @@ def bench(
     total = warmup + steps
     words = list(settings["set"])
     words += [f"model.path={model}"] if model else []
-    words += [f"data.train_file={data}", f"data.val_file={data}", "data.allow_overlap=true"] if data else []
+    is_rl = settings["kind"] == "rl"
+    if data:
+        held_out = f"validation.files=[{json.dumps(data)}]" if is_rl else f"data.val_file={data}"
+        words += [f"data.train_file={data}", held_out, "data.allow_overlap=true"]
     if settings.get("scripted"):
         words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / 'scripted_loop.yaml'}")
-    words += [f"train.steps={total}", "train.val_every_steps=0", "checkpoint.every_steps=0", *(overrides or ())]
+    never = ["validation.every=0" if is_rl else "train.val_every_steps=0", "checkpoint.every_steps=0"]
+    words += [f"train.steps={total}", *never, *(overrides or ())]
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]
         config = load_config(KINDS[settings["kind"]], ROOT / settings["config"], words)

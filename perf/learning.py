@@ -151,7 +151,8 @@ def train_rl(out: Path, name: str, *, common: list[str], free: Devices, sft: Fut
     try:
         command = [sys.executable, "launch/rl.py", "configs/rl_tiny_cpu.toml", *common, f"run.name={name}"]
         command += [f"model.path={model}", f"cluster.gpus_per_node={case.devices}", *case.settings]
-        command += [f"data.{split}_file={out}/task/rl_{split}.parquet" for split in ("train", "val")]
+        command += [f"data.train_file={out}/task/rl_train.parquet"]
+        command += [f"validation.files=['{out}/task/rl_val.parquet']"]
         run(command, out / f"{name}.log", taken)
     except subprocess.CalledProcessError as error:
         return {"error": f"exit code {error.returncode}", "seconds": round(time.monotonic() - started)}

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from retool_mcore.config_base import Every, Fraction, PositiveFloat, PositiveInt, Section
 from retool_mcore.config_checkpoint import Checkpoint, check_saving
 from retool_mcore.config_errors import explain
-from retool_mcore.config_rl import Algorithm, Critic, RlTrain, Rollout, train_gpus
+from retool_mcore.config_rl import Algorithm, Critic, RlTrain, Rollout, Validation, sampled_as_rollout, train_gpus
 from retool_mcore.errors import ConfigError
 
 MAX_VERL_OVERRIDES = 10
@@ -120,7 +120,6 @@ class SftTrain(Section):
 
 class RlData(Section):
     train_file: str  # parquet in verl's schema: prompt, data_source, reward_model, extra_info
-    val_file: str
     max_prompt_tokens: PositiveInt
     allow_overlap: bool = False  # as in SftData
 
@@ -177,6 +176,11 @@ class RunConfig(Section):
 
     @property
     def num_steps(self) -> int:
+        raise NotImplementedError("a run is an SftConfig or an RlConfig")
+
+    @property
+    def data_files(self) -> list[tuple[str, str]]:
+        """(setting, path) of every file that is read, the training file first."""
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
 
     def train_gpus(self) -> int:
@@ -240,6 +244,10 @@ class SftConfig(RunConfig):
     def num_steps(self) -> int:
         return self.train.steps
 
+    @property
+    def data_files(self) -> list[tuple[str, str]]:
+        return [("data.train_file", self.data.train_file), ("data.val_file", self.data.val_file)]
+
     @model_validator(mode="after")
     def _sft_rules(self) -> SftConfig:
         if self.train.global_batch % self.dp:
@@ -261,10 +269,16 @@ class RlConfig(RunConfig):
     data: RlData
     train: RlTrain
     rollout: Rollout
+    validation: Validation
     sandbox: Sandbox = Sandbox()
     reward: Reward = Reward()
     algorithm: Algorithm = Algorithm()
     critic: Critic = Critic()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _validation_samples_as_rollout(cls, tree: Any) -> Any:
+        return sampled_as_rollout(tree)
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -273,6 +287,10 @@ class RlConfig(RunConfig):
     @property
     def num_steps(self) -> int:
         return self.train.steps
+
+    @property
+    def data_files(self) -> list[tuple[str, str]]:
+        return [("data.train_file", self.data.train_file), *(("validation.files", p) for p in self.validation.files)]
 
     def train_gpus(self) -> int:
         return train_gpus(self.train, self.rollout, self.cluster.nodes, self.cluster.gpus_per_node)

@@ -9,6 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+MOVED = {  # settings of RL that earlier versions had -> where they are now
+    "data.val_file": 'files = ["..."] in the section [validation]',
+    "train.val_every_steps": "every = ... in the section [validation]",
+}
+
 
 def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
     """All of pydantic's findings as one sentence each, after the file and the overrides that they come from."""
@@ -16,7 +21,9 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         value = json.dumps(item["input"], default=str)[:80]
-        if item["type"] == "extra_forbidden":
+        if where in MOVED and item["type"] == "extra_forbidden":
+            lines.append(f"{where} is now {MOVED[where]}")
+        elif item["type"] == "extra_forbidden":
             lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
         elif item["type"] == "missing":
             lines.append(f"{where} is missing")

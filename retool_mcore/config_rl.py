@@ -14,7 +14,6 @@ class RlTrain(Section):
     prompts_per_step: PositiveInt  # mode "async": also how many are learnt from between two weight syncs
     mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates a step
     micro_batch_tokens: PositiveInt
-    val_every_steps: Every
     mode: Literal["sync", "partial_rollout", "async"] = "sync"  # see rollout/README.md, "Scheduling"
     # Of both modes that are not "sync". max_staleness: weight syncs that may lie between a prompt's start and the step
     # that learns from it; when_stale: another prompt takes the place of an older one, or no step comes before it.
@@ -52,6 +51,31 @@ class Rollout(Section):
     max_running_requests: PositiveInt = 64
     agent_workers: PositiveInt = 1
     engine_args: dict[str, Any] = Field(default={})  # the engine's own, by its names: attention_backend = "triton"
+
+
+class Validation(Section):
+    """When the policy is scored on held-out problems, and how: of a run's own validation and of `retool eval`.
+
+    n, temperature and top_p are [rollout]'s group_size, temperature and top_p where they are left out.
+    """
+
+    files: list[str] = Field(min_length=1)  # parquet, as data.train_file; problems are counted through all of them
+    every: Every  # steps; also after the last; 0: never
+    n: PositiveInt  # samples of each problem
+    temperature: Annotated[float, Field(ge=0)] = 1.0  # 0: the likeliest token, always
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+def sampled_as_rollout(tree: Any) -> Any:
+    """A run's tree in which [validation] says how it samples, by what [rollout] says where it says nothing itself."""
+    if not isinstance(tree, dict):
+        return tree
+    rollout, validation = tree.get("rollout"), tree.get("validation")
+    if not (isinstance(rollout, dict) and isinstance(validation, dict)):
+        return tree
+    of_rollout = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
+    given = {name: rollout[theirs] for name, theirs in of_rollout.items() if theirs in rollout}
+    return {**tree, "validation": {**given, **validation}}
 
 
 class Algorithm(Section):

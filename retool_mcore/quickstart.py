@@ -139,7 +139,7 @@ def _train(stages: Stages, root: Path, seed: int) -> None:
         "sft",
         "supervised fine-tuning",
         *(*RETOOL, "sft", SFT_CONFIG, *_places(root, seed, "sft"), f"model.path={task}/model"),
-        *_files(task, "sft"),
+        *(f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")),
         watch=_watch(sft, sft_steps, "loss"),
     )
     rl_steps = load_config(RlConfig, RL_CONFIG).train.steps
@@ -149,17 +149,14 @@ def _train(stages: Stages, root: Path, seed: int) -> None:
             name,
             what,
             *("launch/rl.py", RL_CONFIG, *_places(root, seed, name), f"model.path={sft}/export"),
-            *(f"rollout.tool={tool}", *_files(task, "rl")),
+            *(f"rollout.tool={tool}", f"data.train_file={task}/rl_train.parquet"),
+            f"validation.files=[{json.dumps(str(task / 'rl_val.parquet'))}]",
             watch=_watch(run_dir, rl_steps, "accuracy"),
         )
 
 
 def _places(root: Path, seed: int, name: str) -> tuple[str, ...]:
     return (f"run.root={root}", f"run.seed={seed}", f"run.name={name}")
-
-
-def _files(task: Path, kind: str) -> tuple[str, ...]:
-    return tuple(f"data.{split}_file={task}/{kind}_{split}.parquet" for split in ("train", "val"))
 
 
 def _watch(run_dir: Path, total: int, name: str) -> Watch:

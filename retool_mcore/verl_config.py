@@ -1,6 +1,6 @@
 """From our configuration to verl 0.9.1's: what SFT and RL share, and RL's whole tree.
 
-This file, verl_config_sft.py and verl_config_rollout.py are the only ones that spell a verl key path. RL runs verl's
+This file and the others of its name (verl_config_*.py) are the only ones that spell a verl key path. RL runs verl's
 PPO trainer, which takes the whole Hydra tree: its defaults are composed by verl itself and changed here, key by key.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from retool_mcore.config import Memory, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.verl_config_refused import ENGINE_LOG_PROB_KEYS, RL_KEYS, refuse
 from retool_mcore.verl_config_rollout import TRAINER_MODES, algorithm_keys, async_keys, rollout_keys, sampler_keys
 
 if TYPE_CHECKING:
@@ -145,11 +146,13 @@ def check_ppo_tree(tree: DictConfig) -> None:
 def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -> DictConfig:
     """verl's complete, resolved tree for its PPO trainer; ``resume`` is a complete checkpoint's folder.
 
-    Raises ConfigError when a key of ``[verl_overrides]`` does not exist in verl's tree.
+    Raises ConfigError when a key of ``[verl_overrides]`` is none of verl's tree, or one that a setting of ours decides.
     """
     import verl
     from omegaconf import OmegaConf
 
+    decided = RL_KEYS | (ENGINE_LOG_PROB_KEYS if config.algorithm.old_log_prob == "rollout" else {})
+    refuse(config.verl_overrides, decided, config.source)
     tree = ppo_defaults()
     for key, value in (_ppo_keys(config, platform) | _resume_keys(resume)).items():
         # force_add: verl's tree leaves some documented keys out of its YAML (Ray's and the engines' own arguments).
@@ -255,13 +258,17 @@ def _reward_keys(config: RlConfig) -> dict[str, Any]:
 
 
 def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    from retool_mcore import rollout
+
     run_dir = config.run.dir.absolute()
     keys: dict[str, Any] = {
         "data.train_files": [str(Path(config.data.train_file).absolute())],
-        "data.val_files": [str(Path(config.data.val_file).absolute())],
+        "data.val_files": [str(Path(path).absolute()) for path in config.validation.files],
         "data.train_batch_size": config.train.prompts_per_step,
         "data.max_prompt_length": config.data.max_prompt_tokens,
         "data.max_response_length": config.rollout.max_response_tokens,
+        "data.custom_cls.path": str(Path(rollout.__file__).with_name("dataset.py")),
+        "data.custom_cls.name": "ReToolDataset",
         "data.return_raw_chat": True,
         "data.seed": config.run.seed,
         "data.truncation": "error",
@@ -278,7 +285,7 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.rollout_data_dir": None,
         "trainer.save_freq": config.checkpoint.every_steps or -1,
         "trainer.max_actor_ckpt_to_keep": None,  # train/checkpoint.py deletes old ones, also after a restart
-        "trainer.test_freq": config.train.val_every_steps or -1,
+        "trainer.test_freq": config.validation.every or -1,
         "trainer.val_before_train": False,
         "trainer.v1.trainer_mode": TRAINER_MODES[config.train.mode],
         _RUN_CONFIG_KEY: str(run_dir / "config.toml"),

@@ -110,17 +110,21 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "agent.agent_loop_config_path": str(agent_loop_file(config)),
         rollout + "multi_turn.enable": True,
         rollout + "multi_turn.max_assistant_turns": r.max_turns,
-        # Validation samples as the paper's recipe does; k is the group size so that mean@k means the same twice.
-        rollout + "val_kwargs.n": r.group_size,
-        rollout + "val_kwargs.do_sample": True,
-        rollout + "val_kwargs.temperature": r.temperature,
-        rollout + "val_kwargs.top_p": r.top_p,
+        rollout + "val_kwargs.n": config.validation.n,
+        rollout + "val_kwargs.do_sample": config.validation.temperature > 0,
+        rollout + "val_kwargs.temperature": config.validation.temperature,
+        rollout + "val_kwargs.top_p": config.validation.top_p,
     }
     engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout_engines[0]}."
+    return keys | {engine_kwargs + key: value for key, value in engine_args(config, platform).items()}
+
+
+def engine_args(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    """The rollout engine's own arguments, for training and evaluation. Raises ConfigError as ``check_engine_args``."""
     check_engine_args(config, platform)
-    return keys | {
-        engine_kwargs + key: value for key, value in (platform.rollout_engine_kwargs() | r.engine_args).items()
-    }
+    # vLLM's seed is rollout.seed, to which verl adds the replica's number; SGLang's see train/sglang_server.py.
+    seed = {"random_seed": config.run.seed} if platform.rollout_engines[0] == "sglang" else {}
+    return {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
 
 
 def check_engine_args(config: RlConfig, platform: Platform) -> None:
@@ -162,7 +166,7 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
         sampler + "custom_sampler.name": "SyncReplay" if config.train.mode == "sync" else "AsyncReplay",
         sampler + "sampler_kwargs": {
             "group_size": config.rollout.group_size,
-            "val_group_size": config.rollout.group_size,
+            "val_group_size": config.validation.n,
             "compares_groups": config.algorithm.name == "grpo",
             "seed": config.run.seed,
             "max_dropped_fraction": config.rollout.max_dropped_fraction,

@@ -11,6 +11,7 @@ from retool_mcore.config import SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl_config import megatron_keys, optim_keys
+from retool_mcore.verl_config_refused import SFT_KEYS, refuse
 
 if TYPE_CHECKING:
     from verl.workers.config import TrainingWorkerConfig
@@ -52,6 +53,7 @@ def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, 
         },
         "optim": optim_keys(config, config.train.steps),
     }
+    refuse(config.verl_overrides, SFT_KEYS, config.source)
     for key, value in config.verl_overrides.items():
         _override(sections, key, value, config.source)
     return sections

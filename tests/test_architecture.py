@@ -17,7 +17,16 @@ SOURCES = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build", "runs"}
 LEVELS = [
     ("cli", "quickstart", "__main__"),
     ("train", "evaluate", "preflight", "planner"),
-    ("verl_config", "verl_config_sft", "verl_config_rollout", "rollout", "reward", "models", "activations"),
+    (
+        "verl_config",
+        "verl_config_sft",
+        "verl_config_rollout",
+        "verl_config_refused",
+        "rollout",
+        "reward",
+        "models",
+        "activations",
+    ),
     ("data", "sandbox"),
     (
         *("config", "config_checkpoint", "config_rl", "config_base", "config_errors"),
@@ -31,14 +40,8 @@ ALLOWED_UPWARD = {("data", "reward")}
 
 ENGINE_ROOMS = {
     "verl": (
-        "verl_config",
-        "verl_plugin",
-        "train",
-        "rollout.agent_loop",
-        "rollout.replay",
-        "rollout.router",
-        "platforms",
-        "quickstart",
+        *("verl_config", "verl_plugin", "train", "platforms", "quickstart"),
+        *("rollout.agent_loop", "rollout.replay", "rollout.dataset", "rollout.router"),
     ),
     "megatron": ("train.engine", "train.checkpoint", "platforms"),
     "mbridge": ("train.engine", "train.checkpoint", "platforms"),

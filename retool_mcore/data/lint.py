@@ -194,6 +194,6 @@ def require_disjoint(train_file: str, val_file: str) -> None:
     if sum(shared) > MAX_OVERLAP * len(shared):
         raise DataError(
             f"{sum(shared)} of the {len(shared)} problems of {val_file} are also in {train_file}: a loss or accuracy "
-            f"measured on them says nothing, and at most {MAX_OVERLAP:.0%} may be shared. Hold other rows out as "
-            "data.val_file, or set data.allow_overlap = true if that is meant"
+            f"measured on them says nothing, and at most {MAX_OVERLAP:.0%} may be shared. Hold other rows out for "
+            "validation, or set data.allow_overlap = true if that is meant"
         )

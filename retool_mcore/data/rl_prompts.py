@@ -6,27 +6,50 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retool_mcore.config import RlConfig
-from retool_mcore.data.files import read_rows
+from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.lint import require_disjoint
+from retool_mcore.data.rl import truth_text
 from retool_mcore.errors import DataError
 
-COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
+COLUMNS = ("data_source", "prompt", "reward_model")  # extra_info may be missing
+AGENT_COLUMN = "agent_name"  # verl's: which of its agent loops a row asks for
 
 Renderer = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]  # messages -> token ids [T] of the prompt
 
 
-def check_prompts(config: RlConfig, render: Renderer) -> None:
-    """Every prompt of the training and validation file renders, fits the budget and has a truth to be judged by.
+def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
+    """Every prompt of the training and validation files renders, fits the budget and has a truth to be judged by.
 
-    ``render`` is the rollout's own (``Protocol.prompt_ids``). Raises DataError with file, row and column; also when
-    validation problems are trained on without leave.
+    ``render`` is the rollout's own (``Protocol.prompt_ids``). Returns what the user should know of the files, a
+    sentence each. Raises DataError with file, row and column; also when validation problems are trained on without
+    leave.
     """
-    rows = {path: _check_file(path, config, render) for path in (config.data.train_file, config.data.val_file)}
-    given, prompts = rows[config.data.train_file], config.train.prompts_per_step
-    if given < prompts:
-        raise DataError(f"{config.data.train_file} has {given} rows, fewer than train.prompts_per_step = {prompts}")
+    train, held_out = config.data.train_file, config.validation.files
+    rows = {path: _check_file(path, config, render) for path in (train, *held_out)}
+    prompts = config.train.prompts_per_step
+    if rows[train] < prompts:
+        raise DataError(f"{train} has {rows[train]} rows, fewer than train.prompts_per_step = {prompts}")
     if not config.data.allow_overlap:
-        require_disjoint(config.data.train_file, config.data.val_file)
+        for path in held_out:
+            require_disjoint(train, path)
+    return [note for path in rows for note in _notes(path)]
+
+
+def messages_of(prompt: Any) -> list[dict[str, Any]]:
+    """The turns of a row's prompt, without the nulls that a column gives to all for a key that some have.
+
+    Raises DataError when it is no list of turns.
+    """
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(turn, dict) for turn in prompt):
+        raise DataError(f"{prompt!r:.80} is no list of messages")
+    return [{key: value for key, value in turn.items() if value is not None} for turn in prompt]
+
+
+def truth_of(reward_model: Any) -> str:
+    """The ground truth of a row as text. Raises DataError when there is none to compare with."""
+    if not isinstance(reward_model, dict):
+        raise DataError(f"{reward_model!r:.80} holds no ground_truth")
+    return truth_text(reward_model.get("ground_truth"), "ground_truth")
 
 
 def _check_file(path: str, config: RlConfig, render: Renderer) -> int:
@@ -35,11 +58,12 @@ def _check_file(path: str, config: RlConfig, render: Renderer) -> int:
     count = 0
     for index, row in read_rows(path, COLUMNS):
         where = f"{path}, row {index}"
-        truth = (row["reward_model"] or {}).get("ground_truth")
-        if not isinstance(truth, str) or not truth.strip():
-            raise DataError(f"{where}, column reward_model: ground_truth = {truth!r} is not a text to compare with")
         try:
-            tokens = len(render(row["prompt"]))
+            truth_of(row["reward_model"])
+        except DataError as error:
+            raise DataError(f"{where}, column reward_model: {error}") from error
+        try:
+            tokens = len(render(messages_of(row["prompt"])))
         except (DataError, TypeError, KeyError) as error:
             raise DataError(f"{where}, column prompt: {error}") from error
         if tokens > longest:
@@ -51,3 +75,13 @@ def _check_file(path: str, config: RlConfig, render: Renderer) -> int:
     if not count:
         raise DataError(f"{path} has no rows")
     return count
+
+
+def _notes(path: str) -> list[str]:
+    if AGENT_COLUMN not in column_names(path):
+        return []
+    asked = sorted({str(row[AGENT_COLUMN]) for _, row in read_rows(path, (AGENT_COLUMN,))})
+    return [
+        f"{path}: its column {AGENT_COLUMN} ({', '.join(asked[:5])}) is ignored. It names an agent loop of verl's; "
+        "responses are sampled by ours, with the tool of [rollout]"
+    ]

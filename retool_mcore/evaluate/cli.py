@@ -53,11 +53,20 @@ def evaluate(
     model: Annotated[
         list[str], typer.Option(help="a model directory, NAME=DIRECTORY, or a SGLang server's URL; may be repeated")
     ],
-    data: Annotated[Path, typer.Option(help="parquet of verl's schema, or JSON lines {problem, answer}")],
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="parquet of verl's schema, or JSON lines {problem, answer}; may be repeated; validation.files by "
+            "default",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="samples and reports; an evaluation found here is continued")] = Path(
         "runs/eval"
     ),
-    n: Annotated[int, typer.Option(min=1, help="samples of each problem")] = 8,
+    n: Annotated[
+        int | None, typer.Option(min=1, help="samples of each problem; validation.n by default", show_default=False)
+    ] = None,
     protocol: Annotated[str, typer.Option(help="hermes or retool; the configuration's by default")] = "",
     tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or each")] = "on",
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
@@ -65,8 +74,9 @@ def evaluate(
 ) -> None:
     """Sample each problem n times: mean@n with its interval, best@n, maj@n, worst@n, pass@n, behaviour.
 
-    Models are scored one after the other; those of one architecture share a server. Run again to continue.
-    Without CONFIG: the paper's rollout, 8 turns and 16384 tokens, or as long as the model allows, at top_p 0.6.
+    Problems, n, temperature and top_p are those of CONFIG's section [validation]. Models are scored one after the
+    other, on one server for each rollout.engine_tp GPUs; those of one architecture share them. Run again to continue.
+    Without CONFIG: the paper's rollout, 8 turns and 16384 tokens, or as long as the model allows, at top_p 0.6, n = 8.
     """
     from retool_mcore.evaluate.cases import evaluate_many
     from retool_mcore.evaluate.defaults import default_config, model_of_server
@@ -78,10 +88,12 @@ def evaluate(
         url, model = model[0], [model_of_server(model[0])]
     changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
     cases = _cases(model, tool)
+    if not config and not data:
+        raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
     run = load_config(RlConfig, config, changes) if config else default_config(cases[0].model, changes)
     with _Bars(cases) as bars:
         reports = evaluate_many(
-            run, cases, data=data, out=out, n=n, limit=limit, url=url, on_start=bars.start, on_sample=bars.advance
+            run, cases, data=data or (), out=out, n=n, limit=limit, url=url, on_start=bars.start, on_sample=bars.advance
         )
     _console().print(summary_table(reports))
     for line in dict.fromkeys(interval_note(report) for report in reports.values()):

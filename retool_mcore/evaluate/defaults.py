@@ -24,22 +24,23 @@ def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
     A model with a shorter context gets a shorter response. Raises ConfigError for a bad override.
     """
     platform = _platform()
+    devices = 1 if platform == "cpu" else get_platform(platform).device_count()
     longest = read_shape(model).get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
     prompt = min(MAX_PROMPT_TOKENS, longest // 2)
     response = min(MAX_RESPONSE_TOKENS, longest - prompt)
     tree: dict[str, Any] = {
         "run": {"name": "eval", "platform": platform},
-        "cluster": {"gpus_per_node": 1},
+        "cluster": {"gpus_per_node": devices},
         "model": {"path": model, "dtype": "float32" if platform == "cpu" else "bfloat16"},
-        "data": {"train_file": "none", "val_file": "none", "max_prompt_tokens": prompt},
-        "rollout": {"group_size": 2, "max_turns": 8, "max_response_tokens": response, "top_p": 0.6},
+        "data": {"train_file": "none", "max_prompt_tokens": prompt},
+        "rollout": {"group_size": 2, "max_turns": 8, "max_response_tokens": response},
+        "validation": {"files": ["none"], "every": 0, "n": 8, "top_p": 0.6},
         # Of training, which does not happen here.
         "train": {
             "steps": 1,
-            "prompts_per_step": 1,
-            "mini_batch_prompts": 1,
+            "prompts_per_step": devices,
+            "mini_batch_prompts": devices,
             "micro_batch_tokens": prompt + response,
-            "val_every_steps": 1,
         },
         "optim": {"lr": 1e-6, "schedule": "constant"},
         "checkpoint": {"every_steps": 1},

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from retool_mcore.data.files import read_jsonl, read_rows
 from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.rl import read_problem, truth_text
+from retool_mcore.data.rl import read_problem
+from retool_mcore.data.rl_prompts import messages_of, truth_of
 from retool_mcore.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One problem; ``id`` is its row's or line's number in the file."""
+    """One problem; ``id`` is its row's or line's number, counted on through further files."""
 
     id: int
     messages: list[dict[str, Any]]
     truth: str
 
 
-def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
-    """The first ``limit`` problems of a file. Raises DataError naming file, row, column and rule."""
-    if path.suffix == ".parquet":
-        rows = read_rows(path, ["prompt", "reward_model"])
-        return [_of_verl(row, number, f"{path}, row {number}") for number, row in islice(rows, limit)]
-    problems = [_of_line(row, number, f"{path}, line {number}") for number, row in islice(read_jsonl(path), limit)]
-    if not problems:
-        raise DataError(f"{path}: the file has no problems")
+def read_problems(paths: Sequence[Path], limit: int | None = None) -> list[Problem]:
+    """The first ``limit`` problems of files. Raises DataError naming file, row, column and rule."""
+    problems: list[Problem] = []
+    for path in paths:
+        start = problems[-1].id + 1 if problems else 0
+        left = None if limit is None else limit - len(problems)
+        if left == 0:
+            break
+        problems += [replace(problem, id=start + problem.id) for problem in islice(_read_file(path), left)]
     return problems
+
+
+def _read_file(path: Path) -> Iterator[Problem]:
+    if path.suffix == ".parquet":
+        for number, row in read_rows(path, ["prompt", "reward_model"]):
+            yield _of_verl(row, number, f"{path}, row {number}")
+        return
+    number = 0
+    for number, row in read_jsonl(path):
+        yield _of_line(row, number, f"{path}, line {number}")
+    if not number:
+        raise DataError(f"{path}: the file has no problems")
 
 
 def _of_line(row: Mapping[str, Any], number: int, where: str) -> Problem:
@@ -43,12 +57,10 @@ def _of_line(row: Mapping[str, Any], number: int, where: str) -> Problem:
 
 def _of_verl(row: Mapping[str, Any], number: int, where: str) -> Problem:
     """The prompt as it is, with its system turn."""
-    turns, reward = row["prompt"], row["reward_model"]
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
-        raise DataError(f"{where}, column prompt: {turns!r:.80} is no list of messages")
-    if not isinstance(reward, dict):
-        raise DataError(f"{where}, column reward_model: {reward!r:.80} holds no ground_truth")
-    # Columnar files give every message every key.
-    messages = [{key: value for key, value in turn.items() if value is not None} for turn in turns]
-    truth = truth_text(reward.get("ground_truth"), f"{where}, column reward_model")
-    return Problem(id=number, messages=messages, truth=truth)
+    column = "prompt"
+    try:
+        messages = messages_of(row["prompt"])
+        column = "reward_model"
+        return Problem(id=number, messages=messages, truth=truth_of(row["reward_model"]))
+    except DataError as error:
+        raise DataError(f"{where}, column {column}: {error}") from error

@@ -9,10 +9,9 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from retool_mcore.config import RlConfig
 from retool_mcore.data.files import replacing
@@ -20,7 +19,7 @@ from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
 from retool_mcore.reward.normalise import vote
-from retool_mcore.rollout.engine import Engine, Sampling
+from retool_mcore.rollout.engine import Engine, Sampling, trajectory_seed
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.metrics import summarize as summarize_behavior
@@ -48,8 +47,8 @@ class Settings:
     concurrency: int = 128
 
     @classmethod
-    def of(cls, config: RlConfig, n: int, tool: bool) -> Settings:
-        """n samples a problem, rolled out as the run's training rolls out, with the tool or without."""
+    def of(cls, config: RlConfig, n: int, tool: bool, servers: int = 1) -> Settings:
+        """n samples a problem, rolled out as the run's validation rolls out, with the tool or without."""
         rollout = config.rollout.model_copy(update={"tool": tool})
         return cls(
             limits=Limits.of(config.model_copy(update={"rollout": rollout})),
@@ -58,9 +57,9 @@ class Settings:
             protocol=rollout.protocol,
             calls_per_turn=rollout.calls_per_turn,
             tool=tool,
-            sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p),
+            sampling=Sampling(temperature=config.validation.temperature, top_p=config.validation.top_p),
             seed=config.run.seed,
-            concurrency=2 * rollout.max_running_requests,  # half of them may wait for the interpreter
+            concurrency=2 * rollout.max_running_requests * servers,  # half of them may wait for the interpreter
         )
 
     def identity(self) -> dict[str, Any]:
@@ -184,8 +183,7 @@ def make_report(problems: Sequence[Problem], settings: Settings, samples: Sample
 
 
 def _seeded(settings: Settings, problem: Problem, sample: int) -> Sampling:
-    seed = crc32(f"{settings.seed}/{problem.id}/{sample}".encode()) & 0x7FFFFFFF
-    return Sampling(**{**asdict(settings.sampling), "seed": seed})
+    return replace(settings.sampling, seed=trajectory_seed(settings.seed, problem.id, sample))
 
 
 def _row(problem: Problem, sample: int, trajectory: Trajectory, correct: bool) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,11 +100,30 @@ class Platform(ABC):
     def rollout_engine_kwargs(self) -> dict[str, Any]:
         """Server settings for verl's rollout engine, rollout_engines[0], beyond what verl itself sets."""
 
-    @abstractmethod
     def sglang_command(
-        self, model_path: str, port: int, *, dtype: str, max_running_requests: int, tp: int = 1
+        self,
+        model_path: str,
+        port: int,
+        *,
+        dtype: str,
+        max_running_requests: int,
+        tp: int = 1,
+        engine_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """The command that starts a standalone SGLang server on 127.0.0.1, for evaluation. Run it in process_env()."""
+        """The command that starts a standalone SGLang server on 127.0.0.1, for evaluation. Run it in process_env().
+
+        ``engine_args``: of SGLang's ServerArgs, by their names; ``rollout_engine_kwargs()`` come first.
+        """
+        command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
+        command += ["--max-running-requests", str(max_running_requests)]
+        if self.enforce_eager:
+            command.append("--disable-cuda-graph")
+        return command + sglang_options({**self.rollout_engine_kwargs(), **(engine_args or {})})
+
+    def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
+        """The environment in which a process sees these of the devices that this one sees."""
+        raise PlatformError(f'run.platform = "{self.name}" has no devices to share out among servers.')
 
     @abstractmethod
     def set_device(self, local_rank: int) -> None:
@@ -129,6 +150,20 @@ class Platform(ABC):
         return {
             var.name: var.value if var.forced else os.environ.get(var.name, var.value) for var in self.environment()
         }
+
+
+def sglang_options(args: Mapping[str, Any]) -> list[str]:
+    """Fields of SGLang's ServerArgs as options of its command: a flag for True, nothing for False, JSON for a table."""
+    options: list[str] = []
+    for name, value in args.items():
+        option = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            options += [option] if value else []
+        elif isinstance(value, list):
+            options += [option, *map(str, value)]
+        else:
+            options += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
+    return options
 
 
 def check_entry_points(*groups: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import retool_mcore
-from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.config import RunConfig
 
 PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
 ENDS_BYTES = 2**20  # of a data file: its size and both ends stand for the whole
@@ -18,14 +18,13 @@ ENDS_BYTES = 2**20  # of a data file: its size and both ends stand for the whole
 
 def fingerprint(config: RunConfig) -> dict[str, str]:
     """Name of a thing -> its version or hash on this node."""
-    assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     found = {"host": socket.gethostname(), "python": platform.python_version(), "code": code_hash()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
-    for name, path in (("data.train_file", config.data.train_file), ("data.val_file", config.data.val_file)):
+    for name, path in config.data_files:
         found[f"{name} = {path}"] = file_hash(Path(path))
     for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
         found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)

@@ -46,8 +46,7 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
 
 def data(config: RunConfig) -> Iterator[Finding]:
     assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
-    files = {"data.train_file": config.data.train_file, "data.val_file": config.data.val_file}
-    missing = [f"{name} = {path}" for name, path in files.items() if not Path(path).exists()]
+    missing = [f"{name} = {path}" for name, path in config.data_files if not Path(path).exists()]
     if missing:
         yield error("data", f"{' and '.join(missing)} not found. Make it with `retool data`, or correct the path.")
         return
@@ -56,16 +55,17 @@ def data(config: RunConfig) -> Iterator[Finding]:
         return
     loaded = load_tokenizer(config.model.path)
     if isinstance(config, SftConfig):
-        for name, path in files.items():
+        for name, path in config.data_files:
             rows = load_sft(path, loaded, config.data.max_length_tokens)
             yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
     else:
-        check_prompts(config, protocol_of(config.rollout, loaded).prompt_ids)
+        notes = check_prompts(config, protocol_of(config.rollout, loaded).prompt_ids)
         yield ok("data", f"every prompt fits data.max_prompt_tokens = {config.data.max_prompt_tokens}")
+        yield from (warning("data", note) for note in notes)
     if isinstance(config, SftConfig) and not config.data.allow_overlap:
         require_disjoint(config.data.train_file, config.data.val_file)
-    yield ok("data", "data.val_file may overlap: data.allow_overlap" if config.data.allow_overlap else
-             "data.train_file and data.val_file share no more problems than may happen by chance")  # fmt: skip
+    yield ok("data", "validation problems may overlap: data.allow_overlap" if config.data.allow_overlap else
+             "training and validation share no more problems than may happen by chance")  # fmt: skip
 
 
 def sandbox(config: RunConfig) -> Iterator[Finding]:

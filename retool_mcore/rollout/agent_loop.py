@@ -21,7 +21,15 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from retool_mcore.config import RlConfig
-from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
+from retool_mcore.rollout.engine import (
+    TRAINING,
+    Engine,
+    EngineTurn,
+    EngineUnavailable,
+    Sampling,
+    TurnRequest,
+    trajectory_seed,
+)
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import Protocol, checked_prompt, protocol_of
@@ -46,12 +54,12 @@ class ReToolAgentLoop(AgentLoopBase):
 
     def engine(self) -> Engine:
         """What samples one trajectory's turns."""
-        return VerlEngine(self.server_manager)
+        return VerlEngine(self.server_manager, seeded=self.rollout_config.name == "sglang")
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Sample one trajectory of the dataset row in ``kwargs``; ``[]`` when an outage dropped it."""
         shared = self.shared
-        where = f"{shared.config.data.train_file} or {shared.config.data.val_file}"
+        where = " or ".join(path for _, path in shared.config.data_files)
         messages = list(kwargs["raw_prompt"])
         trajectory = await run_trajectory(
             checked_prompt(shared.protocol, messages, shared.config.data.max_prompt_tokens, where),
@@ -63,6 +71,7 @@ class ReToolAgentLoop(AgentLoopBase):
                 temperature=sampling_params["temperature"],
                 top_p=sampling_params["top_p"],
                 top_k=sampling_params["top_k"],
+                seed=_seed(shared.config.run.seed, kwargs),
             ),
             trajectory_id=uuid4().hex,
         )
@@ -109,11 +118,17 @@ def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
 
 
 class VerlEngine:
-    """verl's client of its rollout servers as our ``Engine``. ``options``: further sampling parameters of SGLang."""
+    """verl's client of its rollout servers as our ``Engine``.
 
-    def __init__(self, client: LLMServerClient, options: Mapping[str, Any] | None = None) -> None:
+    ``options``: further sampling parameters of SGLang. ``seeded``: requests have a seed of their own, by SGLang's name;
+    vLLM's loops over such requests one by one.
+    """
+
+    def __init__(
+        self, client: LLMServerClient, options: Mapping[str, Any] | None = None, *, seeded: bool = False
+    ) -> None:
         self.client = client
-        self.options = options or {}
+        self.options, self.seeded = options or {}, seeded
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
         from ray.exceptions import RayError
@@ -126,6 +141,7 @@ class VerlEngine:
             "logprobs": True,
             "max_new_tokens": request.max_new_tokens,
             "stop_token_ids": list(request.stop_token_ids),
+            **({"sampling_seed": request.sampling.seed} if self.seeded else {}),
             **self.options,
         }
         try:
@@ -145,6 +161,14 @@ class VerlEngine:
             version=int(output.extra_fields.get("max_global_steps") or 0),
             cached_tokens=output.extra_fields.get("num_cached_tokens"),
         )
+
+
+def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
+    """Of a trajectory of a row of ``rollout.dataset``: of what is held out the one that `retool eval` gives it."""
+    problem, sample = int(row["row"]), int(row["session_id"])
+    if row["held_out"]:
+        return trajectory_seed(run_seed, problem, sample)
+    return trajectory_seed(run_seed, TRAINING, int(row["global_steps"]), problem, sample)
 
 
 def _stop(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
+from zlib import crc32
 
 from retool_mcore.errors import RolloutError
+
+TRAINING = "train"  # of trajectory_seed: no sample of an evaluation
 
 
 class EngineUnavailable(RolloutError):
@@ -21,6 +24,15 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
     seed: int | None = None
+
+
+def trajectory_seed(run_seed: int, *which: object) -> int:
+    """The seed [0, 2**31) of all turns of one trajectory, the same whenever and wherever it is sampled.
+
+    ``which``: of validation and evaluation the problem's number and the sample's, of training TRAINING, the step that
+    started it, the row and the sample.
+    """
+    return crc32("/".join(map(str, (run_seed, *which))).encode()) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, kw_only=True)

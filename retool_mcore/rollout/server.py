@@ -10,10 +10,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -30,8 +30,9 @@ _LIBC = ctypes.CDLL(None)
 class SglangServer:
     """Starts the server of a model directory on a free port of 127.0.0.1, waits until it answers, ends all of it.
 
-    ``log_path`` takes its output. ``port``: a fixed one, for a server that takes another's place. ``extra_args`` are
-    further options of ``sglang.launch_server``.
+    ``log_path`` takes its output. ``port``: a fixed one, for a server that takes another's place. ``engine_args``: of
+    SGLang's ServerArgs, by their names; ``extra_args``: further options of ``sglang.launch_server``. ``devices``: by
+    their numbers here, the only ones that it sees; all of them where none is named.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class SglangServer:
         log_path: Path,
         max_running_requests: int = 64,
         tp: int = 1,
+        engine_args: Mapping[str, Any] | None = None,
+        devices: Sequence[int] = (),
         extra_args: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         port: int | None = None,
@@ -50,6 +53,7 @@ class SglangServer:
         self.model_path = str(model_path)
         self.platform = platform
         self.dtype, self.max_running_requests, self.tp = dtype, max_running_requests, tp
+        self.engine_args, self.devices = engine_args, devices
         self.log_path = log_path
         self.extra_args = list(extra_args)
         self.start_timeout_s = start_timeout_s
@@ -67,9 +71,21 @@ class SglangServer:
         return self._process.pid
 
     def __enter__(self) -> Self:
+        self.start()
+        self.wait_until_healthy()
+        return self
+
+    def start(self) -> None:
+        """Start the process. Leave the ``with`` block, or ``stop()`` it, whatever follows."""
         command = self.platform.sglang_command(
-            self.model_path, self.port, dtype=self.dtype, max_running_requests=self.max_running_requests, tp=self.tp
+            self.model_path,
+            self.port,
+            dtype=self.dtype,
+            max_running_requests=self.max_running_requests,
+            tp=self.tp,
+            engine_args=self.engine_args,
         )
+        shared_out = self.platform.only_devices(self.devices) if self.devices else {}
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_path, "wb") as log:
             self._process = subprocess.Popen(
@@ -77,23 +93,25 @@ class SglangServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.platform.process_env()},
+                env={**os.environ, **self.platform.process_env(), **shared_out},
                 start_new_session=True,  # its own process group: ended as a whole, and not by our Ctrl-C
                 preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no lock is taken in the child
             )
-        try:
-            self._wait_until_healthy()
-        except BaseException:
-            self._stop()
-            raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self.stop()
 
-    def _wait_until_healthy(self) -> None:
+    def wait_until_healthy(self) -> None:
+        """Return when it answers. Raises RolloutError, with its last words, and it is stopped, when it does not."""
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
         assert self._process is not None, "the server was not started"
         deadline = time.monotonic() + self.start_timeout_s
         with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as client:
@@ -117,7 +135,8 @@ class SglangServer:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-15:])
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End it and all its processes; nothing where it does not run."""
         process, self._process = self._process, None
         if process is None:
             return

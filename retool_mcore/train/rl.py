@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from retool_mcore.train import checkpoint
 from retool_mcore.train.export import export_at_end
 from retool_mcore.train.metrics import read_metrics
 from retool_mcore.verl_plugin import assert_loaded
+
+logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.5
 
@@ -46,6 +49,9 @@ def train(config: RlConfig) -> None:
         resume = checkpoint.find_resume(config)
         if resume is not None:
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
+        for note in check_prompts(config, protocol.prompt_ids):
+            logger.warning(note)
+            Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
         with _progress(config, terminal):
             _run_verl(config, platform, resume)
         export_at_end(config)

@@ -1,4 +1,4 @@
-"""verl's SGLang server, which also says how full it was and what its prefix cache saved.
+"""verl's SGLang server, which also says how full it was and what its prefix cache saved, and has a seed of its own.
 
 Imported by ``rl_metrics.measure_sglang``, which has verl install what its SGLang modules need first.
 """
@@ -6,6 +6,7 @@ Imported by ``rl_metrics.measure_sglang``, which has verl install what its SGLan
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -78,6 +79,14 @@ def _tell(poller: asyncio.Task[None]) -> None:
 
 
 class MeasuredReplica(SGLangReplica):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    """verl's n-th replica, whose random numbers start from the run's seed + n.
+
+    run.seed reaches all of them as one engine_kwargs.sglang.random_seed. Two engines that start from the same seed
+    would give one prompt the same responses, where its group is spread over both.
+    """
+
+    def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(replica_rank, *args, **kwargs)
         self.server_class = ray.remote(MeasuredServer)
+        self.config = copy.deepcopy(self.config)  # one object for all replicas
+        self.config.engine_kwargs["sglang"]["random_seed"] += replica_rank

@@ -159,6 +159,10 @@ class _Ours(PPOTrainer):
         for role, remote in self.role_worker_mapping.items():
             self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
 
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self.val_dataset.held_out = True
+
     def fit(self, agent_loop_manager: Any) -> None:
         with self._saver:
             try:

@@ -150,7 +150,7 @@ def test_the_guides_settings_are_the_shipped_ones():
     assert (run.rollout.max_turns, run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (16, 2048, 20480)
     assert (run.rollout.engine_tp, run.rollout.max_running_requests) == (2, 1024)
     assert (run.cluster.nodes, run.cluster.gpus_per_node, run.optim.lr) == (1, 8, 1e-6)
-    assert (run.checkpoint.every_steps, run.train.val_every_steps) == (100, 20)
+    assert (run.checkpoint.every_steps, run.validation.every) == (100, 20)
     assert (run.algorithm.clip_low, run.algorithm.clip_high, run.algorithm.clip_c) == (0.2, 0.28, 10.0)
     sft = load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_a2x8.toml")
     assert (sft.train.global_batch, sft.train.steps, sft.data.max_length_tokens) == (32, 372, 16384)

@@ -164,7 +164,7 @@ def test_sft_does_not_start_on_its_own_validation_set(tmp_path):
 
 def test_rl_does_not_start_on_its_own_validation_set(tmp_path, tokenizer):
     path = rl_file(tmp_path / "a.parquet", *[f"What is {n} + {n}?" for n in range(12)])
-    files = [f"data.train_file={path}", f"data.val_file={path}"]
+    files = [f"data.train_file={path}", f'validation.files=["{path}"]']
     config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", files)
     render = Hermes(tokenizer).prompt_ids
     with pytest.raises(DataError, match="12 of the 12 problems"):

@@ -57,7 +57,7 @@ def write_coin_task(folder: Path, *, calls: bool = False, wrong_goes_on: int = 0
             for index, question in enumerate(questions)
         ]
         write_parquet(folder / f"{split}.parquet", rows)
-    files = tuple(f"data.{split}_file={folder}/{split}.parquet" for split in ("train", "val"))
+    files = (f"data.train_file={folder}/train.parquet", f'validation.files=["{folder}/val.parquet"]')
     return (f"model.path={folder}/model", *files)
 
 

@@ -19,7 +19,7 @@ from retool_mcore.train.metrics import read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SIZE = ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=2")
-RARELY = ("train.val_every_steps=0", "checkpoint.every_steps=0")
+RARELY = ("validation.every=0", "checkpoint.every_steps=0")
 
 
 def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
@@ -46,7 +46,7 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     task = write_coin_task(tmp_path, calls=True)
     settings = (*task, *SIZE, "algorithm.name=ppo", "critic.lr=1e-3", "rollout.protocol=retool")
     settings += ("algorithm.kl_coef=0.01",)
-    settings += ("train.val_every_steps=0", "checkpoint.every_steps=1")
+    settings += ("validation.every=0", "checkpoint.every_steps=1")
     settings += ("checkpoint.reshardable=true", "checkpoint.asynchronous=true")
     # Every prompt alone has more than 240 tokens: without "auto" verl refuses them, in each of the three models.
     settings += ("data.max_prompt_tokens=260", "memory.recompute=auto", "train.micro_batch_tokens=230")
@@ -102,7 +102,7 @@ def test_filtering_that_finds_nothing_stops_with_one_error(tmp_path: Path, mark:
 
 
 def test_partial_rollout_goes_on_after_updates_and_a_restart_and_is_weighted_for_it(tmp_path: Path, mark: str):
-    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *SIZE, "train.val_every_steps=0")
+    settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *SIZE, "validation.every=0")
     settings += ("train.mode=partial_rollout", "algorithm.importance_sampling=token", "rollout.protocol=retool")
     settings += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400")
     # At 1e-3 one update teaches the right answer, which is short; what is in flight then hardly ever becomes a batch.

@@ -59,7 +59,7 @@ def assert_learnt_from(row: dict, model: torch.nn.Module) -> None:
 def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_sent(tmp_path: Path, mark: str):
     """Two updates a step; each token is of the weights whose version it bears, as the checkpoints have them."""
     settings = ("train.prefetch_batches=1.0", "train.max_staleness=1", "train.when_stale=wait")
-    settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "train.val_every_steps=4")
+    settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "validation.every=4")
     settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=4")
     settings += ("rollout.record_groups=8",)
     rows = train(tmp_path, mark, *write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *settings, "train.steps=4")
@@ -115,7 +115,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
 def test_fully_asynchronous_updates_drop_what_is_too_old_and_continue_from_a_checkpoint(tmp_path: Path, mark: str):
     settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), "train.mini_batch_prompts=2")
     settings += ("train.prefetch_batches=2.0", "train.max_staleness=2", "train.when_stale=drop", "optim.lr=1e-4")
-    settings += ("algorithm.importance_sampling=token", "checkpoint.every_steps=3", "train.val_every_steps=0")
+    settings += ("algorithm.importance_sampling=token", "checkpoint.every_steps=3", "validation.every=0")
     first = train(tmp_path, mark, *settings, "train.steps=3")
     rows = train(tmp_path, mark, *settings, "train.steps=6")  # with the prompts that were in flight
     assert rows[:3] == first and [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]

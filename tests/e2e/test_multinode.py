@@ -80,9 +80,9 @@ def test_a_node_with_other_data_is_told_and_nothing_is_trained(task: Path, tmp_p
 
 @pytest.mark.long
 def test_rl_over_two_ray_nodes_loses_one_and_continues(task: Path, tmp_path: Path, mark: str):
-    files = [f"data.{split}_file={task}/rl_{split}.parquet" for split in ("train", "val")]
+    files = (f"data.train_file={task}/rl_train.parquet", f'validation.files=["{task}/rl_val.parquet"]')
     size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=4", "rollout.agent_workers=2")
-    steps = ("train.steps=4", "train.val_every_steps=4", "checkpoint.every_steps=2", "run.name=two")
+    steps = ("train.steps=4", "validation.every=4", "checkpoint.every_steps=2", "run.name=two")
     words = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *size, *steps, *TWO_NODES)
     env = {"CONFIG": "configs/rl_tiny_cpu.toml", "HEAD_WAIT_S": "120",
            "RAY_START_OPTIONS": "--object-store-memory 300000000"}  # fmt: skip

@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 def test_ctrl_c_leaves_nothing_and_the_same_command_continues(task: Path, tmp_path: Path, mark: str):
-    files = [f"data.{split}_file={task}/rl_{split}.parquet" for split in ("train", "val")]
+    files = (f"data.train_file={task}/rl_train.parquet", f'validation.files=["{task}/rl_val.parquet"]')
     size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=4")
-    steps = ("train.val_every_steps=100", "checkpoint.every_steps=1", "run.name=one")
+    steps = ("validation.every=100", "checkpoint.every_steps=1", "run.name=one")
     words = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *size, *steps)
     env = {**os.environ, MARK: mark, "PYTHON": sys.executable, "CONFIG": "configs/rl_tiny_cpu.toml",
            "SANDBOX_DIR": str(tmp_path / "sandbox")}  # fmt: skip

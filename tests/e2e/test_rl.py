@@ -30,9 +30,9 @@ START_S = 300
 
 
 def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
-    files = [f"data.{split}_file={task}/rl_{split}.parquet" for split in ("train", "val")]
+    files = (f"data.train_file={task}/rl_train.parquet", f'validation.files=["{task}/rl_val.parquet"]')
     size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=4")
-    steps = ("train.steps=4", "train.val_every_steps=4", "checkpoint.every_steps=2")
+    steps = ("train.steps=4", "validation.every=4", "checkpoint.every_steps=2")
     return (f"run.root={root}", f"model.path={task}/model", *files, *size, *steps, *more)
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, WARMUP, LR = 2, 0.25, 1e-4
 SIZE = ("train.prompts_per_step=16", "rollout.group_size=4", f"train.steps={STEPS}", "data.max_prompt_tokens=300")
-SIZE += ("rollout.max_response_tokens=400", "rollout.protocol=retool", "train.val_every_steps=0")
+SIZE += ("rollout.max_response_tokens=400", "rollout.protocol=retool", "validation.every=0")
 SIZE += (
     "rollout.record_groups=16",
     "checkpoint.every_steps=0",

@@ -34,12 +34,13 @@ def longest(model: Path, tokens: int) -> str:
 def test_the_papers_rollout_is_as_long_as_the_model_allows(model: Path, tokens: int, prompt: int, response: int):
     run = default_config(longest(model, tokens), [])
     assert (run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (prompt, response)
-    assert (run.rollout.max_turns, run.rollout.temperature, run.rollout.top_p) == (8, 1.0, 0.6)
+    assert (run.rollout.max_turns, run.validation.temperature, run.validation.top_p) == (8, 1.0, 0.6)
+    assert run.validation.n == 8
 
 
 def test_settings_can_be_changed_and_mistakes_are_named(model: Path):
-    run = default_config(str(model), ["rollout.protocol=retool", "rollout.top_p=0.9"])
-    assert (run.rollout.protocol, run.rollout.top_p) == ("retool", 0.9)
+    run = default_config(str(model), ["rollout.protocol=retool", "validation.top_p=0.9"])
+    assert (run.rollout.protocol, run.validation.top_p) == ("retool", 0.9)
     with pytest.raises(
         ConfigError, match=r"defaults of `retool eval` with rollout.topp=1: rollout.topp is not a setting"
     ):

@@ -30,21 +30,21 @@ def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
 )
 def test_the_usual_benchmarks_are_read(tmp_path: Path, row: dict[str, Any]):
     asked = [{"role": "user", "content": "1 + 1?\nPut your final answer within \\boxed{}."}]
-    assert read_problems(jsonl(tmp_path / "p.jsonl", row)) == [Problem(id=1, messages=asked, truth="2")]
+    assert read_problems([jsonl(tmp_path / "p.jsonl", row)]) == [Problem(id=1, messages=asked, truth="2")]
 
 
 def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
     prompt = [{"role": "system", "content": "s", "name": None}, {"role": "user", "content": "1 + 1?", "name": "me"}]
     rows = [{"prompt": prompt, "reward_model": {"ground_truth": "2", "style": "rule"}}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
-    (problem,) = read_problems(tmp_path / "p.parquet")
+    (problem,) = read_problems([tmp_path / "p.parquet"])
     assert problem.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 1?", "name": "me"}]
     assert (problem.id, problem.truth) == (0, "2")
 
 
 def test_limit_takes_the_first_rows(tmp_path: Path):
     rows = [{"problem": str(number), "answer": str(number)} for number in range(5)]
-    assert [each.truth for each in read_problems(jsonl(tmp_path / "p.jsonl", *rows), limit=2)] == ["0", "1"]
+    assert [each.truth for each in read_problems([jsonl(tmp_path / "p.jsonl", *rows)], limit=2)] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_limit_takes_the_first_rows(tmp_path: Path):
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], told: str):
     with pytest.raises(DataError, match=told):
-        read_problems(jsonl(tmp_path / "p.jsonl", row))
+        read_problems([jsonl(tmp_path / "p.jsonl", row)])
 
 
 def test_an_empty_file_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="no problems"):
-        read_problems(jsonl(tmp_path / "p.jsonl"))
+        read_problems([jsonl(tmp_path / "p.jsonl")])

@@ -38,7 +38,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(task: Path, *more: str) -> list[str]:
-    files = [f"data.{split}_file={task}/rl_{split}.parquet" for split in ("train", "val")]
+    files = (f"data.train_file={task}/rl_train.parquet", f'validation.files=["{task}/rl_val.parquet"]')
     return [f"model.path={task}/model", f"run.root={task}/runs", *files, *more]
 
 
@@ -66,7 +66,9 @@ def test_a_good_run_passes_as_a_command(task: Path):
 
 
 def test_errors_are_lines_and_the_exit_code(task: Path):
-    done = command("preflight", str(RL), *settings(task, "model.path=runs/absent", "data.val_file=absent.parquet"))
+    done = command(
+        "preflight", str(RL), *settings(task, "model.path=runs/absent", 'validation.files=["absent.parquet"]')
+    )
     assert done.returncode == 2
     errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert any("runs/absent" in line for line in errors) and any("absent.parquet" in line for line in errors)
@@ -178,10 +180,10 @@ def test_a_truncated_shard(task: Path, tmp_path: Path):
 
 
 def test_validation_on_the_training_file(task: Path):
-    run = good(task, f"data.val_file={task}/rl_train.parquet")
+    run = good(task, f'validation.files=["{task}/rl_train.parquet"]')
     found = run_checks([("data", lambda: looks.data(run))], lambda _: None)
     assert "error" in levels(found)
-    run = good(task, f"data.val_file={task}/rl_train.parquet", "data.allow_overlap=true")
+    run = good(task, f'validation.files=["{task}/rl_train.parquet"]', "data.allow_overlap=true")
     assert set(levels(run_checks([("data", lambda: looks.data(run))], lambda _: None))) == {"ok"}
 
 
@@ -204,7 +206,7 @@ def test_checks_go_on_after_an_error():
 def test_a_node_with_other_code_or_data_is_named(task: Path):
     here = fingerprint(good(task))
     assert differing([here, {**here, "host": "b"}]) == []
-    other = {**here, "host": "b", "code": "0", f"data.val_file = {task}/rl_val.parquet": "missing"}
+    other = {**here, "host": "b", "code": "0", f"validation.files = {task}/rl_val.parquet": "missing"}
     sentences = differing([here, other])
     assert len(sentences) == 2 and all(" on b" in sentence for sentence in sentences)
 

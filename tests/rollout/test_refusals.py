@@ -51,7 +51,7 @@ def test_an_unknown_protocol_is_refused_without_the_tool_too(tokenizer):
 def test_an_evaluation_refuses_it_before_a_server_is_asked(model_dir, tmp_path):
     (tmp_path / "problems.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
     config, case = load_config(RlConfig, RL, ["rollout.protocol=xml"]), Case(name="m", model=str(model_dir))
-    files = {"data": tmp_path / "problems.jsonl", "out": tmp_path / "out"}
+    files = {"data": [tmp_path / "problems.jsonl"], "out": tmp_path / "out"}
     with pytest.raises(ConfigError, match="is none of hermes, retool"):
         evaluate_many(config, [case], **files, n=1, url="http://127.0.0.1:9")
 
@@ -97,7 +97,7 @@ def test_a_prompt_over_the_budget_is_refused_as_its_protocol_renders_it(tokenize
     ]
     for split in ("train", "val"):
         write_parquet(tmp_path / f"{split}.parquet", rows)
-    files = [f"data.{split}_file={tmp_path}/{split}.parquet" for split in ("train", "val")]
+    files = [f"data.train_file={tmp_path}/train.parquet", f'validation.files=["{tmp_path}/val.parquet"]']
 
     def config_of(limit: int) -> RlConfig:
         own = (f"data.max_prompt_tokens={limit}", f"rollout.protocol={name}", "data.allow_overlap=true")

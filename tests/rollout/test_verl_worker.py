@@ -102,7 +102,7 @@ def sampled(config: RlConfig, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, *
     monkeypatch.setattr(agent_loop_tq, "tq", SimpleNamespace(async_kv_put=put))
     messages = [{"role": "user", "content": "What is 412 + 967?"}]
     prompts = tu.get_tensordict(
-        tensor_dict={"index": torch.tensor([0])},
+        tensor_dict={"index": torch.tensor([0]), "row": torch.tensor([0]), "held_out": torch.tensor([validate])},
         non_tensor_dict={"global_steps": 3, "validate": validate},
     )
     prompts["uid"] = NonTensorStack(NonTensorData("u"))

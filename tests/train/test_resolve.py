@@ -54,7 +54,10 @@ def test_sft_and_rl_tell_what_differs_and_start_nothing(tmp_path: Path):
             ("rl", "configs/rl_tiny_cpu.toml", "verl_overrides.trainer.no_such_key=1"),
             "trainer.no_such_key is not a key",
         ),
-        (("rl", "configs/rl_tiny_cpu.toml", "verl_overrides.actor_rollout_ref.actor.megatron.dtype=int8"), "refuses"),
+        (
+            ("rl", "configs/rl_tiny_cpu.toml", "verl_overrides.actor_rollout_ref.rollout.expert_parallel_size=3"),
+            "refuses",
+        ),
         (("sft", "configs/sft_tiny_cpu.toml", "verl_overrides.engine.no_such_key=1"), "no_such_key"),
         (("rl", "configs/rl_tiny_cpu.toml", "--platform", "tpu"), "'cpu', 'cuda' or 'ascend'"),
         (

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from retool_mcore.platforms.cpu import seeded_sampling
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import ModuleView, Patch
 
@@ -271,6 +272,20 @@ ENGINE_PATCHES = (
 
 # SGLang's scheduler and detokenizer processes.
 SGLANG_PATCHES = (
+    Patch(
+        target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+        replace=seeded_sampling.with_seeds,
+        reason="a request's sampling_seed counts in deterministic mode only, whose kernels are Triton's",
+        applies_to=SGLANG,
+        remove_when="SGLang heeds sampling_seed in every mode",
+    ),
+    Patch(
+        target="sglang.srt.layers.sampler.multinomial_with_seed",
+        replace=_always(seeded_sampling.multinomial_with_seed),
+        reason="the hash behind a seeded draw is a Triton kernel",
+        applies_to=SGLANG,
+        remove_when="SGLang draws by a seed on a CPU, too",
+    ),
     _torch_seen_by(
         "sglang.srt.layers.logits_processor",
         "tensor",

@@ -125,20 +125,6 @@ class Cpu(Platform):
             "max_total_tokens": MAX_TOTAL_TOKENS,
         }
 
-    def sglang_command(
-        self, model_path: str, port: int, *, dtype: str, max_running_requests: int, tp: int = 1
-    ) -> list[str]:
-        command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
-        command += ["--max-running-requests", str(max_running_requests), "--disable-cuda-graph"]
-        for name, value in self.rollout_engine_kwargs().items():
-            option = "--" + name.replace("_", "-")
-            if value is True:
-                command.append(option)
-            elif value is not False:
-                command += [option, str(value)]
-        return command
-
 
 def _python_path() -> list[str]:
     return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]

@@ -138,12 +138,10 @@ class Cuda(Platform):
     def rollout_engine_kwargs(self) -> dict[str, Any]:
         return {}
 
-    def sglang_command(
-        self, model_path: str, port: int, *, dtype: str, max_running_requests: int, tp: int = 1
-    ) -> list[str]:
-        command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
-        return [*command, "--max-running-requests", str(max_running_requests)]
+    def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
+        name = "CUDA_VISIBLE_DEVICES"
+        seen = [device for device in os.environ.get(name, "").split(",") if device]
+        return {name: ",".join(seen[index] if seen else str(index) for index in indices)}
 
 
 def _python_path() -> str:

@@ -1,0 +1,129 @@
+"""The SGLang servers of an evaluation: as many as the node's devices hold, all with the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from zlib import crc32
+
+from retool_mcore.config import RlConfig
+from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
+from retool_mcore.rollout.server import SglangServer
+from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.verl_config_rollout import engine_args
+
+# What config.json says besides the shape of the weights.
+NOT_SHAPE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+
+
+@dataclass(frozen=True)
+class SpreadEngine:
+    """Several engines as one. A trajectory is always of the same one, whose cache holds its turns."""
+
+    engines: Sequence[Engine]
+
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        return await self.engines[crc32(request.trajectory_id.encode()) % len(self.engines)].generate(request)
+
+
+def device_groups(config: RlConfig, platform: Platform) -> list[list[int]]:
+    """The devices of each server: rollout.engine_tp of those of [cluster]'s node that this machine has.
+
+    On a CPU it is one server without devices: cores are shared, and a second one would only cost memory.
+    Raises ConfigError when this machine has too few for one.
+    """
+    if platform.device == "cpu":
+        return [[]]
+    tp, present = config.rollout.engine_tp, platform.device_count()
+    count = min(present, config.cluster.gpus_per_node) // tp
+    if not count:
+        raise ConfigError(
+            f"{config.source}: rollout.engine_tp = {tp} is more than the {present} devices that this machine shows, of "
+            f"cluster.gpus_per_node = {config.cluster.gpus_per_node}. Lower it, or evaluate where there are more."
+        )
+    return [list(range(first, first + tp)) for first in range(0, count * tp, tp)]
+
+
+class Servers:
+    """The servers of one model at a time: kept while only weights change, replaced when their shape does.
+
+    ``url``: one that runs already and holds the only model; none is started then.
+    """
+
+    def __init__(self, config: RlConfig, out: Path, url: str | None) -> None:
+        self._config, self._out, self._url = config, out, url
+        self._platform = get_platform(config.run.platform)
+        self._groups = [[]] if url is not None else device_groups(config, self._platform)
+        self._stack = contextlib.ExitStack()
+        self._running: list[SglangServer] = []
+        self._shape: dict[str, Any] = {}
+        self._model = ""
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def urls_of(self, model: str) -> list[str]:
+        """Servers that hold this model's weights."""
+        if self._url is not None:
+            return [self._url]
+        shape = shape_of(model)
+        if not self._running or shape != self._shape:
+            self._restart(model)
+        elif model != self._model:
+            asyncio.run(_load([server.url for server in self._running], model))
+        self._shape, self._model = shape, model
+        return [server.url for server in self._running]
+
+    def _restart(self, model: str) -> None:
+        self._stack.close()
+        self._running = []
+        config, args = self._config, engine_args(self._config, self._platform)
+        for number, devices in enumerate(self._groups):
+            name = f"server_{number}.log" if len(self._groups) > 1 else "server.log"
+            server = SglangServer(
+                model,
+                self._platform,
+                dtype=config.model.dtype,
+                tp=config.rollout.engine_tp,
+                max_running_requests=config.rollout.max_running_requests,
+                engine_args={**args, "random_seed": args["random_seed"] + number},
+                devices=devices,
+                log_path=self._out / name,
+            )
+            self._stack.callback(server.stop)
+            server.start()
+            self._running.append(server)
+        for server in self._running:  # they load their weights at the same time
+            server.wait_until_healthy()
+
+
+async def _load(urls: Sequence[str], model: str) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(SglangEngine(url)) for url in urls]
+        await asyncio.gather(*(engine.load(model) for engine in engines))
+
+
+def shape_of(model: str) -> dict[str, Any]:
+    """What of a model's config.json must be equal for one server to take its weights. Raises CheckpointError."""
+    path = Path(model) / "config.json"
+    try:
+        shape = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{model} is no model directory: {path} cannot be read: {error}") from error
+    return {name: value for name, value in shape.items() if name not in NOT_SHAPE}

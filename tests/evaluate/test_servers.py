@@ -1,0 +1,151 @@
+"""Which devices an evaluation's servers take, what they are started with, and who gets which trajectory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.evaluate import servers
+from retool_mcore.evaluate.servers import Servers, SpreadEngine, device_groups
+from retool_mcore.platforms.base import get_platform, sglang_options
+from retool_mcore.platforms.cuda.platform import Cuda
+from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+class Node(Cuda):
+    """A CUDA machine of so many devices."""
+
+    def __init__(self, devices: int) -> None:
+        self.devices = devices
+
+    def device_count(self) -> int:
+        return self.devices
+
+
+def h200x8(*settings: str) -> RlConfig:
+    return load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_h200x8.toml", settings)
+
+
+@pytest.mark.parametrize(
+    ("present", "settings", "groups"),
+    [
+        (8, (), [[0], [1], [2], [3], [4], [5], [6], [7]]),
+        (8, ("rollout.engine_tp=4",), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (8, ("cluster.gpus_per_node=4",), [[0], [1], [2], [3]]),
+        (2, (), [[0], [1]]),
+        (7, ("rollout.engine_tp=2",), [[0, 1], [2, 3], [4, 5]]),
+    ],
+)
+def test_servers_fill_the_devices_of_the_node(present: int, settings: tuple[str, ...], groups: list[list[int]]):
+    assert device_groups(h200x8(*settings), Node(present)) == groups
+
+
+def test_too_few_devices_are_an_error_and_a_cpu_has_one_server():
+    with pytest.raises(ConfigError, match=r"rollout.engine_tp = 4 is more than the 2 devices"):
+        device_groups(h200x8("rollout.engine_tp=4"), Node(2))
+    config = load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", ["cluster.gpus_per_node=4"])
+    assert device_groups(config, get_platform("cpu")) == [[]]
+
+
+def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert Cuda().only_devices([2, 3]) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-6a,7")
+    assert Cuda().only_devices([2, 3]) == {"CUDA_VISIBLE_DEVICES": "GPU-6a,7"}
+
+
+def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[dict[str, Any]] = []
+    order: list[str] = []
+
+    class Recorded:
+        def __init__(self, model: str, platform: Any, **kwargs: Any) -> None:
+            made.append({"model": model, **kwargs})
+            self.url = f"http://{len(made)}"
+
+        def start(self) -> None:
+            order.append("start")
+
+        def wait_until_healthy(self) -> None:
+            order.append("wait")
+
+        def stop(self) -> None:
+            order.append("stop")
+
+    monkeypatch.setattr(servers, "SglangServer", Recorded)
+    monkeypatch.setattr(servers, "get_platform", lambda name: Node(4))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    args = 'rollout.engine_args={attention_backend="triton",enable_metrics=true}'
+    with Servers(h200x8("rollout.engine_tp=2", "run.seed=7", args), tmp_path, None) as running:
+        assert len(running) == 2
+        assert running.urls_of(str(model)) == ["http://1", "http://2"]
+    assert order == ["start", "start", "wait", "wait", "stop", "stop"]
+    assert [(each["devices"], each["tp"], each["log_path"].name) for each in made] == [
+        ([0, 1], 2, "server_0.log"),
+        ([2, 3], 2, "server_1.log"),
+    ]
+    shared = {"attention_backend": "triton", "enable_metrics": True}
+    assert [each["engine_args"] for each in made] == [shared | {"random_seed": 7}, shared | {"random_seed": 8}]
+
+
+def test_wrong_engine_args_are_refused_before_a_server_starts(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    config = load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", ["rollout.engine_args={atention_backend=1}"])
+    with Servers(config, tmp_path, None) as running, pytest.raises(ConfigError, match="atention_backend"):
+        running.urls_of(str(tmp_path))
+
+
+async def test_a_trajectory_stays_with_its_engine_and_all_engines_are_used():
+    seen: Counter[int] = Counter()
+
+    class Numbered:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def generate(self, request: TurnRequest) -> EngineTurn:
+            seen[self.number] += 1
+            return EngineTurn(token_ids=[self.number], logprobs=[0.0], stop="stop")
+
+    engine = SpreadEngine([Numbered(number) for number in range(4)])
+    for trajectory in range(400):
+        request = TurnRequest(
+            token_ids=[1], max_new_tokens=1, stop_token_ids=(), sampling=Sampling(), trajectory_id=f"{trajectory}-0"
+        )
+        first, again = await engine.generate(request), await engine.generate(request)
+        assert first.token_ids == again.token_ids
+    assert min(seen.values()) >= 120, "of 800 turns, 200 each on average"
+
+
+@pytest.mark.slow
+def test_sglang_reads_the_options_as_verl_gives_the_arguments():
+    """By SGLang's own parser: what RL's engine is given as fields, an evaluation's is given as options."""
+    get_platform("cpu").activate()
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    args = {
+        "attention_backend": "triton",
+        "enable_metrics": True,
+        "disable_radix_cache": False,
+        "chunked_prefill_size": 2048,
+        "schedule_conservativeness": 0.5,
+        "cuda_graph_bs": [1, 2, 4],
+        "random_seed": 3,
+        "json_model_override_args": '{"a": 1}',
+    }
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    parsed = parser.parse_args(["--model-path", "x", *sglang_options(args)])
+    assert {name: getattr(parsed, name) for name in args} == args

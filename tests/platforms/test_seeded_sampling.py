@@ -1,0 +1,45 @@
+"""The CPU's draws by a request's own seed: from its distribution, and not moved by the rest of the batch."""
+
+from __future__ import annotations
+
+import torch
+
+from retool_mcore.platforms.cpu.seeded_sampling import multinomial_with_seed, uniform
+
+PROBS = [0.5, 0.3, 0.0, 0.2]
+
+
+def draws(seeds: list[int], positions: list[int]) -> list[int]:
+    logprobs_NV = torch.tensor(PROBS).log().expand(len(seeds), -1)
+    indices_N1 = multinomial_with_seed(logprobs_NV, torch.tensor(seeds), torch.tensor(positions))
+    assert indices_N1.shape == (len(seeds), 1)
+    return indices_N1[:, 0].tolist()
+
+
+def test_tokens_are_drawn_from_their_distribution_over_seeds_and_over_positions():
+    n = 20_000
+    for seeds, positions in ((list(range(n)), [7] * n), ([7] * n, list(range(n)))):
+        counts = torch.bincount(torch.tensor(draws(seeds, positions)), minlength=4) / n
+        # Four standard deviations of a share of 20,000 draws are at most 0.014.
+        torch.testing.assert_close(counts, torch.tensor(PROBS), atol=0.0142, rtol=0)
+        assert counts[2] == 0, "what has no probability is never drawn"
+
+
+def test_neighbouring_seeds_are_independent():
+    n = 20_000
+    first, second = draws(list(range(n)), [3] * n), draws(list(range(1, n + 1)), [3] * n)
+    same = sum(a == b for a, b in zip(first, second, strict=True)) / n
+    assert abs(same - sum(p * p for p in PROBS)) < 0.0142
+
+
+def test_a_draw_hangs_on_its_own_row_only():
+    alone = [draws([seed], [position])[0] for seed, position in ((5, 1), (6, 1), (5, 2))]
+    assert draws([5, 6, 5], [1, 1, 2]) == alone
+    assert draws([5, 5, 6], [2, 1, 1]) == [alone[2], alone[0], alone[1]]
+
+
+def test_unnormalised_weights_and_the_ends_of_the_range():
+    weights_NV = torch.tensor([[0.0, 2.0, 2.0, 0.0]]).log()
+    taken = {int(multinomial_with_seed(weights_NV, torch.tensor([s]), torch.tensor([0]))) for s in range(200)}
+    assert taken == {1, 2}, "neither the first nor the last, which weigh nothing"
+    assert all(0.0 <= uniform(seed, 0) < 1.0 for seed in range(1000))
