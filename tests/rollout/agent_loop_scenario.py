@@ -24,6 +24,14 @@ from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.rollout.engine import Sampling, TurnRequest
 
+SEEDED: dict[str, dict[str, Any]] = {
+    "next step": {"global_steps": 3},
+    "next sample": {"session_id": 1},
+    "next row": {"row": 5},
+    "held out": {"held_out": True},
+    "held out, later": {"held_out": True, "global_steps": 3},
+    "vllm": {"engine": "vllm"},
+}
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
 
 
@@ -51,8 +59,10 @@ class Client:
         )
 
 
-async def run(client: Client, tokenizer: Any, config: RlConfig, content: str = "412 + 967?") -> Any:
-    trainer = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "sglang"}}, "data": {}})
+async def run(
+    client: Client, tokenizer: Any, config: RlConfig, content: str = "412 + 967?", engine: str = "sglang", **row: Any
+) -> Any:
+    trainer = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": engine}}, "data": {}})
     loop = hydra.utils.instantiate(
         {
             "name": "retool",
@@ -69,7 +79,8 @@ async def run(client: Client, tokenizer: Any, config: RlConfig, content: str = "
         tools=ToolListWrap([]),
     )
     sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-    output = await loop.run(sampling, raw_prompt=[{"role": "user", "content": content}], uid="u", session_id=0)
+    row = {"row": 4, "held_out": False, "global_steps": 2, "session_id": 0, "uid": "u", **row}
+    output = await loop.run(sampling, raw_prompt=[{"role": "user", "content": content}], **row)
     if isinstance(output, list):
         return output
     stored = output.as_dict()
@@ -97,6 +108,8 @@ async def main() -> None:
     except ValueError as error:
         out["long"] = f"{type(error).__name__}: {error}"
     out["text"] = await run(Client(tokenizer, [call("print(1)") + ANSWER]), tokenizer, text)
+    for name, row in SEEDED.items():
+        out[name] = await run(Client(tokenizer, said), tokenizer, tool, **row)
     out["said"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in said]
     out["call_end"] = tokenizer.convert_tokens_to_ids("</tool_call>")
     print(json.dumps(out))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.engine import trajectory_seed
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +55,16 @@ def test_every_request_has_the_budget_that_is_left_and_stops_on_the_call(outputs
     assert outputs["call_end"] in first["stop_token_ids"]
     assert first["max_new_tokens"] == 160
     assert second["max_new_tokens"] == 160 - len(outputs["tool"]["responses"]) + len(outputs["said"][1])
+
+
+def test_every_turn_of_a_trajectory_has_its_seed(outputs: dict[str, Any]):
+    def seeds(name: str) -> set[int | None]:
+        return {params.get("sampling_seed") for params in outputs[name]["params"]}
+
+    trained = [seeds(name) for name in ("tool", "next step", "next sample", "next row")]
+    assert all(len(each) == 1 for each in trained) and len(set().union(*trained)) == 4
+    assert seeds("held out") == seeds("held out, later") == {trajectory_seed(0, 4, 0)}, "what `retool eval` gives it"
+    assert seeds("vllm") == {None}, "its SamplingParams have no field of this name"
 
 
 def test_an_outage_leaves_nothing_to_store(outputs: dict[str, Any]):

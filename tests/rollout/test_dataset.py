@@ -22,7 +22,7 @@ SYSTEM = "You are a math expert. You are given a question and you need to solve 
 
 
 def multiturn_w_tool(number: int) -> dict[str, Any]:
-    """As verl's examples gsm8k_multiturn_w_tool.py and gsm8k_tool_agent_loop.py write it: a tool of verl's, its loop."""
+    """As verl's gsm8k_multiturn_w_tool.py and gsm8k_tool_agent_loop.py write it: a tool of verl's, its agent loop."""
     question, answer = f"Add {number} and {number}.", str(2 * number)
     return {
         "data_source": "openai/gsm8k",

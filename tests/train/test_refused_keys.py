@@ -83,7 +83,8 @@ def test_what_nothing_of_ours_decides_may_be_set():
 # Of every setting that reaches verl another value than the configuration's.
 SETTINGS = """
 run.name=x run.seed=5 cluster.gpus_per_node=2 cluster.nodes=2 model.path=x model.dtype=bfloat16
-model.bridge=megatron-bridge model.fp8=tensorwise parallel.ep=2,cluster.gpus_per_node=2 parallel.tp=2,cluster.gpus_per_node=2
+model.bridge=megatron-bridge model.fp8=tensorwise parallel.ep=2,cluster.gpus_per_node=2
+parallel.tp=2,cluster.gpus_per_node=2
 parallel.pp=2,parallel.vpp=2,cluster.gpus_per_node=2 parallel.cp=2,cluster.gpus_per_node=2
 memory.recompute=full memory.recompute=full,memory.recompute_layers=1 memory.fused_cross_entropy=true
 memory.adam_states=bfloat16 memory.optimizer_on_cpu=0.5 memory.offload_idle=true
