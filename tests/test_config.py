@@ -50,6 +50,9 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": input should be 'grpo' or 'ppo'"),
         (RL, "algorithm.importance_threshold=0.5", "algorithm.importance_threshold = 0.5"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
+        (RL, "validation.files=[]", "validation.files = []: list should have at least 1 item"),
+        (RL, "validation.n=0", "validation.n = 0: input should be greater than 0"),
+        (RL, "validation.temperature=-1.0", "validation.temperature = -1.0"),
         (RL, "reward.wrong=2.0", "reward.wrong = 2.0 is not below reward.correct = 1.0"),
         (RL, "reward.call_bonus=-0.1", "reward.call_bonus = -0.1: input should be greater than or equal to 0"),
         (RL, "reward.overlong_buffer_tokens=161", "is longer than rollout.max_response_tokens = 160"),
@@ -105,6 +108,29 @@ def test_what_those_rules_allow_loads():
     assert full.memory.recompute_layers == 2
     assert load_config(RlConfig, RL, ["algorithm.name=ppo", "rollout.group_size=1"]).rollout.group_size == 1
     assert load_config(RlConfig, RL, ["cluster.gpus_per_node=4", "train.mini_batch_prompts=3"]).dp == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("data.val_file=a.parquet", 'data.val_file is now files = ["..."] in the section [validation]'),
+        ("train.val_every_steps=5", "train.val_every_steps is now every = ... in the section [validation]"),
+    ],
+)
+def test_a_setting_that_has_moved_says_where_it_is(old: str, new: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, RL, [old])
+    assert new in str(caught.value)
+
+
+def test_validation_samples_as_the_rollout_where_it_says_nothing_itself():
+    rollout = ["rollout.group_size=6", "rollout.temperature=0.7", "rollout.top_p=0.8"]
+    alike = load_config(RlConfig, RL, rollout).validation
+    assert (alike.n, alike.temperature, alike.top_p) == (6, 0.7, 0.8)
+    own = load_config(RlConfig, RL, [*rollout, "validation.n=30", "validation.temperature=0", "validation.top_p=0.6"])
+    assert (own.validation.n, own.validation.temperature, own.validation.top_p) == (30, 0.0, 0.6)
+    assert (own.rollout.group_size, own.rollout.temperature, own.rollout.top_p) == (6, 0.7, 0.8)
+    assert load_config(RlConfig, RL, ["validation.every=0"]).validation.temperature == 1.0, "[rollout]'s default"
 
 
 def test_shaping_that_cannot_shape_is_refused():

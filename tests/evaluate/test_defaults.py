@@ -10,11 +10,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.evaluate import defaults
+from retool_mcore.evaluate.cli import app
 from retool_mcore.evaluate.defaults import default_config, model_of_server
+from retool_mcore.evaluate.servers import device_groups
+from retool_mcore.platforms.cuda.platform import Cuda
 
 
 @pytest.fixture
@@ -47,6 +52,23 @@ def test_settings_can_be_changed_and_mistakes_are_named(model: Path):
         default_config(str(model), ["rollout.topp=1"])
     with pytest.raises(CheckpointError, match="does not exist"):
         default_config("./nowhere", [])
+
+
+def test_a_machine_of_several_gpus_is_filled(model: Path, monkeypatch: pytest.MonkeyPatch):
+    class EightGpus(Cuda):
+        def check_machine(self) -> None:
+            pass
+
+        def device_count(self) -> int:
+            return 8
+
+    monkeypatch.setattr(defaults, "get_platform", lambda name: EightGpus())
+    assert len(device_groups(default_config(str(model), ["rollout.engine_tp=2"]), EightGpus())) == 4
+
+
+def test_problems_have_to_come_from_somewhere(model: Path):
+    done = CliRunner().invoke(app, ["--model", str(model)])
+    assert done.exit_code == 2 and "Neither CONFIG nor --data says which problems" in done.output
 
 
 @contextmanager

@@ -74,6 +74,23 @@ def test_a_stop_token_ends_the_turn_and_is_kept(server):
     assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_a_seed_fixes_a_response_whatever_else_is_in_the_batch(server, top_p: float):
+    drawn = {"temperature": 1.0, "top_p": top_p, "max_new_tokens": 16, "ignore_eos": True}
+
+    def sampled(seeds: list[int | None]) -> list[list[int]]:
+        """One response of the same prompt for each seed; None: a request without one."""
+        params = [drawn if seed is None else {**drawn, "sampling_seed": seed} for seed in seeds]
+        return [
+            each["output_ids"] for each in generate(server, input_ids=PROMPTS[:1] * len(seeds), sampling_params=params)
+        ]
+
+    together = sampled([1, 2, None, 3, None])
+    assert together[0] != together[1] != together[3] != together[0], "another seed is another response"
+    assert together[2] != together[4], "requests without a seed are not of one"
+    assert [sampled([3])[0], sampled([2, 1])[0], sampled([None, 1])[1]] == [together[3], together[1], together[0]]
+
+
 def check_three_updates(server, model, layout: dict[str, int], tmp_path: Path) -> None:
     """Rollout and actor log-probabilities differ by at most 1e-4 in float32 after each update (measured: 6e-6)."""
     before = [answer["output_ids"] for answer in generate(server)]
