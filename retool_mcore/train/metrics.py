@@ -1,7 +1,7 @@
 """Where numbers go: one JSONL line and one set of TensorBoard scalars per step, with every name and unit listed.
 
 loss          nats per trained token, mean over the global batch
-lr, grad_norm after the optimizer's step; grad_norm before clipping
+lr, grad_norm the rate that the optimizer held in the step's last update; grad_norm before clipping
 tokens        all tokens of the step, over all ranks;  loss_tokens those the loss is taken on
 tokens_per_s  tokens / (time_step_s without checkpoints and validation), of the whole run: all ranks, all engines;
               tokens_per_s_per_gpu: the same / GPUs of [cluster]
