@@ -32,7 +32,7 @@ def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
     for row in rows:
         assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0
         assert {"mismatch/kl", "mismatch/max", "mismatch/p99"} <= set(row)
-        assert row["memory_gib"] == row["memory_gib/rank_0"] > 0.1
+        assert row["memory_gib"] == max(row[name] for name in row if name.startswith("memory_gib/rank_")) > 0.1
         assert 0.0 < row["engine/cache_hit_rate"] < 1.0, "a group's responses share their prompt"
     return rows
 
@@ -47,7 +47,7 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     settings = (*task, *SIZE, "algorithm.name=ppo", "critic.lr=1e-3", "rollout.protocol=retool")
     settings += ("algorithm.kl_coef=0.01",)
     settings += ("validation.every=0", "checkpoint.every_steps=1")
-    settings += ("checkpoint.reshardable=true", "checkpoint.asynchronous=true")
+    settings += ("checkpoint.reshardable=true", "checkpoint.asynchronous=true", "rollout.record_groups=8")
     # Every prompt alone has more than 240 tokens: without "auto" verl refuses them, in each of the three models.
     settings += ("data.max_prompt_tokens=260", "memory.recompute=auto", "train.micro_batch_tokens=230")
     [first] = train(tmp_path, mark, *settings, "train.steps=1")
