@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from retool_mcore.data.files import read_rows, write_parquet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Samples = dict[str, list[str]]  # prompt -> its responses in order of their sessions
 
@@ -105,7 +105,7 @@ def test_a_seed_fixes_the_first_batch_and_eval_answers_as_validation_did(tmp_pat
 def evaluate(root: Path, mark: str, *settings: str) -> Samples:
     """What `retool eval` samples on the run's export."""
     config = ("eval", "configs/rl_tiny_cpu.toml", *settings, "--model", f"{root}/first/export", "--out", f"{root}/eval")
-    done = run(argv_retool(*config), mark)
+    done = run(argv_retool(*config), mark, timeout_s=500)
     assert done.returncode == 0, done.stderr[-3000:]
     tokenizer = AutoTokenizer.from_pretrained(root / "first" / "export")
     found: dict[str, dict[int, str]] = defaultdict(dict)
