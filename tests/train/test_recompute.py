@@ -134,12 +134,13 @@ def test_only_auto_takes_workers_that_recompute():
     from verl.experimental.separation.engine_workers import DetachActorWorker
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+    from retool_mcore.train.update_worker import UpdateWorker
     from retool_mcore.train.workers import RecomputingWorker, worker_class
 
     for verls in (ActorRolloutRefWorker, DetachActorWorker):
         chosen = worker_class(verls, Memory(recompute="auto"))
         assert issubclass(chosen, verls)
         assert (chosen.actor_worker_cls, chosen.ref_worker_cls) == (RecomputingWorker, RecomputingWorker)
-        assert worker_class(verls, Memory(recompute="full")).actor_worker_cls is TrainingWorker
+        assert worker_class(verls, Memory(recompute="full")).actor_worker_cls is UpdateWorker
     assert issubclass(worker_class(TrainingWorker, Memory(recompute="auto")), RecomputingWorker)
     assert not issubclass(worker_class(TrainingWorker, Memory()), RecomputingWorker)
