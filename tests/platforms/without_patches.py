@@ -116,6 +116,31 @@ class Probes:
         LogitsProcessor._expand_metadata_for_logprobs(None, metadata, torch.device("cpu"))
         return "expanded"
 
+    def seeds_of_requests(self) -> str:
+        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+        from sglang.srt.sampling.sampling_params import SamplingParams
+        from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+        set_global_server_args_for_scheduler(ServerArgs(model_path=self.model, device="cpu"))
+
+        class Batch(SimpleNamespace):
+            """Can be referred to weakly."""
+
+        requests = [
+            SimpleNamespace(sampling_params=SamplingParams(sampling_seed=seed), custom_logit_processor=None)
+            for seed in (7, 8)
+        ]
+        info = SamplingBatchInfo.from_schedule_batch(Batch(reqs=requests, device="cpu"), 4)
+        return f"seeds {info.sampling_seed.tolist() if info.sampling_seed is not None else None}"
+
+    def draw_by_a_seed(self) -> str:
+        import torch
+        from sglang.srt.layers import sampler
+
+        logprobs_NV = torch.tensor([[0.5, 0.5]]).log()
+        drawn = sampler.multinomial_with_seed(logprobs_NV, torch.tensor([7]), torch.tensor([3]))
+        return f"drawn in the shape {list(drawn.shape)}"
+
     def copy_of_the_weights(self) -> str:
         import torch
         from verl.utils.megatron_utils import copy_megatron_model_to_cpu
@@ -183,6 +208,8 @@ ENABLES = {
     "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
     "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
+    "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
 }
 
 
