@@ -46,10 +46,16 @@ def read_updates(folder: Path, role: str = "actor") -> list[list[dict[str, Any]]
 
 
 def _see_model(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-    """Torch's hook for all modules gets no keyword arguments, a module's own does."""
-    if type(module).__name__ == "GPTModel" and module not in _seen:
-        _seen.add(module)
-        module.register_forward_pre_hook(_keep_rows, with_kwargs=True)
+    """Torch's hook for all modules gets no keyword arguments, a module's own does, from the next call on.
+
+    So the model's is set when what wraps it is called: else the first update of SFT would not be seen.
+    """
+    if module in _seen:
+        return
+    for part in module.modules():
+        if type(part).__name__ == "GPTModel" and part is not module and part not in _seen:
+            part.register_forward_pre_hook(_keep_rows, with_kwargs=True)
+        _seen.add(part)
 
 
 def _keep_rows(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -136,8 +136,8 @@ def worker_config(job: dict[str, Any]) -> Any:
             },
         ),
         optimizer_config=McoreOptimizerConfig(
-            lr=LR,
-            min_lr=LR / 10,
+            lr=job.get("lr", LR),
+            min_lr=job.get("lr", LR) / 10,
             lr_decay_style="cosine",
             lr_decay_steps=STEPS,
             lr_warmup_steps=2,

@@ -15,19 +15,19 @@ LENGTHS = ([9, 14, 20, 26, 31, 37, 42, 44], [8, 12, 15, 20, 24, 28, 33, 84])
 class RlEngine:
     """One rank of a worker whose ``role`` is "actor" or "critic". Methods are the actions of a job.
 
-    ``auto``: with our RecomputingWorker, else with verl's own. The learning rate is that of megatron_ranks.
+    ``auto``: with RecomputingWorker, else with the worker below it.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
         from megatron_ranks import worker_config
         from verl.workers.config import McoreActorConfig, McoreCriticConfig
-        from verl.workers.engine_workers import TrainingWorker
         from verl.workers.utils.losses import ppo_loss, value_loss
 
+        from retool_mcore.train.update_worker import UpdateWorker
         from retool_mcore.train.workers import RecomputingWorker
 
         self.critic = job["role"] == "critic"
-        self.worker = (RecomputingWorker if job["auto"] else TrainingWorker)(worker_config(job))
+        self.worker = (RecomputingWorker if job["auto"] else UpdateWorker)(worker_config(job))
         self.worker.reset()
         dynamic = {"use_dynamic_bsz": True, "rollout_n": 1}
         if self.critic:
@@ -51,7 +51,7 @@ class RlEngine:
             self.seen.append((tokens, config.recompute_num_layers if config.recompute_granularity == "full" else 0))
 
     def update(self) -> dict[str, Any] | None:
-        """Two mini-batches, one update each, and what the model says of all rows after them.
+        """Two mini-batches, one update each, and what the model says of all rows before and after them.
 
         "seen": of each forward pass in training, its tokens and recomputed layers; of each data-parallel rank.
         """
@@ -61,22 +61,31 @@ class RlEngine:
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
         data = rows(rank, size)
         tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8, epochs=1, seed=0, dataloader_kwargs={})
+        before = self._say(rows(rank, size))
         output = self.worker.train_mini_batch(data)
-        after = rows(rank, size)
-        tu.assign_non_tensor(after, compute_loss=False)
-        said = self.worker.infer_batch(after)
+        after = self._say(rows(rank, size))
         seen: list[Any] = [None] * size
         dist.all_gather_object(seen, self.seen, group=self.engine.get_data_parallel_group())
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
         metrics = tu.get(output, "metrics")
-        values = said["values" if self.critic else "log_probs"]
         return {
             "seen": seen,
             "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
             "loss": [float(loss) for loss in metrics["loss"]],
-            "after": [row.tolist() for row in values.unbind()],
+            "before": before,
+            "after": after,
         }
+
+    def _say(self, data: Any) -> list[list[float]]:
+        """The values or log-probabilities of each row; of no row on ranks without the output."""
+        from verl.utils import tensordict_utils as tu
+
+        tu.assign_non_tensor(data, compute_loss=False)
+        said = self.worker.infer_batch(data)
+        if not self.engine.is_mp_src_rank_with_outputs():
+            return []
+        return [row.tolist() for row in said["values" if self.critic else "log_probs"].unbind()]
 
 
 def rows(rank: int, size: int) -> Any:

@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     def job(name: str, role: str, layout: dict[str, int] | None = None, *, auto: bool) -> dict[str, Any]:
         tokens = USUAL if auto else 1000
         settings = {"model": model, "layout": layout or {}, "auto": auto, "micro_batch_tokens": tokens}
-        return {"name": name, "role": role, "actions": [["update"]], **settings}
+        return {"name": name, "role": role, "actions": [["update"]], "lr": 1e-3, **settings}
 
     one = [job(role, role, auto=False) for role in ("actor", "critic")]
     one += [job("actor_one", "actor", auto=True)]
@@ -46,6 +46,7 @@ def test_updates_are_those_of_a_run_that_recomputes_nothing(runs: dict[str, dict
     assert got["loss"] == pytest.approx(want["loss"], abs=1e-5)
     assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
     assert all(norm > 1e-3 for norm in want["grad_norm"])
+    assert max(abs(new - old) for new, old in zip(want["after"][0], want["before"][0], strict=True)) > 0.05
     # The rows of data-parallel rank 0, after both updates: every second row where there are two.
     rows = want["after"][:: 2 if name.endswith("dp2") else 1]
     for row, expected in zip(got["after"], rows, strict=True):
