@@ -159,9 +159,14 @@ def sequence_lengths(batch: KVBatchMeta) -> list[int]:
     return [len(prompt) + len(response) for prompt, response in pairs]
 
 
+def groups_of_rows(batch: KVBatchMeta) -> list[str | None]:
+    """The prompt's name of each row; None for a row that only fills the batch up."""
+    pairs = zip(batch.keys, batch.tags, strict=True)
+    return [None if tag.get("is_padding", False) else key.rsplit("_", 2)[0] for key, tag in pairs]
+
+
 def _real_keys(batch: KVBatchMeta) -> list[str]:
-    """Of a batch, without the rows that only fill it up."""
-    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    return [key for key, group in zip(batch.keys, groups_of_rows(batch), strict=True) if group is not None]
 
 
 def _rows(batch: KVBatchMeta, names: list[str]) -> Any:

@@ -59,14 +59,13 @@ def _own_schedule(engine: Any) -> Iterator[None]:
     """Keep what the run file says of the schedule over a load, which puts the saved values over it without a word.
 
     Megatron has them twice: in the schedule, and as each parameter group's bounds, which come first and are saved with
-    the optimizer, as Adam's betas are. Its own switch for this, override_opt_param_scheduler, leaves the groups', and
-    with it verl does not load the position.
+    the optimizer. Its own switch for this, override_opt_param_scheduler, leaves the groups', and with it verl does not
+    load the position.
     """
     schedule = engine.lr_scheduler
     own = {name: value for name, value in vars(schedule).items() if name not in ("optimizer", "num_steps")}
     bounds = [
-        {name: group[name] for name in ("max_lr", "min_lr", "betas") if name in group}
-        for group in engine.optimizer.param_groups
+        {name: group[name] for name in ("max_lr", "min_lr") if name in group} for group in engine.optimizer.param_groups
     ]
     yield
     vars(schedule).update(own)

@@ -37,7 +37,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ReToolError
 from retool_mcore.models import read_shape, train_flops
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.rollout.replay import mismatch_metrics, sequence_lengths
+from retool_mcore.rollout.replay import groups_of_rows, mismatch_metrics, sequence_lengths
 from retool_mcore.train import checkpoint
 from retool_mcore.train.dealing import deal, order_for_ranks
 from retool_mcore.train.engine_checkpoint import seed_at
@@ -203,12 +203,9 @@ class _Ours(PPOTrainer):
         run = self._run
         prompts = run.train.mini_batch_prompts * self.updates_of_a_batch
         batch = upsample_batch_to_divisible_size(batch, prompts * run.rollout.group_size, self.tokenizer.eos_token_id)
-        groups = [
-            None if tag.get("is_padding", False) else key.rsplit("_", 2)[0]
-            for key, tag in zip(batch.keys, batch.tags, strict=True)
-        ]
         lengths = [tag["seq_len"] for tag in batch.tags]
-        dealt = deal(groups, self.updates_of_a_batch, (run.run.seed, self.global_steps, self.local_trigger_step))
+        seed = (run.run.seed, self.global_steps, self.local_trigger_step)
+        dealt = deal(groups_of_rows(batch), self.updates_of_a_batch, seed)
         order = order_for_ranks(dealt, lengths, run.dp)
         batch.reorder(order)
         by_rank = np.array_split(np.asarray(order), run.dp)

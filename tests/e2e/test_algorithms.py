@@ -92,6 +92,7 @@ def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path
     assert sum(phases_s) == pytest.approx(between_s, rel=0.02)
 
 
+@pytest.mark.long
 def test_filtering_that_finds_nothing_stops_with_one_error(tmp_path: Path, mark: str):
     settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=1", "algorithm.filter_groups=true")
     # A response of one token holds no answer: all groups are wrong.
@@ -101,6 +102,7 @@ def test_filtering_that_finds_nothing_stops_with_one_error(tmp_path: Path, mark:
     assert_nothing_left(mark)
 
 
+@pytest.mark.long
 def test_partial_rollout_goes_on_after_updates_and_a_restart_and_is_weighted_for_it(tmp_path: Path, mark: str):
     settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *SIZE, "validation.every=0")
     settings += ("train.mode=partial_rollout", "algorithm.importance_sampling=token", "rollout.protocol=retool")

@@ -22,7 +22,6 @@ from verl.workers.rollout.replica import TokenOutput
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
-from retool_mcore.rollout.engine import Sampling, TurnRequest
 
 SEEDED: dict[str, dict[str, Any]] = {
     "next step": {"global_steps": 3},
@@ -45,14 +44,7 @@ class Client:
         self.params.append(dict(sampling_params))
         if self.dies:
             raise ActorDiedError()
-        request = TurnRequest(
-            token_ids=prompt_ids,
-            max_new_tokens=sampling_params["max_new_tokens"],
-            stop_token_ids=sampling_params["stop_token_ids"],
-            sampling=Sampling(),
-            trajectory_id=request_id,
-        )
-        turn = await self.engine.generate(request)
+        turn = await self.engine.answer(request_id, prompt_ids, sampling_params)
         steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3, "num_cached_tokens": 16}
         return TokenOutput(
             token_ids=list(turn.token_ids), log_probs=list(turn.logprobs), stop_reason=turn.stop, extra_fields=steps

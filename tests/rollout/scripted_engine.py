@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, TurnRequest
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
 
 ABORT = "<abort>"  # cuts a turn here: the engine is interrupted by a weight update
 
@@ -47,6 +48,18 @@ class ScriptedEngine:
         version, self.version = self.version, self.version + (stop == "abort")
         return EngineTurn(
             token_ids=said, logprobs=[-0.5] * len(said), stop=stop, version=version, context_tokens=len(token_ids)
+        )
+
+    async def answer(self, request_id: str, prompt_ids: list[int], sampling_params: Mapping[str, Any]) -> EngineTurn:
+        """What verl's client is asked for, as one turn."""
+        return await self.generate(
+            TurnRequest(
+                token_ids=prompt_ids,
+                max_new_tokens=sampling_params["max_new_tokens"],
+                stop_token_ids=sampling_params["stop_token_ids"],
+                sampling=Sampling(),
+                trajectory_id=request_id,
+            )
         )
 
 

@@ -17,7 +17,6 @@ from scripted_engine import ScriptedEngine, call
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.rollout.engine import Sampling, TurnRequest
 from retool_mcore.verl_config import ppo_tree
 from retool_mcore.verl_config_rollout import write_agent_loop
 from retool_mcore.verl_plugin import assert_loaded
@@ -45,15 +44,8 @@ class Client:
         from verl.workers.rollout.replica import TokenOutput
 
         self.asked.append(sampling_params)
-        request = TurnRequest(
-            token_ids=prompt_ids,
-            max_new_tokens=sampling_params["max_new_tokens"],
-            stop_token_ids=sampling_params["stop_token_ids"],
-            sampling=Sampling(),
-            trajectory_id=request_id,
-        )
         engine = self.engines.setdefault(request_id, ScriptedEngine(self.tokenizer, TURNS))
-        turn = await engine.generate(request)
+        turn = await engine.answer(request_id, prompt_ids, sampling_params)
         logprobs = [logprob_of(token_id) for token_id in turn.token_ids]
         steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
         return TokenOutput(
