@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from statistics import mean
 
+import numpy as np
 import pytest
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.platforms import get_platform
 
 get_platform("cpu").activate()  # verl imports here
+from verl.utils.seqlen_balancing import calculate_workload  # noqa: E402
+
 from retool_mcore.train.dealing import deal, order_for_ranks  # noqa: E402
 
 
@@ -58,12 +61,12 @@ def test_fillers_take_the_places_of_rows_that_outages_took():
 def test_rows_that_make_no_whole_updates_are_refused():
     with pytest.raises(ValueError, match="10 rows do not make 4 updates"):
         deal(groups_of(5, 2), 4, (0,))
-    with pytest.raises(ValueError, match="an update of 2 rows got whole groups of 4"):
-        deal([*groups_of(1, 4), *[None] * 4], 4, (0,))
+    with pytest.raises(ValueError, match="an update of 2 rows got whole groups of 3"):
+        deal([*groups_of(1, 3), None], 2, (0,))
 
 
 def test_each_rank_finds_its_part_of_every_update_in_turn():
-    lengths = [random.Random(1).randint(1, 1000) for _ in range(48)]
+    lengths = [4000 if row % 16 == 0 else 10 for row in range(48)]  # by work alone, one row would be a rank's half
     dealt = deal(groups_of(12, 4), 3, (0, 1, 0))
     order = order_for_ranks(dealt, lengths, 2)
     ranks = [order[:24], order[24:]]  # verl's dispatch: one run of rows for each rank
@@ -73,6 +76,10 @@ def test_each_rank_finds_its_part_of_every_update_in_turn():
 
 
 def test_ranks_get_about_equal_work_of_an_update():
-    lengths = [100] * 8 + [10] * 8
-    [first, second] = [order_for_ranks([list(range(16))], lengths, 2)[start : start + 8] for start in (0, 8)]
-    assert sum(lengths[row] for row in first) == sum(lengths[row] for row in second) == 440
+    draw = random.Random(3)
+    lengths = [int(draw.lognormvariate(8, 1.5)) for _ in range(64)]
+    order = order_for_ranks([list(range(64))], lengths, 2)
+    work = calculate_workload(np.array(lengths)).tolist()
+    first, second = (sum(work[row] for row in rank) for rank in (order[:32], order[32:]))
+    assert first / second == pytest.approx(1.0, abs=0.02)
+    assert abs(sum(work[:32]) / sum(work[32:]) - 1.0) > 0.1, "as they came"
