@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
 	$(PIP) 'torch==2.13.0'
 	$(PIP) --constraint $(CPU)/constraints.txt --editable '.[cpu,dev]'
 	$(PIP) --constraint $(CPU)/constraints.txt --no-deps --requirement $(CPU)/no_deps.txt
-	$(BIN)/python -W ignore -c 'import torch, verl, retool_mcore.cli; print("installed: torch", torch.__version__, "and verl", verl.__version__)'
+	$(BIN)/python -W ignore -c 'import torch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "and verl", verl.__version__)'
 	@touch $@
 
 test: install
@@ -41,6 +41,7 @@ test-fast: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/pyright
 
 # A step's time at this commit and at BASE, in turns on this machine.
@@ -49,5 +50,5 @@ perf: install
 	$(BIN)/python -W ignore perf/interleave.py sft_tiny_cpu --base $(BASE)
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """SFT on Megatron. One node: torchrun --nproc-per-node N launch/sft_mcore.py CONFIG.toml [section.key=value ...]"""
 
-from retool_mcore.cli import run_sft
+from retool_mcore.cli.main import run_sft
 
 if __name__ == "__main__":  # Megatron's checkpoint writer starts processes that import this file again
     run_sft()

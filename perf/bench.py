@@ -27,7 +27,7 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 import typer
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.process import exit_on_sigterm

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import bootstrap
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.errors import ConfigError
 
 CONFIDENCE = 0.95

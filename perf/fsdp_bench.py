@@ -18,7 +18,7 @@ import torch.distributed as dist
 import typer
 from bench import ROOT, length_histogram, provenance, read_case, summarize
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.sft import PackedBatches, load_sft

@@ -19,7 +19,7 @@ import typer
 from bench import ROOT, read_case
 from compare import DEFAULT_THRESHOLD, judge, ratio_of_medians, token_times
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.errors import ConfigError
 
 

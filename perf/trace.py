@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.errors import DataError
 
 ORDER = (  # of the phases within a step of verl's trainer

@@ -23,7 +23,8 @@ from retool_mcore.evaluate.table import markdown
 from retool_mcore.reward.answer import is_equivalent
 from retool_mcore.rollout.protocol import Protocol, protocol_of
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.sandbox.base import Sandbox, open_sandbox
+from retool_mcore.sandbox.base import Sandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 OnStart = Callable[[str, int, int], None]  # case, samples finished before, samples in all
 OnSample = Callable[[str, bool], None]  # case, was it right

@@ -15,7 +15,7 @@ from retool_mcore.models import check_model, read_shape
 from retool_mcore.planner.shape import of_config
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.rollout.protocol import protocol_of
-from retool_mcore.sandbox.base import open_sandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 
 def model(config: RunConfig) -> Iterator[Finding]:

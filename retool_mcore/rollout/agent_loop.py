@@ -35,7 +35,8 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import Protocol, checked_prompt, protocol_of
 from retool_mcore.rollout.records import is_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
-from retool_mcore.sandbox.base import Sandbox, open_sandbox
+from retool_mcore.sandbox.base import Sandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What every sandbox is to its callers: one protocol, one result, one factory.
+"""What every sandbox is to its callers: one protocol, one request, one result.
 
 The executed code's own failure is always an ``ExecResult``. A failure of the sandbox itself is always
 ``SandboxUnavailable``. A request that no sandbox would run (a path that leaves the working directory, a
@@ -199,38 +199,3 @@ def check_relative_path(name: str) -> None:
             f"file path {name!r} does not stay inside the working directory of the execution. "
             "Use a relative path without '..'."
         )
-
-
-def open_sandbox(
-    spec: str | Sequence[str] = "local",
-    *,
-    min_level: str = Level.NAMESPACES,
-    workers: int | None = None,
-    sessions: int = 0,
-) -> Sandbox:
-    """Open the sandbox that ``spec`` names: ``"local"``, or one or several SandboxFusion-compatible URLs.
-
-    URLs are ``http://host:port`` or ``unix:///path/to.sock``; calls go to the least busy one. ``workers``
-    bounds the executions that run at once (default: the CPUs this process may use; for URLs, 64 per URL).
-    ``sessions`` is the number of interpreters that may be kept alive between calls; 0 turns sessions off.
-
-    A server that does not tell its level (SandboxFusion itself) is accepted, with a warning, only for the
-    weakest min_level.
-
-    Nothing starts before the first call or ``async with``, which raise SandboxUnavailable when the level
-    in force is below ``min_level``. Raises ConfigError when spec or min_level is not one of the above.
-    """
-    if min_level not in list(Level):
-        raise ConfigError(f"min_level = {min_level!r} is not a level. Use one of {', '.join(Level)}.")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers = {workers}: at least one execution must be able to run.")
-    urls = [spec] if isinstance(spec, str) else list(spec)
-    if urls == ["local"]:
-        from retool_mcore.sandbox.local import LocalSandbox
-
-        return LocalSandbox(min_level=Level(min_level), workers=workers, sessions=sessions)
-    if not urls or not all(url.startswith(("http://", "https://", "unix://")) for url in urls):
-        raise ConfigError(f"sandbox = {spec!r} is neither 'local' nor a list of http://, https:// or unix:// URLs.")
-    from retool_mcore.sandbox.client import RemoteSandbox
-
-    return RemoteSandbox(urls, min_level=Level(min_level), workers_per_url=workers or 64, sessions=sessions > 0)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from retool_mcore.cli.data import app
 from retool_mcore.data.build import build_gsm8k, matches, parse_gsm8k
-from retool_mcore.data.cli import app
 from retool_mcore.data.files import read_jsonl, read_rows
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.verify import Rejected, answer_problem, format_problem
 from retool_mcore.errors import DataError
-from retool_mcore.sandbox.base import open_sandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 SAMPLE = Path(__file__).parent / "samples" / "gsm8k_60.jsonl"
 ROOT = Path(__file__).parents[2]

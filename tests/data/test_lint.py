@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from retool_mcore.cli.data import app
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.data.cli import app
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.lint import histogram, lint_file, ngrams, overlap, read_problem_rows, require_disjoint
 from retool_mcore.data.rl import rl_row

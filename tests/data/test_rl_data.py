@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from retool_mcore.data.cli import app
+from retool_mcore.cli.data import app
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.rl import convert_rl, name_and_split, read_problem
 from retool_mcore.data.sources import read_source, source_files

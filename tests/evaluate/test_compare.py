@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from retool_mcore.cli.evaluate import app
 from retool_mcore.errors import DataError
-from retool_mcore.evaluate.cli import app
 from retool_mcore.evaluate.compare import Flip, compare, read_report
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from retool_mcore.cli.evaluate import app
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate import defaults
-from retool_mcore.evaluate.cli import app
 from retool_mcore.evaluate.defaults import default_config, model_of_server
 from retool_mcore.evaluate.servers import device_groups
 from retool_mcore.platforms.cuda.platform import Cuda

@@ -7,8 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from retool_mcore.cli.reward import app
 from retool_mcore.data.files import read_jsonl
-from retool_mcore.reward.cli import app
 
 
 def run(tmp_path, content: str):

@@ -20,7 +20,7 @@ from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, run_trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.server import SglangServer, free_port
-from retool_mcore.sandbox.base import open_sandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 pytestmark = pytest.mark.slow
 

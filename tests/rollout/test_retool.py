@@ -17,7 +17,7 @@ from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Retool, completing_ids
 from retool_mcore.rollout.tool_call import Parsed, parse_retool
-from retool_mcore.sandbox.base import open_sandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 LIMITS = Limits(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)

@@ -25,7 +25,8 @@ from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, Protocol, TextOnly, open_protocol
-from retool_mcore.sandbox.base import ExecResult, open_sandbox
+from retool_mcore.sandbox.base import ExecResult
+from retool_mcore.sandbox.open import open_sandbox
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 ANSWER = "It is \\boxed{1379}.<|im_end|>"

@@ -22,7 +22,7 @@ from retool_mcore.rollout.loop import Limits, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.sandbox.base import open_sandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,9 @@ from sandbox_helpers import containers_of, open_at, still_works, until_running
 from test_levels import run_refused
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox.base import Level, open_sandbox
+from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.state import remove_stale
 
 RUNSC = shutil.which("runsc")
@@ -179,7 +180,7 @@ async def test_closing_ends_containers_and_leaves_nothing(monkeypatch: pytest.Mo
 async def test_a_killed_owner_leaves_no_container_and_its_directory_is_swept(containers: LocalSandbox, tmp_path: Path):
     code = """
 import asyncio
-from retool_mcore.sandbox.base import open_sandbox
+from retool_mcore.sandbox.open import open_sandbox
 async def main():
     sandbox = open_sandbox("local", min_level="gvisor", workers=1)
     await sandbox.open()

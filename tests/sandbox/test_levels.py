@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.sandbox.base import Level, open_sandbox
+from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -105,7 +105,7 @@ async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):
 async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_path: Path):
     code = """
 import asyncio, sys
-from retool_mcore.sandbox.base import open_sandbox
+from retool_mcore.sandbox.open import open_sandbox
 async def main():
     sandbox = open_sandbox("local", min_level="rlimits", workers=1)
     await sandbox.open()

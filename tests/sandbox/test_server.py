@@ -20,8 +20,8 @@ import sandbox_fusion
 from sandbox_helpers import processes_named
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.sandbox.base import open_sandbox
 from retool_mcore.sandbox.client import RemoteSandbox
+from retool_mcore.sandbox.open import open_sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 

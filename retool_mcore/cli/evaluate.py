@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def gsm8k(
     """Turn GSM8K's marked calculations into snippets, run each in the sandbox, verify format and answer."""
     from retool_mcore.data.build import build_gsm8k
     from retool_mcore.data.sources import read_source
-    from retool_mcore.sandbox.base import open_sandbox
+    from retool_mcore.sandbox.open import open_sandbox
 
     rows = list(read_source(str(source), limit=limit))
 
@@ -92,7 +92,7 @@ def sft(
     """Read ReTool's SFT data, verify format and answer, write it in either protocol."""
     from retool_mcore.data.convert import Conversion, convert_sft
     from retool_mcore.data.sources import read_source
-    from retool_mcore.sandbox.base import open_sandbox
+    from retool_mcore.sandbox.open import open_sandbox
 
     bad: list[tuple[str, DataError]] = []
     rows = list(read_source(source, ("messages",), split, limit, _collect(bad) if reject_bad else None))

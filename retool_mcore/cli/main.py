@@ -1,65 +1,21 @@
-"""The `retool` command and the two launchers: parse, call, and turn a user's mistake into one line."""
+"""The `retool` command and the two launchers: parse, and call."""
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
+from retool_mcore.cli.common import Config, DryRun, Overrides, PlatformName, guarded, settings_of
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
-from retool_mcore.errors import ReToolError
 from retool_mcore.process import end_with_parent_if_asked, heed_sigquit
 
-Config = Annotated[Path, typer.Argument(help="one TOML file of configs/")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="resolve through verl, print what differs from its defaults, start nothing")
-]
-PlatformName = Annotated[
-    str | None, typer.Option("--platform", help="cpu, cuda or ascend, instead of run.platform", show_default=False)
-]
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-F = TypeVar("F", bound=Callable[..., Any])
-OTHER_RANKS_WAIT_S = 30.0
-
-
-def guarded(function: F) -> F:
-    """Print a ReToolError as one line and exit with 2; Ctrl-C exits with 130. Anything else is our bug and raises."""
-
-    @wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except ReToolError as error:
-            rank = os.environ.get("RANK", "0")
-            if rank != "0":
-                # Most errors meet all ranks of a torchrun alike: rank 0 tells it, and torchrun ends the others here.
-                time.sleep(OTHER_RANKS_WAIT_S)
-            typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
-            raise typer.Exit(2) from error
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            place = f" for {error.filename}" if error.filename else ""
-            typer.echo(
-                f"error: no space is left{place}. What was complete before is kept; free some, then run the same "
-                "command again.",
-                err=True,
-            )
-            raise typer.Exit(2) from error
-        except KeyboardInterrupt as error:
-            raise typer.Exit(130) from error
-
-    return wrapper  # type: ignore[return-value]
+app = typer.Typer()
 
 
 @guarded
@@ -104,11 +60,6 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     from retool_mcore.train import rl as trainer
 
     trainer.train(run)
-
-
-def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:
-    """The overrides of a command line, --platform among them."""
-    return [*(overrides or ()), *([f"run.platform={platform}"] if platform else ())]
 
 
 def _print_dry_run(run: RunConfig) -> None:
@@ -162,25 +113,36 @@ def _run_alone(command: Callable[..., None]) -> None:
     alone()
 
 
-def main() -> None:
-    """Entry point of the `retool` console script."""
-    end_with_parent_if_asked()
-    heed_sigquit()
-    from retool_mcore.data.cli import app as data_app
-    from retool_mcore.evaluate.cli import app as evaluate_app
-    from retool_mcore.planner.cli import app as planner_app
-    from retool_mcore.preflight.cli import app as preflight_app
-    from retool_mcore.reward.cli import app as reward_app
-    from retool_mcore.rollout.cli import app as rollout_app
-    from retool_mcore.sandbox.cli import app as sandbox_app
+def all_commands() -> typer.Typer:
+    """`retool` with the commands of every group, each from the file of its name."""
+    from retool_mcore.cli.data import app as data_app
+    from retool_mcore.cli.evaluate import app as evaluate_app
+    from retool_mcore.cli.planner import app as planner_app
+    from retool_mcore.cli.preflight import app as preflight_app
+    from retool_mcore.cli.reward import app as reward_app
+    from retool_mcore.cli.rollout import app as rollout_app
+    from retool_mcore.cli.sandbox import app as sandbox_app
 
-    app.add_typer(data_app, name="data", help="Make, convert and check data sets.")
-    app.add_typer(sandbox_app, name="sandbox", help="Serve the code sandbox over HTTP.")
-    app.add_typer(
+    whole = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="Train, score and serve ReTool models.",
+    )
+    for commands in (app, planner_app, preflight_app, reward_app, rollout_app):
+        whole.registered_commands.extend(commands.registered_commands)
+    whole.add_typer(data_app, name="data", help="Make, convert and check data sets.")
+    whole.add_typer(sandbox_app, name="sandbox", help="Serve the code sandbox over HTTP.")
+    whole.add_typer(
         evaluate_app,
         name="eval",
         help="Score models: `retool eval CONFIG ...`; compare two: `retool eval compare A B`.",
     )
-    for commands in (planner_app, preflight_app, reward_app, rollout_app):
-        app.registered_commands.extend(commands.registered_commands)
-    app()
+    return whole
+
+
+def main() -> None:
+    """Entry point of the `retool` console script."""
+    end_with_parent_if_asked()
+    heed_sigquit()
+    all_commands()()

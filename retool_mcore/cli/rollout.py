@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.errors import DataError, RolloutError
 
 app = typer.Typer()

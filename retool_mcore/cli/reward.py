@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from retool_mcore.cli import guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.data.files import read_jsonl, write_jsonl
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, NUM_CHECKERS

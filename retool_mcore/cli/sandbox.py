@@ -14,8 +14,9 @@ import typer
 import uvicorn
 
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
-from retool_mcore.sandbox.base import Level, open_sandbox
+from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.server import create_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli import Config, Overrides, PlatformName, guarded, settings_of
+from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import get_platform

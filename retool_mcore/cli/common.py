@@ -1,0 +1,62 @@
+"""What the commands share: their arguments, and how a user's mistake becomes one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from retool_mcore.errors import ReToolError
+
+Config = Annotated[Path, typer.Argument(help="one TOML file of configs/")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="resolve through verl, print what differs from its defaults, start nothing")
+]
+PlatformName = Annotated[
+    str | None, typer.Option("--platform", help="cpu, cuda or ascend, instead of run.platform", show_default=False)
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+OTHER_RANKS_WAIT_S = 30.0
+
+
+def guarded(function: F) -> F:
+    """Print a ReToolError as one line and exit with 2; Ctrl-C exits with 130. Anything else is our bug and raises."""
+
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ReToolError as error:
+            rank = os.environ.get("RANK", "0")
+            if rank != "0":
+                # Most errors meet all ranks of a torchrun alike: rank 0 tells it, and torchrun ends the others here.
+                time.sleep(OTHER_RANKS_WAIT_S)
+            typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
+            raise typer.Exit(2) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            place = f" for {error.filename}" if error.filename else ""
+            typer.echo(
+                f"error: no space is left{place}. What was complete before is kept; free some, then run the same "
+                "command again.",
+                err=True,
+            )
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(130) from error
+
+    return wrapper  # type: ignore[return-value]
+
+
+def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:
+    """The overrides of a command line, --platform among them."""
+    return [*(overrides or ()), *([f"run.platform={platform}"] if platform else ())]
