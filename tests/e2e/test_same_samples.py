@@ -71,35 +71,43 @@ def in_order(found: dict[str, dict[int, str]]) -> Samples:
     return {prompt: [said for _, said in sorted(each.items())] for prompt, each in found.items()}
 
 
-def test_a_seed_fixes_the_first_batch_and_eval_answers_as_validation_did(tmp_path: Path, mark: str):
-    model, train_file, _ = write_coin_task(tmp_path, calls=True)
-    as_verl_writes_them(tmp_path)
-    held_out = json.dumps([f"{tmp_path}/val.parquet", f"{tmp_path}/dapo.parquet"])
-    settings = (model, train_file, f"validation.files={held_out}", "validation.n=6", "validation.top_p=0.95")
-    settings += ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=4", "train.steps=1")
-    settings += ("rollout.protocol=retool", "data.max_prompt_tokens=300", "rollout.max_response_tokens=60")
-    settings += ("checkpoint.every_steps=0", "run.seed=3")
+def settings(root: Path) -> tuple[str, ...]:
+    model, train_file, _ = write_coin_task(root, calls=True)
+    as_verl_writes_them(root)
+    held_out = json.dumps([f"{root}/val.parquet", f"{root}/dapo.parquet"])
+    files = (model, train_file, f"validation.files={held_out}", "validation.n=6", "validation.top_p=0.95")
+    size = ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=4", "train.steps=1")
+    limits = ("rollout.protocol=retool", "data.max_prompt_tokens=300", "rollout.max_response_tokens=60")
+    return (*files, *size, *limits, "checkpoint.every_steps=0", "run.seed=3")
 
-    def dumped(kind: str, name: str) -> str:
-        return f"verl_overrides.trainer.{kind}_data_dir={tmp_path}/{name}"
 
-    first = ("run.name=first", "validation.every=1", "checkpoint.export=true", "checkpoint.every_steps=1")
-    said = train(tmp_path, mark, *settings, *first, dumped("rollout", "a"), dumped("validation", "v"))
+def dumped(root: Path, kind: str, name: str) -> str:
+    return f"verl_overrides.trainer.{kind}_data_dir={root}/{name}"
+
+
+def test_eval_answers_as_validation_did(tmp_path: Path, mark: str):
+    common = settings(tmp_path)
+    more = ("run.name=first", "validation.every=1", "checkpoint.export=true", "checkpoint.every_steps=1")
+    said = train(tmp_path, mark, *common, *more, dumped(tmp_path, "validation", "v"))
     assert said.count("train.parquet: its column agent_name (tool_agent) is ignored") == 1
     log = (tmp_path / "first/logs/rl.log").read_text(errors="replace")
     assert log.count("its column agent_name (tool_agent) is ignored") == 1
-    train(tmp_path, mark, *settings, "run.name=again", "validation.every=0", dumped("rollout", "b"))
-
-    batch = samples(tmp_path / "a")
-    assert len(batch) == 8 and all(len(each) == 4 for each in batch.values())
-    assert batch == samples(tmp_path / "b")
-    assert len({answer for each in batch.values() for answer in each}) > 3, "the coin is tossed"
-    assert any(len(set(each)) > 1 for each in batch.values()), "samples of one prompt differ"
-
     validated = samples(tmp_path / "v")
     assert len(validated) == 3 and all(len(each) == 6 for each in validated.values()), "three problems of two files"
-    assert evaluate(tmp_path, mark, *settings) == validated
+    assert evaluate(tmp_path, mark, *common) == validated
     assert len({answer for each in validated.values() for answer in each}) > 1
+
+
+@pytest.mark.long
+def test_a_seed_fixes_the_first_batch(tmp_path: Path, mark: str):
+    common = (*settings(tmp_path), "validation.every=0")
+    for name in ("first", "again"):
+        train(tmp_path, mark, *common, f"run.name={name}", dumped(tmp_path, "rollout", f"samples_{name}"))
+    batch = samples(tmp_path / "samples_first")
+    assert len(batch) == 8 and all(len(each) == 4 for each in batch.values())
+    assert batch == samples(tmp_path / "samples_again")
+    assert len({answer for each in batch.values() for answer in each}) > 3, "the coin is tossed"
+    assert any(len(set(each)) > 1 for each in batch.values()), "samples of one prompt differ"
 
 
 def evaluate(root: Path, mark: str, *settings: str) -> Samples:

@@ -64,7 +64,7 @@ def prompts_of(update: list[dict[str, Any]], tokenizer: Any) -> Counter[str]:
     ("settings", "updates"),
     [
         pytest.param(("train.mode=sync", "cluster.gpus_per_node=2"), 4, id="sync-4-dp2"),
-        pytest.param(("train.mode=partial_rollout",), 2, id="partial_rollout-2"),
+        pytest.param(("train.mode=partial_rollout",), 2, id="partial_rollout-2", marks=pytest.mark.long),
         pytest.param(
             ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1"), 4, id="async-4", marks=pytest.mark.long
         ),
