@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from retool_mcore.config import RlConfig, RunConfig
-from retool_mcore.config_rl import Algorithm, RlTrain
+from retool_mcore.config import Algorithm, RlConfig, RlTrain, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of
-from retool_mcore.config import RlConfig
+from retool_mcore.config import RlConfig, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.run_file import load_run
 
 app = typer.Typer()
 

@@ -11,11 +11,10 @@ from typing import Annotated
 import typer
 
 from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RunConfig, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.findings import Check, Finding
-from retool_mcore.run_file import load_run
 
 app = typer.Typer()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config import RlConfig, SftConfig, load_config, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.planner.shape import PUBLISHED
 from retool_mcore.platforms import get_platform
@@ -21,7 +21,6 @@ from retool_mcore.preflight import machine
 from retool_mcore.preflight import run as looks
 from retool_mcore.preflight.findings import Finding, ok, run_checks
 from retool_mcore.preflight.fingerprint import differing, file_hash, fingerprint
-from retool_mcore.run_file import load_run
 
 ROOT = Path(__file__).parents[2]
 RL = ROOT / "configs" / "rl_tiny_cpu.toml"

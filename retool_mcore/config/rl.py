@@ -1,12 +1,19 @@
-"""The sections of an RL run that say how responses are sampled and what is learnt from them."""
+"""Reinforcement learning: how responses are sampled, scored and learnt from, and the rules between the sections."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from retool_mcore.config_base import Every, Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.shared import RunConfig
+
+
+class RlData(Section):
+    train_file: str  # parquet in verl's schema: prompt, data_source, reward_model, extra_info
+    max_prompt_tokens: PositiveInt
+    allow_overlap: bool = False  # as in SftData
 
 
 class RlTrain(Section):
@@ -111,6 +118,122 @@ class Critic(Section):
 
     lr: PositiveFloat = 1e-5
     clip_value: PositiveFloat = 0.5  # a value may move so far from its old one before its loss stops to fall
+
+
+class Sandbox(Section):
+    where: list[str] = Field(default=["local"], min_length=1)  # "local", or URLs that speak SandboxFusion
+    min_level: Literal["gvisor", "namespaces", "landlock", "rlimits"] = "rlimits"
+    workers: PositiveInt = 2  # executions at the same time, per node
+    run_timeout_s: PositiveFloat = 10.0
+    memory_limit_mb: PositiveInt = 1024
+
+
+class Reward(Section):
+    """The paper's +-1; what is below ``workers`` shapes it, is off by default and is logged as a part of its own."""
+
+    correct: float = 1.0
+    wrong: float = -1.0
+    timeout_s: PositiveFloat = 5.0  # of one equivalence check; a check that takes longer counts as wrong
+    workers: PositiveInt = 1
+    call_bonus: Annotated[float, Field(ge=0)] = 0.0  # for each call of a wrong response; the public recipe's is 0.1
+    call_bonus_cap: float = -0.6  # what a wrong response can be worth with its bonus
+    overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0  # the last so many of max_response_tokens cost up to 1
+    require_format: bool = False  # True: a right answer counts only when no call of its response was malformed
+
+    @model_validator(mode="after")
+    def _right_is_worth_most(self) -> Reward:
+        if self.wrong >= self.correct:
+            raise ValueError(f"reward.wrong = {self.wrong} is not below reward.correct = {self.correct}")
+        if self.call_bonus and not self.wrong < self.call_bonus_cap < self.correct:
+            raise ValueError(
+                f"reward.call_bonus_cap = {self.call_bonus_cap} is not between reward.wrong = {self.wrong} and "
+                f"reward.correct = {self.correct}, so reward.call_bonus = {self.call_bonus} would do nothing, or pay "
+                "wrong answers like right ones"
+            )
+        return self
+
+
+class RlConfig(RunConfig):
+    data: RlData
+    train: RlTrain
+    rollout: Rollout
+    validation: Validation
+    sandbox: Sandbox = Sandbox()
+    reward: Reward = Reward()
+    algorithm: Algorithm = Algorithm()
+    critic: Critic = Critic()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _validation_samples_as_rollout(cls, tree: Any) -> Any:
+        return sampled_as_rollout(tree)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def num_steps(self) -> int:
+        return self.train.steps
+
+    @property
+    def data_files(self) -> list[tuple[str, str]]:
+        return [("data.train_file", self.data.train_file), *(("validation.files", p) for p in self.validation.files)]
+
+    def train_gpus(self) -> int:
+        return train_gpus(self.train, self.rollout, self.cluster.nodes, self.cluster.gpus_per_node)
+
+    @model_validator(mode="after")
+    def _rl_rules(self) -> RlConfig:
+        t, r, serving = self.train, self.rollout, self.rollout.gpus or self.cluster.num_gpus
+        if self.algorithm.name == "grpo" and r.group_size < 2:
+            raise ValueError("rollout.group_size = 1 gives GRPO no group to compare within. Use at least 2")
+        if self.algorithm.filter_groups and r.group_size < 2:
+            raise ValueError("algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1")
+        if t.prompts_per_step % t.mini_batch_prompts:
+            raise ValueError(
+                f"train.mini_batch_prompts = {t.mini_batch_prompts} does not divide "
+                f"train.prompts_per_step = {t.prompts_per_step}"
+            )
+        if self.algorithm.old_log_prob == "rollout":
+            if t.updates_per_step > 1:
+                raise ValueError(
+                    f'algorithm.old_log_prob = "rollout" is for one update a step, and train.prompts_per_step = '
+                    f"{t.prompts_per_step} / train.mini_batch_prompts = {t.mini_batch_prompts} makes "
+                    f'{t.updates_per_step}. Use "actor", or make the two equal'
+                )
+            if self.model.fp8 != "off" and self.algorithm.importance_sampling == "off":
+                raise ValueError(
+                    f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
+                    'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
+                )
+        if t.mini_batch_prompts * r.group_size % self.dp:
+            raise ValueError(
+                f"train.mini_batch_prompts * rollout.group_size = {t.mini_batch_prompts} * {r.group_size} = "
+                f"{t.mini_batch_prompts * r.group_size} responses do not divide over {self.dp} data-parallel ranks"
+            )
+        if serving % r.engine_tp:
+            raise ValueError(
+                f"rollout.engine_tp = {r.engine_tp} does not divide the {serving} GPUs that serve rollouts"
+            )
+        budget = t.micro_batch_tokens * self.parallel.cp
+        if self.max_sequence_tokens > budget and self.memory.recompute != "auto":
+            raise ValueError(
+                f"data.max_prompt_tokens + rollout.max_response_tokens = {self.max_sequence_tokens} does not fit a "
+                f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the "
+                'other, or let longer ones be recomputed with memory.recompute = "auto"'
+            )
+        if self.reward.overlong_buffer_tokens > r.max_response_tokens:
+            raise ValueError(
+                f"reward.overlong_buffer_tokens = {self.reward.overlong_buffer_tokens} is longer than "
+                f"rollout.max_response_tokens = {r.max_response_tokens}, whose end it is"
+            )
+        if not r.tool and (self.reward.call_bonus or self.reward.require_format):
+            raise ValueError(
+                "reward.call_bonus and reward.require_format judge calls, and rollout.tool = false leaves none. Set "
+                "reward.call_bonus = 0.0 and reward.require_format = false"
+            )
+        return self
 
 
 def train_gpus(train: RlTrain, rollout: Rollout, nodes: int, gpus_per_node: int) -> int:
