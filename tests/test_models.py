@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.models import check_model
+from retool_mcore.model.check import check_model
 
 SHAPE = {
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,

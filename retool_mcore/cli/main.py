@@ -40,7 +40,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
     if dry_run:
         _print_dry_run(run)
         return
-    from retool_mcore.models import check_cores, check_model
+    from retool_mcore.model.check import check_cores, check_model
 
     check_model(run)
     check_cores(run)

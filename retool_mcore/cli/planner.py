@@ -27,11 +27,11 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="the same as JSON")] = False,
 ) -> None:
     """Memory by part and time by phase before a device is asked for; refuses what cannot fit, and by how much."""
+    from retool_mcore.model.files import of_model
     from retool_mcore.planner.hardware import of_run, parse
     from retool_mcore.planner.plan import make_plan
     from retool_mcore.planner.report import refusal, report
     from retool_mcore.planner.search import proposals
-    from retool_mcore.planner.shape import of_model
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)

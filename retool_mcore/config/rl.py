@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -77,12 +77,14 @@ def sampled_as_rollout(tree: Any) -> Any:
     """A run's tree in which [validation] says how it samples, by what [rollout] says where it says nothing itself."""
     if not isinstance(tree, dict):
         return tree
-    rollout, validation = tree.get("rollout"), tree.get("validation")
+    sections = cast("dict[str, Any]", tree)
+    rollout, validation = sections.get("rollout"), sections.get("validation")
     if not (isinstance(rollout, dict) and isinstance(validation, dict)):
-        return tree
+        return sections
+    sampling, own = cast("dict[str, Any]", rollout), cast("dict[str, Any]", validation)
     of_rollout = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
-    given = {name: rollout[theirs] for name, theirs in of_rollout.items() if theirs in rollout}
-    return {**tree, "validation": {**given, **validation}}
+    given = {name: sampling[theirs] for name, theirs in of_rollout.items() if theirs in sampling}
+    return {**sections, "validation": {**given, **own}}
 
 
 class Algorithm(Section):

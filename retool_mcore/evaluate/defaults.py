@@ -8,7 +8,7 @@ from typing import Any
 
 from retool_mcore.config import RlConfig, build_config
 from retool_mcore.errors import ConfigError, PlatformError
-from retool_mcore.models import read_shape
+from retool_mcore.model.files import read_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.sglang_http import SglangEngine
 
@@ -25,7 +25,7 @@ def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
     """
     platform = _platform()
     devices = 1 if platform == "cpu" else get_platform(platform).device_count()
-    longest = read_shape(model).get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
+    longest = read_config(model).get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
     prompt = min(MAX_PROMPT_TOKENS, longest // 2)
     response = min(MAX_RESPONSE_TOKENS, longest - prompt)
     tree: dict[str, Any] = {

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from math import ceil
 
 from retool_mcore.config import Memory, Parallel
+from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import of
 from retool_mcore.planner.hardware import GIB, Device
-from retool_mcore.planner.shape import ModelShape
 
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.adam_states: master weight and moments
 

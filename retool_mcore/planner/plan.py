@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig
+from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import of
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.memory import RolloutMemory, TrainMemory, rollout_memory, train_memory
-from retool_mcore.planner.shape import ModelShape
 from retool_mcore.planner.steptime import (
     Lengths,
     Work,

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from retool_mcore.config import RlConfig, SftConfig
+from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import CALIBRATION, of
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.plan import Plan
-from retool_mcore.planner.shape import ModelShape
 
 
 def report(

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from retool_mcore.activations import layers_to_recompute, rest_and_input
 from retool_mcore.config import RlConfig, SftConfig
+from retool_mcore.model.activations import layers_to_recompute, token_memory
+from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.hardware import DEVICES_PER_NODE, Hardware
 from retool_mcore.planner.plan import Plan, make_plan
-from retool_mcore.planner.shape import ModelShape
 
 SIZES = (1, 2, 4, 8)
 MICRO_BATCH_STEP = 1024
@@ -100,9 +100,7 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
     for quarter in (1, 2, 3):
         if 0 < (some := layers * quarter // 4) < layers:
             yield varied("full", whole, some)
-    rest, input_share = rest_and_input(
-        shape.kept_bytes, shape.hidden, shape.vocab, fused_cross_entropy=config.memory.fused_cross_entropy
-    )
+    rest, input_share = token_memory(shape, fused_cross_entropy=config.memory.fused_cross_entropy)
     for tokens in range(MICRO_BATCH_STEP, whole, MICRO_BATCH_STEP):
         if layers_to_recompute(whole, tokens, layers, rest=rest, input_share=input_share) <= layers:
             yield varied("auto", tokens)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from retool_mcore.activations import layers_to_recompute, rest_and_input
 from retool_mcore.config import Memory, Parallel, RlConfig
+from retool_mcore.model.activations import layers_to_recompute, token_memory
+from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import of as calibrated
 from retool_mcore.planner.hardware import GIB, Hardware
 from retool_mcore.planner.memory import (
@@ -18,18 +19,8 @@ from retool_mcore.planner.memory import (
     params_of_rank,
     state_params_of_rank,
 )
-from retool_mcore.planner.shape import ModelShape
 
 SAMPLES = 64  # lengths that stand for all
-
-
-def compute_params(shape: ModelShape) -> float:
-    """Weights that multiply a token: not the embedding, which is looked up; of experts, those it is routed to."""
-    ffn = 3 * shape.hidden * shape.ffn
-    layer = shape.attention_params + (
-        ffn * shape.experts_per_token + shape.hidden * shape.experts if shape.experts else ffn
-    )
-    return shape.layers * layer + shape.head_params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +38,7 @@ class Work:
 def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float) -> float:
     """Seconds of ``passes`` forward-equivalents (forward 1, forward and backward 3, with full recomputation 4)."""
     devices, flops = hardware.count, hardware.device.flops
-    products = 2 * compute_params(shape) * work.tokens * passes / (devices * flops * calibrated("gemm"))
+    products = 2 * shape.compute_params * work.tokens * passes / (devices * flops * calibrated("gemm"))
     attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes
     attention_s = attention / (devices * flops * calibrated("attention"))
     kept, _ = activation_bytes(shape, Memory(), 1, fused=hardware.device.fused)
@@ -82,7 +73,7 @@ def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memor
 def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> float:
     """How much longer a pass takes for a pipeline: its filling and draining, and its last stage, which has the head."""
     bubble = 1 + (parallel.pp - 1) / (parallel.vpp * max(1.0, micro_batches))
-    layers = compute_params(shape) - shape.head_params
+    layers = shape.compute_params - shape.head_params
     return bubble * (layers / parallel.pp + shape.head_params) / ((layers + shape.head_params) / parallel.pp)
 
 
@@ -100,9 +91,7 @@ class Lengths:
         """
         high = min(self.longest, 2 * self.mean)
         low, layers = 2 * self.mean - high, ceil(shape.layers / parallel.pp)
-        rest, input_share = rest_and_input(
-            shape.kept_bytes, shape.hidden, shape.vocab, fused_cross_entropy=memory.fused_cross_entropy
-        )
+        rest, input_share = token_memory(shape, fused_cross_entropy=memory.fused_cross_entropy)
         lengths = [low + (high - low) * (number + 0.5) / SAMPLES for number in range(SAMPLES)]
         twice = 0.0
         for length in lengths:
@@ -147,7 +136,7 @@ def decode(
     step_s = _decode_step_s(shape, hardware, tp, at_once, context)
     steady_s = responses * mean_response / at_once * step_s
     longest_s = config.rollout.max_response_tokens * _decode_step_s(shape, hardware, tp, 1, context)
-    prefill = 2 * compute_params(shape) * responses * config.data.max_prompt_tokens / 2
+    prefill = 2 * shape.compute_params * responses * config.data.max_prompt_tokens / 2
     prefill_s = (
         prefill / (tp * hardware.device.flops * calibrated("gemm")) / config.rollout.group_size
     )  # the prefix is shared
@@ -167,7 +156,7 @@ def decode(
 def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float) -> float:
     moved = (2 * _touched_params(shape, at_once) + at_once * context * shape.kv_bytes) / tp
     memory_s = moved / (hardware.device.bandwidth * calibrated("memory"))
-    compute_s = 2 * compute_params(shape) * at_once / (tp * hardware.device.flops * calibrated("gemm"))
+    compute_s = 2 * shape.compute_params * at_once / (tp * hardware.device.flops * calibrated("gemm"))
     sums_s = 0.0
     if tp > 1:
         sent = 2 * 2 * shape.hidden * at_once * (tp - 1) / tp
@@ -178,10 +167,10 @@ def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: floa
 def _touched_params(shape: ModelShape, at_once: float) -> float:
     """Weights read for one token each of ``at_once`` sequences; an expert is read if one of them is routed to it."""
     if not shape.experts:
-        return compute_params(shape)
+        return shape.compute_params
     experts = 3 * shape.hidden * shape.ffn * shape.layers
     read = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** at_once)
-    return compute_params(shape) + experts * (read - shape.experts_per_token)
+    return shape.compute_params + experts * (read - shape.experts_per_token)
 
 
 def sync_s(shape: ModelShape) -> float:

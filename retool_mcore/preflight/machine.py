@@ -17,9 +17,10 @@ from packaging.requirements import Requirement
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.models import check_cores, read_shape
+from retool_mcore.model.check import check_cores
+from retool_mcore.model.files import read_config
+from retool_mcore.model.shape import of_config
 from retool_mcore.planner.memory import STATE_BYTES
-from retool_mcore.planner.shape import of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 
@@ -115,7 +116,7 @@ def disk(config: RunConfig) -> Iterator[Finding]:
         yield error("disk", f"{existing} cannot be written. Set run.root to a folder that can.")
         return
     free_gib = shutil.disk_usage(existing).free / GIB
-    shape = read_shape(config.model.path) if Path(config.model.path).exists() else {}
+    shape = read_config(config.model.path) if Path(config.model.path).exists() else {}
     if not shape:
         yield warning("disk", f"{free_gib:.0f} GiB free under {existing}; the model is not here, so what a checkpoint "
                       f"takes is not known: {CHECKPOINT_BYTES} bytes a parameter")  # fmt: skip
@@ -136,7 +137,7 @@ def host_memory(config: RunConfig) -> Iterator[Finding]:
     memory = config.memory
     if not memory.offload_idle and not memory.optimizer_on_cpu:
         return
-    shape = read_shape(config.model.path) if Path(config.model.path).exists() else {}
+    shape = read_config(config.model.path) if Path(config.model.path).exists() else {}
     if not shape:
         yield warning("host memory", "not compared: what is moved to the host depends on the model, which is not here")
         return

@@ -11,15 +11,16 @@ from retool_mcore.data.chat import chat_format, load_tokenizer
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.sft import load_sft
-from retool_mcore.models import check_model, read_shape
-from retool_mcore.planner.shape import of_config
+from retool_mcore.model.check import check_model
+from retool_mcore.model.files import read_config
+from retool_mcore.model.shape import of_config
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.sandbox.open import open_sandbox
 
 
 def model(config: RunConfig) -> Iterator[Finding]:
-    shape = read_shape(config.model.path)
+    shape = read_config(config.model.path)
     if not shape:
         yield warning("model", f"{config.model.path} is not a folder here, so it will be fetched from the hub. "
                       "Fetch it once, and set model.path to the folder")  # fmt: skip

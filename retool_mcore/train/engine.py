@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from retool_mcore.activations import token_memory
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
 from retool_mcore.errors import CheckpointError
-from retool_mcore.models import train_flops
+from retool_mcore.model.activations import token_memory
+from retool_mcore.model.shape import of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
@@ -38,7 +38,7 @@ class SftEngine:
         self._worker.set_loss_fn(partial(sft_loss, config=None))
         self._worker.reset()
         self._platform = platform
-        self._shape = self._worker.model_config.hf_config.get_text_config().to_dict()
+        self._shape = of_config(self._worker.model_config.hf_config.get_text_config().to_dict())
         self._time_optimizer(timer)
         self._config = config
         self.dp_rank: int = self._worker.engine.get_data_parallel_rank()
@@ -145,7 +145,7 @@ class SftEngine:
         counts = {
             "tokens": float(sum(all_lengths)),
             "loss_tokens": float(sum(trained for _, trained in lengths)),
-            "flops": train_flops(self._shape, all_lengths),
+            "flops": self._shape.train_flops(all_lengths),
         }
         return data, counts
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import CheckpointError
-from retool_mcore.models import read_shape
+from retool_mcore.model.files import read_config
 from retool_mcore.train.checkpoint import STATE_FILE, complete_checkpoints
 
 _WEIGHTS = Path("actor", "model", "huggingface")
@@ -24,7 +24,7 @@ def export(run_dir: Path, to: Path) -> Path:
     Raises CheckpointError when there is none, when it is incomplete, or when ``to`` holds something else.
     """
     source = find_weights(run_dir)
-    read_shape(str(source))
+    read_config(str(source))
     if to.exists() and not (to / "config.json").is_file() and any(to.iterdir()):
         raise CheckpointError(f"{to} is not empty and not a model directory; it is left as it is. Name another folder.")
     hidden = to.with_name(f".{to.name}.partial")

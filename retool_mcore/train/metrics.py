@@ -5,7 +5,7 @@ lr, grad_norm the rate that the optimizer held in the step's last update; grad_n
 tokens        all tokens of the step, over all ranks;  loss_tokens those the loss is taken on
 tokens_per_s  tokens / (time_step_s without checkpoints and validation), of the whole run: all ranks, all engines;
               tokens_per_s_per_gpu: the same / GPUs of [cluster]
-flops         model FLOPs of the step, by models.train_flops
+flops         model FLOPs of the step, by ModelShape.train_flops
 mfu           flops / (peak FLOPs * GPUs * seconds of data, forward_backward and optimizer; in RL GPUs that train and
               seconds of the actor's update); absent where the device's peak is not known
 memory_gib    highest so far on any rank: the device's allocator, or resident memory on a CPU; memory_gib/rank_N: on one

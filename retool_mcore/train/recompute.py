@@ -12,7 +12,7 @@ from functools import partial, wraps
 from math import ceil
 from typing import Any
 
-from retool_mcore.activations import layers_to_recompute, micro_batch_tokens
+from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES
 
 

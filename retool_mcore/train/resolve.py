@@ -14,7 +14,7 @@ import yaml
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.models import check_model
+from retool_mcore.model.check import check_model
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.verl_config import check_ppo_tree, ppo_defaults, ppo_tree
 from retool_mcore.verl_config_sft import sft_defaults, sft_tree

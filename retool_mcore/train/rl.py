@@ -16,7 +16,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.errors import ConfigError, ReToolError
-from retool_mcore.models import check_cores, check_model
+from retool_mcore.model.check import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.process import exit_on_sigterm, lock_run, output_to
 from retool_mcore.rollout.protocol import protocol_of

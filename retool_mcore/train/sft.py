@@ -20,7 +20,7 @@ from retool_mcore.data.chat import Rendered, load_tokenizer
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError, ReToolError
-from retool_mcore.models import check_cores, check_model
+from retool_mcore.model.check import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.fingerprint import differing, fingerprint
 from retool_mcore.process import die_with_parent, lock_run, output_to

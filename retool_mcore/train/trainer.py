@@ -35,7 +35,8 @@ from verl.workers.utils.padding import response_from_nested
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ReToolError
-from retool_mcore.models import read_shape, train_flops
+from retool_mcore.model.files import read_config
+from retool_mcore.model.shape import of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.replay import groups_of_rows, mismatch_metrics, sequence_lengths
 from retool_mcore.train import checkpoint
@@ -151,7 +152,8 @@ class _Ours(PPOTrainer):
         self._writer: MetricWriter | None = None
         self._clock = StepClock()
         self._load = EngineLoad(self)
-        self._shape = read_shape(self._run.model.path)  # {} for a hub name
+        values = read_config(self._run.model.path)
+        self._shape = of_config(values) if values else None  # not of a hub name
         self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.train_gpus()
 
     def _init_resource_pool_mgr(self) -> None:
@@ -233,7 +235,7 @@ class _Ours(PPOTrainer):
         lengths = sequence_lengths(batch)
         ours |= {"tokens": sum(lengths), **token_rates(sum(lengths), ours, self._run.cluster.num_gpus)}
         if self._shape and "time_update_actor_s" in ours:
-            ours["flops"] = train_flops(self._shape, lengths)
+            ours["flops"] = self._shape.train_flops(lengths)
             if self._peak_flops:
                 ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
         ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())

@@ -15,8 +15,9 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from retool_mcore.activations import token_memory
 from retool_mcore.config import Memory
+from retool_mcore.model.activations import token_memory
+from retool_mcore.model.shape import of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
 from retool_mcore.train.recompute import recompute_long_micro_batches, set_budget_of_each_batch
@@ -156,7 +157,7 @@ class RecomputingWorker(UpdateWorker):
         set_budget_of_each_batch(self.engine)
         if self.engine_config.forward_only:
             return
-        shape = self.model_config.hf_config.get_text_config().to_dict()
+        shape = of_config(self.model_config.hf_config.get_text_config().to_dict())
         rest, input_share = token_memory(shape, fused_cross_entropy=self.engine_config.use_fused_kernels)
         budget_tokens = self.engine_config.max_token_len_per_gpu
         recompute_long_micro_batches(self.engine.module, budget_tokens, rest=rest, input_share=input_share)

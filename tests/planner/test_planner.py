@@ -12,14 +12,14 @@ import pytest
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.models import train_flops
+from retool_mcore.model.files import of_model
+from retool_mcore.model.published import PUBLISHED
+from retool_mcore.model.shape import of_config
 from retool_mcore.planner.calibration import CALIBRATION
 from retool_mcore.planner.hardware import GIB, of_run, parse
 from retool_mcore.planner.memory import activation_bytes, train_memory
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.planner.report import refusal, report
-from retool_mcore.planner.shape import PUBLISHED, of_config, of_model
-from retool_mcore.planner.steptime import compute_params
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -73,13 +73,13 @@ def test_shapes_come_from_a_folder_or_a_likely_name(tmp_path: Path):
     shape = of_config(moe)
     assert of_config({"num_local_experts": moe.pop("num_experts"), **moe}) == shape  # as transformers 5 writes it
     assert shape.layer_params == 8 * 4 * 2 * 3 + 4 * 3 * 8 * 4 + 8 * 4
-    assert compute_params(shape) == 2 * (8 * 4 * 2 * 3 + 2 * 3 * 8 * 4 + 8 * 4) + 8 * 16
+    assert shape.compute_params == 2 * (8 * 4 * 2 * 3 + 2 * 3 * 8 * 4 + 8 * 4) + 8 * 16
 
 
 def test_a_tokens_flops_are_those_that_mfu_counts():
     config = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
               "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
-    assert train_flops(config, [1]) == pytest.approx(6 * compute_params(SEVEN) + 6 * 28 * 28 * 128)
+    assert of_config(config).train_flops([1]) == pytest.approx(6 * SEVEN.compute_params + 6 * 28 * 28 * 128)
 
 
 def test_a_token_in_the_cache_by_hand():

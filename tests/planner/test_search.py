@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.activations import layers_to_recompute, rest_and_input
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config
+from retool_mcore.model.activations import layers_to_recompute, token_memory
+from retool_mcore.model.files import of_model
+from retool_mcore.model.published import PUBLISHED
 from retool_mcore.planner.calibration import of
 from retool_mcore.planner.hardware import of_run, parse
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.search import proposals
-from retool_mcore.planner.shape import PUBLISHED, of_model
 from retool_mcore.planner.steptime import Lengths, stretch
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +138,7 @@ def test_auto_costs_what_long_responses_recompute():
     """Lengths of 1 to 18 k, a budget of 12 k: the third above it recompute as far as they are longer."""
     lengths, memory = Lengths(mean=9216, longest=18432), Memory(recompute="auto", fused_cross_entropy=True)
     assert lengths.recomputed(SEVEN, Parallel(), memory, 18432) == 0.0
-    rest, input_share = rest_and_input(SEVEN.kept_bytes, 3584, 152064, fused_cross_entropy=True)
+    rest, input_share = token_memory(SEVEN, fused_cross_entropy=True)
     every = range(9, 18432, 18)
     layers = [min(28, layers_to_recompute(tokens, 12288, 28, rest=rest, input_share=input_share)) for tokens in every]
     want = sum(tokens * wanted / 28 for tokens, wanted in zip(every, layers, strict=True)) / sum(every)

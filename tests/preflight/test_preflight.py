@@ -15,7 +15,7 @@ import pytest
 
 from retool_mcore.config import RlConfig, SftConfig, load_config, load_run
 from retool_mcore.errors import ConfigError
-from retool_mcore.planner.shape import PUBLISHED
+from retool_mcore.model.published import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import machine
 from retool_mcore.preflight import run as looks

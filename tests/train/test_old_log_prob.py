@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.models import check_model
+from retool_mcore.model.check import check_model
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl_config import ppo_tree
 from retool_mcore.verl_plugin import assert_loaded
@@ -105,7 +105,8 @@ def test_experts_need_importance_sampling(tmp_path: Path):
     from safetensors.numpy import save_file
 
     (tmp_path / "config.json").write_text(
-        '{"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 8, "num_experts": 4}'
+        '{"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 8, "num_experts": 4, "vocab_size": 16, '
+        '"moe_intermediate_size": 4}'
     )
     save_file({}, tmp_path / "model.safetensors")
     settings = [f"model.path={tmp_path}", "algorithm.old_log_prob=rollout"]

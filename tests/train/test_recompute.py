@@ -9,21 +9,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retool_mcore.activations import check_recompute, layers_to_recompute, token_memory
 from retool_mcore.config import Memory, RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
+from retool_mcore.model.activations import layers_to_recompute, token_memory
+from retool_mcore.model.check import check_recompute
+from retool_mcore.model.shape import of_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from retool_mcore.train.recompute import recompute_long_micro_batches, set_budget
 
-QWEN_7B = {
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "vocab_size": 152064,
-}
+QWEN_7B = of_config(
+    {
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "vocab_size": 152064,
+    }
+)
 SFT = "configs/sft_qwen2.5_7b_h200x8.toml"
 AUTO = ("memory.recompute=auto", "parallel.cp=1")
 

@@ -1,0 +1,94 @@
+"""Does a run fit its model, and a run on a CPU its machine: checks that need no engine."""
+
+from __future__ import annotations
+
+import os
+from math import ceil
+
+from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.errors import ConfigError
+from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
+from retool_mcore.model.files import read_config
+from retool_mcore.model.shape import ModelShape, of_config
+
+
+def check_cores(config: RunConfig) -> None:
+    """On platform cpu a process needs a core of its own. Raises ConfigError; there is nothing to check elsewhere."""
+    cores, processes = os.cpu_count() or 1, config.cluster.gpus_per_node
+    if config.run.platform == "cpu" and processes > cores:
+        raise ConfigError(
+            f"{config.source}: cluster.gpus_per_node = {processes} processes share {cores} cores, and each would wait "
+            f"for the others at every step. Use at most {cores}."
+        )
+
+
+def check_model(config: RunConfig) -> None:
+    """Does the parallel layout divide the model? Raises ConfigError with the arithmetic."""
+    values = read_config(config.model.path)
+    if not values:
+        return
+    shape = of_config(values)
+    splits = [
+        ("parallel.tp", config.parallel.tp, shape.heads, "attention heads"),
+        ("parallel.tp", config.parallel.tp, shape.kv_heads, "key-value heads"),
+        ("parallel.pp", config.parallel.pp, shape.layers, "layers"),
+    ]
+    if isinstance(config, RlConfig):
+        splits.append(("rollout.engine_tp", config.rollout.engine_tp, shape.heads, "attention heads"))
+    for name, ways, count, what in splits:
+        if count % ways:
+            raise ConfigError(
+                f"{config.source}: {name} = {ways} does not divide the {count} {what} of {config.model.path}."
+            )
+    experts = shape.experts
+    if config.parallel.ep > 1 and (not experts or experts % config.parallel.ep):
+        raise ConfigError(
+            f"{config.source}: parallel.ep = {config.parallel.ep} spreads experts, and {config.model.path} has "
+            f"{experts or 'none'}. Set parallel.ep to a number that divides them; 1 for a dense model."
+        )
+    if experts and config.parallel.tp > 1 and not config.parallel.sequence_parallel:
+        raise ConfigError(
+            f"{config.source}: parallel.tp = {config.parallel.tp} with parallel.sequence_parallel = false, and "
+            f"{config.model.path} has {experts} experts: Megatron trains experts under TP with sequence parallelism "
+            "only. Leave it on."
+        )
+    if experts and isinstance(config, RlConfig):
+        _check_old_log_prob(config)
+    longest, wanted = shape.max_positions, config.max_sequence_tokens
+    if longest is not None and wanted > longest:
+        raise ConfigError(
+            f"{config.source}: sequences of {wanted} tokens exceed max_position_embeddings = {longest} of "
+            f"{config.model.path}."
+        )
+    check_recompute(config, shape)
+
+
+def _check_old_log_prob(config: RlConfig) -> None:
+    a = config.algorithm
+    if a.old_log_prob == "rollout" and a.importance_sampling == "off":
+        raise ConfigError(
+            f'{config.source}: algorithm.old_log_prob = "rollout", and {config.model.path} has experts, which engine '
+            'and actor choose differently for some tokens. Set algorithm.importance_sampling = "token", or '
+            'old_log_prob = "actor".'
+        )
+
+
+def check_recompute(config: RunConfig, shape: ModelShape) -> None:
+    """Raise ConfigError when the longest sequence does not fit with all layers recomputed."""
+    if config.memory.recompute != "auto":
+        return
+    assert isinstance(config, SftConfig | RlConfig), "a run is one of both"
+    usual_tokens, longest_tokens = config.train.micro_batch_tokens, config.max_sequence_tokens
+    layers = shape.layers // (config.parallel.pp * config.parallel.vpp)
+    rest, input_share = token_memory(shape, fused_cross_entropy=config.memory.fused_cross_entropy)
+    tokens = micro_batch_tokens(usual_tokens, longest_tokens, config.parallel.cp)
+    needed = layers_to_recompute(tokens, usual_tokens, layers, rest=rest, input_share=input_share)
+    if needed > layers:
+        least = ceil(tokens * (1 - layers * (1 - input_share) / (layers + rest)))
+        limit = "data.max_prompt_tokens + rollout.max_response_tokens"
+        limit = "data.max_length_tokens" if isinstance(config, SftConfig) else limit
+        raise ConfigError(
+            f'{config.source}: memory.recompute = "auto" and {limit} = {longest_tokens}: a rank\'s {tokens} '
+            f"tokens take more memory with all {layers} layers of a stage recomputed than train.micro_batch_tokens = "
+            f"{usual_tokens} without. Raise it to {least}, or parallel.cp."
+        )

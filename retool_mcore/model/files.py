@@ -1,0 +1,64 @@
+"""What can be known of a model directory before any weight is read: its configuration, its shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.model.published import PUBLISHED
+from retool_mcore.model.shape import ModelShape, of_config
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """``config.json`` of a local model directory; {} for a hub name, which only the hub can answer for.
+
+    Raises CheckpointError when the directory is not a complete Hugging Face checkpoint.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        if path.count("/") == 1 and not path.startswith((".", "/", "runs/")):
+            return {}
+        raise CheckpointError(
+            f"model.path = {path!r} does not exist. Make it first, or name a hub model as owner/name."
+        )
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read as a model's configuration: {error}") from error
+    _check_shards(folder)
+    return values
+
+
+def _check_shards(folder: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    for name in sorted(names):
+        try:
+            with safe_open(folder / name, framework="np"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"the weights {folder / name} are missing or corrupt: {error}") from error
+
+
+def of_model(path: str) -> ModelShape:
+    """From a local model directory, else by the name's likeness to a published one ("runs/sft_qwen2.5_7b/export").
+
+    Raises ConfigError when neither tells the shape.
+    """
+    values = read_config(path) if Path(path).exists() else {}
+    if values:
+        return of_config(values)
+    plain = path.lower().replace("_", "-")
+    for name, shape in PUBLISHED.items():
+        if f"{name.lower()}-" in f"{plain}-".replace("/", "-"):
+            return shape
+    raise ConfigError(
+        f"model.path = {path!r} is not a folder here, and its name is not like one of {', '.join(PUBLISHED)}, so its "
+        "shape is not known. Fetch its config.json into a folder, or name it after the model it is made from."
+    )

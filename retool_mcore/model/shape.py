@@ -1,0 +1,107 @@
+"""A model's shape as numbers: what it weighs, and what one token costs in memory and arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retool_mcore.errors import ConfigError
+
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Dimensions of a decoder with gated feed-forward layers (Qwen2, Qwen2.5, Qwen3, Llama), dense or with experts."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int  # of one expert where there are experts
+    vocab: int
+    tied: bool
+    experts: int = 0
+    experts_per_token: int = 0
+    max_positions: int | None = None
+
+    @property
+    def attention_params(self) -> int:
+        """Of one layer; biases and norms, some thousandths, are left out."""
+        return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+
+    @property
+    def layer_params(self) -> int:
+        ffn = 3 * self.hidden * self.ffn
+        return self.attention_params + (ffn * self.experts + self.hidden * self.experts if self.experts else ffn)
+
+    @property
+    def head_params(self) -> int:
+        """The embedding table or the output matrix."""
+        return self.hidden * self.vocab
+
+    @property
+    def params(self) -> int:
+        return self.layers * self.layer_params + self.head_params * (1 if self.tied else 2)
+
+    @property
+    def compute_params(self) -> int:
+        """Weights that multiply a token: not the embedding, which is looked up; of experts, those it is routed to."""
+        ffn = 3 * self.hidden * self.ffn
+        mlp = ffn * self.experts_per_token + self.hidden * self.experts if self.experts else ffn
+        return self.layers * (self.attention_params + mlp) + self.head_params
+
+    def train_flops(self, lengths: Sequence[int]) -> float:
+        """Model FLOPs of one forward and backward pass over sequences of ``lengths`` tokens: what MFU counts.
+
+        ``6 N T``, with N = ``compute_params``, plus ``6 L heads head_dim T^2`` a sequence for causal attention.
+        Recomputation is not counted. Source: PaLM (arXiv 2204.02311), appendix B, with half of its attention term, as
+        causal attention computes half.
+        """
+        tokens, squares = sum(lengths), sum(length * length for length in lengths)
+        return 6.0 * self.compute_params * tokens + 6.0 * self.layers * self.heads * self.head_dim * squares
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of one token, what one layer with fused kernels keeps in bfloat16 for its backward pass.
+
+        The inputs of both norms, q, k, v, the attention's output, and three of the MLP's width: the gate's and the
+        up-projection's output, and their product.
+        """
+        ffn = self.ffn * (self.experts_per_token or 1)
+        attended, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return 2 * (2 * self.hidden + 2 * attended + 2 * kv + 3 * ffn)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token in the rollout engine's cache, all layers, bfloat16."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+
+
+def of_config(values: Mapping[str, Any]) -> ModelShape:
+    """From the content of a Hugging Face ``config.json``. Raises ConfigError where it is not a decoder's."""
+    # Published files say num_experts; transformers 5 writes num_local_experts in its place.
+    experts = values.get("num_experts") or values.get("num_local_experts") or 0
+    width = "moe_intermediate_size" if experts else "intermediate_size"
+    missing = [key for key in (*NEEDED, width) if key not in values]
+    if missing:
+        raise ConfigError(
+            f"the model's config.json (model_type {values.get('model_type')}) lacks {', '.join(missing)}. It is not of "
+            "a decoder for text alone, and no other is trained here: take one of Qwen2, Qwen2.5, Qwen3 or Llama."
+        )
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    return ModelShape(
+        layers=values["num_hidden_layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=values.get("num_key_value_heads") or heads,
+        head_dim=values.get("head_dim") or hidden // heads,
+        ffn=values[width],
+        vocab=values["vocab_size"],
+        tied=bool(values.get("tie_word_embeddings", False)),
+        experts=experts,
+        experts_per_token=values.get("num_experts_per_tok") or 0,
+        max_positions=values.get("max_position_embeddings"),
+    )
