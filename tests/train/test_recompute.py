@@ -17,6 +17,7 @@ from retool_mcore.model.shape import of_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from retool_mcore.train.recompute import recompute_long_micro_batches, set_budget
+from retool_mcore.verl_plugin import assert_loaded
 
 QWEN_7B = of_config(
     {
@@ -135,6 +136,7 @@ def test_the_budget_of_a_batch(lengths: list[list[int]], cp: int, budget: int, l
 
 def test_only_auto_takes_workers_that_recompute():
     get_platform("cpu").activate()
+    assert_loaded()  # verl may have been imported for another file's tests, before the platform was known
     from verl.experimental.separation.engine_workers import DetachActorWorker
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
