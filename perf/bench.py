@@ -37,7 +37,7 @@ PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOPPED = 143  # exit status of a run that was asked to stop; the steps measured until then count
-RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # train/metrics.py says what they are
+RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # run/metrics.py says what they are
 PERCENTILES = (1, 10, 50, 90, 99, 100)
 
 
@@ -55,7 +55,7 @@ def bench(
         bool, typer.Option(help="add a point to perf/history.jsonl and to runs/perf for TensorBoard")
     ] = False,
 ) -> None:
-    from retool_mcore.train.metrics import read_metrics  # loads torch, which perf/compare.py has no use for
+    from retool_mcore.run.metrics import read_metrics  # loads torch, which perf/compare.py has no use for
 
     settings = read_case(case)
     total = warmup + steps

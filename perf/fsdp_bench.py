@@ -24,8 +24,8 @@ from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.sft import PackedBatches, load_sft
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.run.metrics import PhaseTimer
 from retool_mcore.train.engine import SftEngine
-from retool_mcore.train.metrics import PhaseTimer
 from retool_mcore.train.sft import step_rates
 
 

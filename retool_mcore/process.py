@@ -1,9 +1,8 @@
-"""Process hygiene: one run per folder, and no process outlives the one that started it."""
+"""Process hygiene: no process outlives the one that started it, and signals mean what they should."""
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import sys
@@ -11,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NoReturn
-
-from retool_mcore.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1
 END_WITH_PARENT_ENV = "RETOOL_END_WITH_PARENT"
@@ -81,24 +78,3 @@ def output_to(log: Path) -> Iterator[IO[str]]:
 def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def lock_run(run_dir: Path) -> IO[str]:
-    """Hold the run's folder for this process; the lock goes with the process, however it ends.
-
-    Raises ConfigError when another process is writing to the same run.
-    """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    handle = (run_dir / ".lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        handle.seek(0)
-        owner = handle.read().strip() or "unknown"
-        raise ConfigError(
-            f"{run_dir} is in use by process {owner}. Wait for it, stop it, or set another run.name."
-        ) from error
-    handle.truncate(0)
-    handle.write(str(os.getpid()))
-    handle.flush()
-    return handle

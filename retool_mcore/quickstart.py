@@ -23,8 +23,9 @@ from rich.table import Table
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ReToolError
-from retool_mcore.process import END_WITH_PARENT_ENV, lock_run
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.process import END_WITH_PARENT_ENV
+from retool_mcore.run.folder import lock_run
+from retool_mcore.run.metrics import read_metrics
 
 SFT_CONFIG = "configs/sft_tiny_cpu.toml"
 RL_CONFIG = "configs/rl_tiny_cpu.toml"

@@ -280,11 +280,11 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.total_epochs": 1_000_000,  # steps decide, not epochs
         "trainer.project_name": "retool",
         "trainer.experiment_name": config.run.name,
-        "trainer.logger": ["console"],  # the files are train/metrics.py's: verl's would keep what a resumed run redoes
+        "trainer.logger": ["console"],  # the files are run/metrics.py's: verl's would keep what a resumed run redoes
         "trainer.default_local_dir": str(run_dir / "checkpoints"),
         "trainer.rollout_data_dir": None,
         "trainer.save_freq": config.checkpoint.every_steps or -1,
-        "trainer.max_actor_ckpt_to_keep": None,  # train/checkpoint.py deletes old ones, also after a restart
+        "trainer.max_actor_ckpt_to_keep": None,  # run/checkpoint.py deletes old ones, also after a restart
         "trainer.test_freq": config.validation.every or -1,
         "trainer.val_before_train": False,
         "trainer.v1.trainer_mode": TRAINER_MODES[config.train.mode],
@@ -319,7 +319,7 @@ def _small_machine_keys() -> dict[str, Any]:
 
 
 def _resume_keys(resume: Path | None) -> dict[str, Any]:
-    """Which checkpoint is complete is ours to know (train/checkpoint.py): verl is told a path, or not to resume."""
+    """Which checkpoint is complete is ours to know (run/checkpoint.py): verl is told a path, or not to resume."""
     if resume is None:
         return {"trainer.resume_mode": "disable"}
     # resume_from_path alone does nothing in verl.

@@ -78,7 +78,7 @@ def export(
     to: Annotated[Path, typer.Option(help="where the Hugging Face model directory is written")],
 ) -> None:
     """Write the newest checkpoint of a run as a Hugging Face model that transformers and SGLang load."""
-    from retool_mcore.train.export import export as export_run
+    from retool_mcore.run.export import export as export_run
 
     typer.echo(f"wrote {export_run(run_dir, to)}")
 

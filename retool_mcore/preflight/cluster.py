@@ -10,7 +10,7 @@ from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
-from retool_mcore.preflight.fingerprint import differing, fingerprint
+from retool_mcore.run.fingerprint import differing, fingerprint
 
 MAX_SKEW_S = 1.0
 LOOK_TIMEOUT_S = 60.0

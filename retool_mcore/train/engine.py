@@ -17,8 +17,8 @@ from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
+from retool_mcore.run.metrics import PhaseTimer, memory_by_rank
 from retool_mcore.train.engine_checkpoint import PendingSave, failed_write_is_told, load_checkpoint, start_save
-from retool_mcore.train.metrics import PhaseTimer, memory_by_rank
 from retool_mcore.train.recompute import recompute_long_micro_batches, set_budget
 from retool_mcore.verl_config_sft import sft_worker_config
 

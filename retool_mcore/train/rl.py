@@ -18,11 +18,12 @@ from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.errors import ConfigError, ReToolError
 from retool_mcore.model.check import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
-from retool_mcore.process import exit_on_sigterm, lock_run, output_to
+from retool_mcore.process import exit_on_sigterm, output_to
 from retool_mcore.rollout.protocol import protocol_of
-from retool_mcore.train import checkpoint
-from retool_mcore.train.export import export_at_end
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run import checkpoint
+from retool_mcore.run.export import export_at_end
+from retool_mcore.run.folder import lock_run
+from retool_mcore.run.metrics import read_metrics
 from retool_mcore.verl_plugin import assert_loaded
 
 logger = logging.getLogger(__name__)

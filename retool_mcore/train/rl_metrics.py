@@ -10,7 +10,7 @@ import ray
 
 
 class StepClock:
-    """The wall time from one row of metrics to the next that no timer of verl's covers; see train/metrics.py."""
+    """The wall time from one row of metrics to the next that no timer of verl's covers; see run/metrics.py."""
 
     def __init__(self) -> None:
         self._row_s = self._step_s = self._metrics_s = time.perf_counter()

@@ -22,12 +22,13 @@ from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError, ReToolError
 from retool_mcore.model.check import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
-from retool_mcore.preflight.fingerprint import differing, fingerprint
-from retool_mcore.process import die_with_parent, lock_run, output_to
-from retool_mcore.train import checkpoint
+from retool_mcore.process import die_with_parent, output_to
+from retool_mcore.run import checkpoint
+from retool_mcore.run.export import export_at_end
+from retool_mcore.run.fingerprint import differing, fingerprint
+from retool_mcore.run.folder import lock_run
+from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.train.engine_checkpoint import seed_at
-from retool_mcore.train.export import export_at_end
-from retool_mcore.train.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.verl_config_sft import sft_tree
 from retool_mcore.verl_plugin import assert_loaded
 

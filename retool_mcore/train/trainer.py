@@ -39,10 +39,10 @@ from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.replay import groups_of_rows, mismatch_metrics, sequence_lengths
-from retool_mcore.train import checkpoint
+from retool_mcore.run import checkpoint
+from retool_mcore.run.metrics import MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.train.dealing import deal, order_for_ranks
 from retool_mcore.train.engine_checkpoint import seed_at
-from retool_mcore.train.metrics import MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.train.rl_metrics import EngineLoad, StepClock
 from retool_mcore.train.update_worker import KEEP_LOG_PROBS
 from retool_mcore.train.workers import worker_class

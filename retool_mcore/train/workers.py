@@ -38,7 +38,7 @@ class _Saving:
         self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
     ) -> None:
         """Write a checkpoint; with verl's ``checkpoint.async_save`` only start to. Raises CheckpointError."""
-        del hdfs_path, max_ckpt_to_keep  # train/checkpoint.py deletes old ones
+        del hdfs_path, max_ckpt_to_keep  # run/checkpoint.py deletes old ones
         worker = self._saved_worker()
         if worker.checkpoint_config.async_save:
             self._pending = start_save(worker.engine, local_path, global_step)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 MARK = "RETOOL_TEST_MARK"  # in the environment of every process that a test starts, directly or not

@@ -13,8 +13,8 @@ import pytest
 from coin_model import write_coin_task
 from commands import argv_rl, assert_nothing_left, assert_one_error, run
 
-from retool_mcore.train.checkpoint import complete_checkpoints
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.checkpoint import complete_checkpoints
+from retool_mcore.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

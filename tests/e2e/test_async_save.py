@@ -22,8 +22,8 @@ from commands import (
     wait_until,
 )
 
-from retool_mcore.train.checkpoint import complete_checkpoints
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.checkpoint import complete_checkpoints
+from retool_mcore.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 

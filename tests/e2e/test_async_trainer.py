@@ -13,8 +13,8 @@ from coin_model import write_coin_task
 from commands import argv_rl, assert_nothing_left, run
 
 from retool_mcore.platforms import get_platform
-from retool_mcore.train.export import find_weights
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.export import find_weights
+from retool_mcore.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ import pytest
 from commands import argv_sft, assert_nothing_left, last_step, run, wait_until
 from two_hosts import Host, two_hosts, why_not
 
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.metrics import read_metrics
 
 REASON = why_not()
 pytestmark = [

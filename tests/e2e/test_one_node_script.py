@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from commands import MARK, ROOT, assert_nothing_left, last_step, wait_until
 
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1500)]
 

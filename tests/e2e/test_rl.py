@@ -22,7 +22,7 @@ from commands import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -26,7 +26,7 @@ from update_probe import probe, read_updates
 
 from retool_mcore.data.files import read_rows, write_parquet
 from retool_mcore.data.task_model import build_tokenizer, write_model
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from commands import argv_rl, assert_nothing_left, run
 from update_probe import probe, read_updates
 
 from retool_mcore.data.chat import load_tokenizer
-from retool_mcore.train.metrics import read_metrics
+from retool_mcore.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -20,7 +20,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import machine
 from retool_mcore.preflight import run as looks
 from retool_mcore.preflight.findings import Finding, ok, run_checks
-from retool_mcore.preflight.fingerprint import differing, file_hash, fingerprint
+from retool_mcore.run.fingerprint import differing, file_hash, fingerprint
 
 ROOT = Path(__file__).parents[2]
 RL = ROOT / "configs" / "rl_tiny_cpu.toml"

@@ -17,7 +17,7 @@ from retool_mcore.data.chat import Rendered
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
-from retool_mcore.train.metrics import PhaseTimer
+from retool_mcore.run.metrics import PhaseTimer
 
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
 SETTINGS = ("cluster.gpus_per_node=1", "data.max_length_tokens=200", "train.steps=8", "train.global_batch=4")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from retool_mcore.train.metrics import (
+from retool_mcore.run.metrics import (
     MetricWriter,
     NonFiniteLoss,
     PhaseTimer,
@@ -58,7 +58,7 @@ def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
 def test_a_killed_process_has_written_its_last_row_to_both_files(tmp_path: Path):
     """A resumed run would not write it again: its step is before the checkpoint."""
     script = (
-        "import os, pathlib\nfrom retool_mcore.train.metrics import MetricWriter\n"
+        "import os, pathlib\nfrom retool_mcore.run.metrics import MetricWriter\n"
         f"writer = MetricWriter(pathlib.Path({str(tmp_path)!r}), resumed_step=0)\n"
         "writer.write(1, {f'n{number}': 1.0 for number in range(150)})\nos._exit(9)"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.files import read_config
-from retool_mcore.train.checkpoint import STATE_FILE, complete_checkpoints
+from retool_mcore.run.checkpoint import STATE_FILE, complete_checkpoints
 
 _WEIGHTS = Path("actor", "model", "huggingface")
 
