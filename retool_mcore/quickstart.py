@@ -24,7 +24,7 @@ from rich.table import Table
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ReToolError
 from retool_mcore.process import END_WITH_PARENT_ENV
-from retool_mcore.run.folder import lock_run
+from retool_mcore.run.folder import lock_run, write_whole
 from retool_mcore.run.metrics import read_metrics
 
 SFT_CONFIG = "configs/sft_tiny_cpu.toml"
@@ -67,7 +67,7 @@ class Stages:
             stage["done"] = True
         finally:
             stage["seconds"] += time.monotonic() - start_s
-            _write(self._path, json.dumps(self._state, indent=2))
+            write_whole(self._path, json.dumps(self._state, indent=2))
 
     def run(self, name: str, what: str, *argv: str, watch: Watch | None = None) -> None:
         """One command with its output in ``logs/<name>.log``; ``watch`` says how far it is."""
@@ -120,7 +120,7 @@ def run(root: Path, seed: int) -> None:
         stages = Stages(root, console)
         _train(stages, root, seed)
         summary = _summarize(stages, seed, _evaluate(stages, root, seed))
-        _write(root / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
         _tell(console, root, summary)
 
 
@@ -204,12 +204,6 @@ def _summarize(stages: Stages, seed: int, reports: dict[str, dict[str, Any]]) ->
     }
 
 
-def _write(path: Path, text: str) -> None:
-    draft = path.with_suffix(".tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
-
-
 def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
     """The table on the terminal, the same as Markdown beside the run, and where to look next."""
     accuracy = summary["accuracy"]
@@ -225,7 +219,7 @@ def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
     lines += ["", f"{summary['seconds_total']} s in all:", ""]
     lines += [f"- {name}: {seconds} s" for name, seconds in summary["seconds"].items()]
     lines += ["", "Versions: " + ", ".join(f"{name} {number}" for name, number in summary["versions"].items()) + "."]
-    _write(root / "summary.md", "\n".join(lines) + "\n")
+    write_whole(root / "summary.md", "\n".join(lines) + "\n")
     console.print(table)
     console.print(f"summary      {root / 'summary.json'}, {root / 'summary.md'}")
     console.print(f"curves       tensorboard --logdir {root}")

@@ -17,7 +17,6 @@ from retool_mcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
     from retool_mcore.evaluate.cases import Case
 
@@ -148,10 +147,11 @@ class _Bars:
     """One progress bar for each evaluation, with the share of right answers so far."""
 
     def __init__(self, cases: list[Case]) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TextColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress: Progress = Progress(*columns, TextColumn("{task.fields[right]}"))
+        from retool_mcore.run.progress import bar_of_steps
+
+        self._progress = bar_of_steps(None, TextColumn("{task.fields[right]}"))
         self._tasks = {case.name: self._progress.add_task(case.name, total=None, right="") for case in cases}
         self._right = {case.name: 0 for case in cases}
         self._new = {case.name: 0 for case in cases}

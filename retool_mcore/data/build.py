@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from retool_mcore.data.chat import CODE_INTERPRETER, TOOL_NAME
 from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.reward.normalise import normalise
@@ -91,7 +91,7 @@ def trace(question: str, solution: Solution, outputs: Sequence[str]) -> list[dic
     """The messages of a solution with its outputs; it boxes what the text itself arrives at."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": hermes_prompt(question)}]
     for step, output in zip(solution.steps, outputs, strict=True):
-        call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": step.code}}}
+        call = tool_call(step.code)
         messages.append({"role": "assistant", "content": step.text, "tool_calls": [call]})
         messages.append({"role": "tool", "content": output})
     final = f"{solution.rest}\nThe answer is \\boxed{{{_reached(solution)}}}.".strip()

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retool_mcore.data.tool import CALL_END, CALL_START, CODE_INTERPRETER, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
@@ -23,23 +24,9 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
-TOOL_NAME = "code_interpreter"
-CODE_INTERPRETER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": TOOL_NAME,
-        "description": "Runs Python code and returns what it prints.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The code to run."}},
-            "required": ["code"],
-        },
-    },
-}
-
 ROLES = ("system", "user", "assistant", "tool")
 # Markup that structures a hermes conversation whether or not the tokenizer has tokens for it.
-HERMES_MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+HERMES_MARKUP = (CALL_START, CALL_END, "<tool_response>", "</tool_response>")
 # The paper's inline form: written by the rollout between the model's tokens, cut where it cuts.
 INTERPRETER_OUTPUT = re.compile(r"(?<=</code>)\s*<interpreter>.*?</interpreter>\n?", re.DOTALL)
 
@@ -154,7 +141,7 @@ def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[st
     fmt = chat_format(tokenizer)
     results = [content] if isinstance(content, str) else list(content)
     mark = "retool-probe"
-    calls = [{"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": mark}}} for _ in results]
+    calls = [tool_call(mark) for _ in results]
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
     messages += [{"role": "tool", "content": neutralise(text, fmt)} for text in results]
     text = _template(tokenizer, messages, None, add_generation_prompt=True)
@@ -194,7 +181,7 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
 
 
 def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> None:
-    call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": "print(1)\n"}}}
+    call = tool_call("print(1)\n")
     messages: list[Message] = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "q"},

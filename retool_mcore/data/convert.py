@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from retool_mcore.data.chat import CODE_INTERPRETER, TOOL_NAME
 from retool_mcore.data.prompts import hermes_prompt, plain_problem, retool_prompt
 from retool_mcore.data.rl import truth_text
+from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, final_answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
@@ -54,7 +54,7 @@ class Trace:
     def _hermes(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = [{"role": "user", "content": hermes_prompt(plain_problem(self.prompt))}]
         for step in self.steps:
-            call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": step.code}}}
+            call = tool_call(step.code)
             messages.append({"role": "assistant", "content": step.text, "tool_calls": [call]})
             messages.append({"role": "tool", "content": step.output})
         final = re.sub(r"\s*</?answer>\s*", "\n", self.final).strip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retool_mcore.errors import DataError
+from retool_mcore.run import folder
 
 BATCH_ROWS = 512
 
@@ -112,20 +112,11 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]])
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A temporary file beside ``path`` that takes its name when the block ends well, and goes when it does not."""
-    target = Path(path)
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """``run.folder.replacing``. Raises DataError where it cannot be written."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(descriptor)
-        try:
-            yield temporary
-            os.chmod(temporary, 0o644)  # mkstemp gives 0600; data files are shared
-            os.replace(temporary, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with folder.replacing(path) as draft:
+            yield draft
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {_reason(error)}") from error
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retool_mcore.data.chat import CODE_INTERPRETER, render, render_prompt
+from retool_mcore.data.chat import render, render_prompt
 from retool_mcore.data.prompts import hermes_prompt, plain_problem
 from retool_mcore.data.rl import normalised, read_problem
 from retool_mcore.data.sft import parse_tools
 from retool_mcore.data.sources import read_source
+from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import truth_parses
 

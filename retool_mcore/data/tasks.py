@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.data.chat import CODE_INTERPRETER, TOOL_NAME
 from retool_mcore.data.files import replacing, write_parquet
 from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def prompt_messages(question: str) -> list[dict[str, str]]:
 def tool_trace(problem: Problem, wrong: bool) -> dict[str, Any]:
     """An SFT row {messages, tools}: the code, what it prints, and the answer read off the output."""
     code, output = (problem.wrong_code, problem.wrong_answer) if wrong else (problem.right_code, problem.answer)
-    call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": code}}}
+    call = tool_call(code)
     messages = [
         *prompt_messages(problem.question),
         {"role": "assistant", "content": "Let me run code.", "tool_calls": [call]},

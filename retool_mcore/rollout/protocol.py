@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from retool_mcore.config import Rollout
 from retool_mcore.data import chat
 from retool_mcore.data.prompts import QUESTION_MARK, plain_problem, retool_prompt
+from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.tool_call import (
-    CALL_END,
-    CALL_START,
-    CODE_END,
     CallReader,
     Parsed,
     parse_hermes,
@@ -141,7 +139,7 @@ class Hermes(Protocol):
         self.stop_token_ids = self.end_ids
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        return chat.render_prompt(messages, [chat.CODE_INTERPRETER], self.tokenizer)
+        return chat.render_prompt(messages, [CODE_INTERPRETER], self.tokenizer)
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
         return parse_hermes(text, self.first_reader)

@@ -30,6 +30,7 @@ from typing import Any
 
 from retool_mcore.config import RlConfig
 from retool_mcore.rollout.loop import Trajectory, Turn
+from retool_mcore.run.folder import replacing
 
 ROTATE_BYTES = 64 << 20
 KEEP_FILES = 8
@@ -118,15 +119,13 @@ class RecordWriter:
             path = self.folder / f"{self.name}.{index}.jsonl" if index else self.path
             if not path.exists():
                 continue
-            fresh = path.with_suffix(".tmp")
-            with path.open(encoding="ascii") as old, fresh.open("w", encoding="ascii") as new:
-                rows = kept = 0
+            rows = kept = 0
+            with replacing(path) as fresh, path.open(encoding="ascii") as old, fresh.open("w", encoding="ascii") as new:
                 for line in old:
                     rows += 1
                     if line.endswith("\n") and json.loads(line)["step"] <= step:
                         new.write(line)
                         kept += 1
-            os.replace(fresh, path)
             if rows == kept > 0:
                 return  # what is older was written before
 

@@ -10,7 +10,7 @@ import json
 import logging
 from typing import Any
 
-from retool_mcore.data.chat import CODE_INTERPRETER
+from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.rollout.tool_call import CallReader
 
 PARSER = "qwen25"  # SGLang's name of the hermes form

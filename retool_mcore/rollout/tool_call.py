@@ -15,19 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME
 from retool_mcore.errors import ConfigError
 from retool_mcore.reward.extract import last_answer
 
 Kind = Literal["tool_call", "answer", "text", "malformed"]
 Problem = Literal["tags", "json", "name", "arguments"]
 
-TOOL_NAME = "code_interpreter"
-CODE_START, CODE_END = "<code>", "</code>"
 MAX_START_TAGS = 8  # of one block; each is tried
-CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 FENCE, LANGUAGES = "```", ("", "python", "python3", "py")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_CALL_SHAPE = '{"name": "code_interpreter", "arguments": {"code": "..."}}'
+_CALL_SHAPE = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "..."}}}}'
 
 
 @dataclass(frozen=True, kw_only=True)

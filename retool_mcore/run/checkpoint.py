@@ -29,6 +29,7 @@ from rich.console import Console
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import CheckpointError
+from retool_mcore.run.folder import write_whole
 
 STATE_FILE = "state.json"
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "dp")
@@ -205,18 +206,13 @@ def step_folder(config: RunConfig, step: int) -> Path:
 def publish(config: RunConfig, step: int) -> None:
     """Declare ``step_folder(step)`` complete, then delete all but the newest ``checkpoint.keep``."""
     path = step_folder(config, step) / STATE_FILE
-    draft = path.with_suffix(".tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        state = {
-            "step": step,
-            "identity": identity(config),
-            "layout": layout(config),
-            "reshardable": config.checkpoint.reshardable,
-        }
-        json.dump(state, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    state = {
+        "step": step,
+        "identity": identity(config),
+        "layout": layout(config),
+        "reshardable": config.checkpoint.reshardable,
+    }
+    write_whole(path, json.dumps(state, indent=2))
     for old in complete_checkpoints(path.parent.parent)[: -config.checkpoint.keep]:
         (old.path / STATE_FILE).unlink()  # first: a half-deleted folder must not look complete
         shutil.rmtree(old.path)

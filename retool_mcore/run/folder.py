@@ -1,9 +1,12 @@
-"""A run's folder has one writer."""
+"""A run's folder has one writer, and a file in it is whole or not there."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -29,3 +32,30 @@ def lock_run(run_dir: Path) -> IO[str]:
     handle.write(str(os.getpid()))
     handle.flush()
     return handle
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A draft beside ``path`` that takes its name when the block ends well and its bytes are on disk.
+
+    It goes when the block does not end well, and ``path`` stays what it was. Raises OSError.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(descriptor)
+    draft = Path(name)
+    try:
+        yield draft
+        draft.chmod(0o644)  # mkstemp gives 0600; these files are shared
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """``text`` as the content of ``path``, or ``path`` as it was. Raises OSError."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")

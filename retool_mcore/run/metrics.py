@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from retool_mcore.errors import ReToolError
+from retool_mcore.run.folder import write_whole
 
 
 class NonFiniteLoss(ReToolError, ArithmeticError):
@@ -112,9 +112,7 @@ class MetricWriter:
             return
         rows = read_metrics(self._path)
         kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
-        fresh = self._path.with_suffix(".tmp")
-        fresh.write_text("".join(kept), encoding="utf-8")
-        os.replace(fresh, self._path)
+        write_whole(self._path, "".join(kept))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._file.write(json.dumps({"step": step, **metrics, "unix_s": time.time()}) + "\n")

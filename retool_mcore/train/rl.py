@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import IO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from retool_mcore.config import RlConfig
 from retool_mcore.data.chat import load_tokenizer
@@ -24,6 +23,7 @@ from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import read_metrics
+from retool_mcore.run.progress import bar_of_steps
 from retool_mcore.verl_plugin import assert_loaded
 
 logger = logging.getLogger(__name__)
@@ -96,9 +96,8 @@ def _run_verl(config: RlConfig, platform: Platform, resume: checkpoint.Saved | N
 @contextmanager
 def _progress(config: RlConfig, terminal: IO[str]) -> Iterator[None]:
     """A progress bar that follows the run's metrics file, which the driver actor writes in another process."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
-    with Progress(*columns, console=Console(file=terminal)) as progress:
+    with bar_of_steps(Console(file=terminal)) as progress:
         bar = progress.add_task("rl  starting Ray, Megatron and the rollout engine", total=config.train.steps)
 
         def follow() -> None:

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 import torch.distributed as dist
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered, load_tokenizer
@@ -28,6 +27,7 @@ from retool_mcore.run.export import export_at_end
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
+from retool_mcore.run.progress import bar_of_steps
 from retool_mcore.train.engine_checkpoint import seed_at
 from retool_mcore.verl_config_sft import sft_tree
 from retool_mcore.verl_plugin import assert_loaded
@@ -175,8 +175,7 @@ class Reporter:
 
     def __init__(self, config: SftConfig, done: int, console: Console) -> None:
         self._writer = MetricWriter(config.run.dir, resumed_step=done)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console)
+        self._progress = bar_of_steps(console)
         self._bar = self._progress.add_task("sft", total=config.train.steps, completed=done)
 
     def __enter__(self) -> None:

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
-from retool_mcore.data.chat import CODE_INTERPRETER
 from retool_mcore.data.convert import Conversion, convert_sft, read_inline, read_trace
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.prompts import QUESTION_MARK, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
+from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.data.verify import Rejected
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.open import open_sandbox

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from retool_mcore.data.chat import CODE_INTERPRETER, Rendered, render
+from retool_mcore.data.chat import Rendered, render
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import PackedBatches, cost, deal, load_sft
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import TaskSpec, make_task, tokenizer_rows
+from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import DataError
 
 TOOL_ROW = {

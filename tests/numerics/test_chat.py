@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from retool_mcore.data.chat import CODE_INTERPRETER, chat_format, render, render_prompt, tool_turn_ids
+from retool_mcore.data.chat import chat_format, render, render_prompt, tool_turn_ids
 from retool_mcore.data.prompts import retool_prompt
+from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.protocol import Retool
 

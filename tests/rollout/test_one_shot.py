@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
-from retool_mcore.data.chat import CODE_INTERPRETER, neutralise, render
+from retool_mcore.data.chat import neutralise, render
+from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, run_trajectory

@@ -62,5 +62,5 @@ def test_a_resumed_run_drops_the_rows_that_it_will_write_again(tmp_path: Path):
         (step, partition) for step in (3, 4, 5) for partition in ("train", "val")
     ]
     assert (tmp_path / names[0]).read_text() == before[names[0]]
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob(".*")), "a draft is left"
     RecordWriter(tmp_path / "new").keep_up_to(0)  # a run that has written nothing yet

@@ -81,7 +81,7 @@ async def test_a_call_is_intercepted_on_its_last_token_and_the_answer_follows(se
 
 
 def _tools() -> list[dict[str, Any]]:
-    from retool_mcore.data.chat import CODE_INTERPRETER
+    from retool_mcore.data.tool import CODE_INTERPRETER
 
     return [CODE_INTERPRETER]
 

@@ -1,0 +1,66 @@
+"""One writer of a run's folder, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.run.folder import lock_run, replacing, write_whole
+
+
+def test_a_block_that_fails_leaves_the_old_content_and_no_draft(tmp_path: Path):
+    path = tmp_path / "state.json"
+    write_whole(path, "old")
+    with pytest.raises(KeyError), replacing(path) as draft:
+        draft.write_text("half of the n")
+        raise KeyError("step")
+    assert path.read_text() == "old"
+    assert [child.name for child in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_kill_in_the_block_leaves_the_old_content(tmp_path: Path):
+    path = tmp_path / "state.json"
+    write_whole(path, "old")
+    code = (
+        "import os, signal, sys; from retool_mcore.run.folder import replacing\n"
+        f"with replacing({str(path)!r}) as draft:\n"
+        "    draft.write_text('new')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert path.read_text() == "old"
+
+
+def test_bytes_are_on_disk_before_the_name_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, synced = tmp_path / "deep" / "state.json", []
+    fsync = os.fsync
+
+    def look(file: int) -> None:
+        fsync(file)
+        synced.append((Path(os.readlink(f"/proc/self/fd/{file}")).read_text(), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_whole(path, "new")
+    assert synced == [("new", False)]
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644, "others may read what a run leaves"
+
+
+def test_a_folder_has_one_writer_and_the_second_is_told_who(tmp_path: Path):
+    held = lock_run(tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path; from retool_mcore.run.folder import lock_run\n"
+        f"lock_run(Path({str(tmp_path / 'run')!r}))\n"
+    )
+    second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"is in use by process {os.getpid()}" in second.stderr and "ConfigError" in second.stderr
+    with pytest.raises(ConfigError, match=r"Wait for it, stop it, or set another run\.name"):
+        lock_run(tmp_path / "run")
+    held.close()
+    lock_run(tmp_path / "run").close()
