@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -51,6 +52,15 @@ def test_files_and_functions_stay_small(path: Path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert f"{name}::{node.name}" in LONG_FUNCTIONS or length <= 60, f"{name}::{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("guide", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_the_guides_name_are_there(guide: str):
+    named = set(re.findall(r"\b(?:[a-z_0-9]+/)+[a-z_0-9]+(?:\.(?:py|md|sh|toml))?\b", (ROOT / guide).read_text()))
+    files = {name for name in named if name.endswith((".py", ".md", ".sh", ".toml")) and not name.startswith("runs/")}
+    assert len(files) > 5
+    missing = [name for name in files if not any((folder / name).exists() for folder in (ROOT, ROOT / "retool_mcore"))]
+    assert not missing
 
 
 def test_no_machine_leaks_into_the_repository():
