@@ -85,6 +85,7 @@ def main(
     places: Annotated[int, typer.Option(min=1, help="processes that share a device")] = 3,
     seed: Annotated[int, typer.Option(help="of the task, the first weights and the runs")] = 0,
     setting: Annotated[list[str] | None, typer.Option(help="section.key=value of every RL run")] = None,
+    sft_setting: Annotated[list[str] | None, typer.Option(help="section.key=value of every SFT")] = None,
 ) -> None:
     chosen = {name: CASES[name] for name in case or CASES}
     out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,9 @@ def main(
     with ThreadPoolExecutor() as pool:
         names = sorted({each.model for each in chosen.values()})
         sft = {
-            name: pool.submit(train_sft, out, name, common=common, free=free, platform=platform, seed=seed)
+            name: pool.submit(
+                train_sft, out, name, common=[*common, *(sft_setting or ())], free=free, platform=platform, seed=seed
+            )
             for name in names
         }
         more = [*common, *([ENGINE] if platform == "cuda" else []), *(setting or ())]
