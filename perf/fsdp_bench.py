@@ -25,8 +25,8 @@ from retool_mcore.data.sft import PackedBatches, load_sft
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.run.metrics import PhaseTimer
-from retool_mcore.train.engine import SftEngine
 from retool_mcore.train.sft import step_rates
+from retool_mcore.verl.sft_engine import SftEngine
 
 
 class FsdpEngine(SftEngine):

@@ -14,11 +14,11 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.rollout.agent_loop import ReToolAgentLoop, VerlEngine
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.tool_call import Parsed
-from retool_mcore.verl_config import run_config_file
+from retool_mcore.verl.agent_loop import ReToolAgentLoop, VerlEngine
+from retool_mcore.verl.keys.ppo import run_config_file
 
 CALLS = 2  # of a response; its last turn is none
 SAMPLED = (0.4, 0.8)  # of rollout.max_response_tokens, drawn evenly; the rest is room for results

@@ -64,7 +64,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
 def _print_dry_run(run: RunConfig) -> None:
     """The report goes to stdout; whatever the engines print while they are imported goes to stderr."""
-    from retool_mcore.train.resolve import dry_run
+    from retool_mcore.verl.dry_run import dry_run
 
     with redirect_stdout(sys.stderr):
         report = dry_run(run)

@@ -18,7 +18,7 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.verl_config_rollout import engine_args
+from retool_mcore.verl.keys.rollout import engine_args
 
 # What config.json says besides the shape of the weights.
 NOT_SHAPE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}

@@ -37,7 +37,7 @@ class EnvVar:
 
 
 class Platform(ABC):
-    """A kind of machine. The facts below are read by verl_config, the launchers and the evaluation."""
+    """A kind of machine. The facts below are read by verl/keys, the launchers and the evaluation."""
 
     name: ClassVar[str]
     device: ClassVar[str]  # torch's and verl's device name

@@ -55,7 +55,7 @@ class Saved:
 
 
 class Pending(Protocol):
-    """A save whose files are being written; train/engine_checkpoint.py."""
+    """A save whose files are being written; verl/async_save.py."""
 
     def ended(self) -> bool: ...
     def finish(self) -> None: ...

@@ -14,9 +14,9 @@ from rich.console import Console
 from retool_mcore.config import RlConfig
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.rl_prompts import check_prompts
-from retool_mcore.errors import ConfigError, ReToolError
+from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_cores, check_model
-from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.process import exit_on_sigterm, output_to
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.run import checkpoint
@@ -24,7 +24,7 @@ from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.progress import bar_of_steps
-from retool_mcore.verl_plugin import assert_loaded
+from retool_mcore.verl.plugin import assert_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +46,18 @@ def train(config: RlConfig) -> None:
         platform.activate()
         assert_loaded()
         protocol = protocol_of(config.rollout, load_tokenizer(config.model.path))
-        check_prompts(config, protocol.prompt_ids)
+        notes = check_prompts(config, protocol.prompt_ids)
         resume = checkpoint.find_resume(config)
         if resume is not None:
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
-        for note in check_prompts(config, protocol.prompt_ids):
+        for note in notes:
             logger.warning(note)
             Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
-        with _progress(config, terminal):
-            _run_verl(config, platform, resume)
+        if resume is None or resume.step < config.train.steps:
+            from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
+
+            with _progress(config, terminal):
+                run(config, platform, resume.path if resume is not None else None)
         export_at_end(config)
 
 
@@ -65,32 +68,6 @@ def _require_cluster(config: RlConfig) -> None:
             f"{config.source}: cluster.nodes = {config.cluster.nodes}, and RAY_ADDRESS names no Ray cluster. Start "
             "a script of launch/ or ascend/ on each node, which starts Ray first."
         )
-
-
-def _run_verl(config: RlConfig, platform: Platform, resume: checkpoint.Saved | None) -> None:
-    import ray
-    from omegaconf import OmegaConf
-    from ray.exceptions import RayTaskError
-    from verl.trainer.main_ppo import run_ppo
-
-    from retool_mcore.train.runner import ReToolTaskRunner
-    from retool_mcore.verl_config import ppo_tree
-    from retool_mcore.verl_config_rollout import write_agent_loop
-
-    if resume is not None and resume.step >= config.train.steps:
-        return
-    tree = ppo_tree(config, platform, resume.path if resume is not None else None)
-    write_agent_loop(config)
-    (config.run.dir / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
-    try:
-        run_ppo(tree, task_runner_class=ReToolTaskRunner)
-    except RayTaskError as error:
-        if isinstance(error.cause, ReToolError):
-            raise error.cause from error  # raised in the driver actor, meant for the user
-        raise
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

@@ -28,9 +28,9 @@ from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.progress import bar_of_steps
-from retool_mcore.train.engine_checkpoint import seed_at
-from retool_mcore.verl_config_sft import sft_tree
-from retool_mcore.verl_plugin import assert_loaded
+from retool_mcore.verl.async_save import seed_at
+from retool_mcore.verl.keys.sft import sft_tree
+from retool_mcore.verl.plugin import assert_loaded
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError")  # gloo's words, and NCCL's
@@ -95,7 +95,7 @@ def _require_equal_nodes(config: SftConfig) -> None:
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
-    from retool_mcore.train.engine import SftEngine
+    from retool_mcore.verl.sft_engine import SftEngine
 
     tokenizer = load_tokenizer(config.model.path)
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)

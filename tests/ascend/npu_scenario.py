@@ -1,6 +1,6 @@
 """Run in a process of its own with the stand-ins on the path: verl's NPU code paths, up to where a kernel would run.
 
-Prints one JSON object. ``python npu_scenario.py NAME``.
+Prints one JSON object. ``python -m tests.ascend.npu_scenario NAME``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def activated() -> dict[str, Any]:
     from retool_mcore.platforms import get_platform
-    from retool_mcore.verl_plugin import assert_loaded
+    from retool_mcore.verl.plugin import assert_loaded
 
     platform = get_platform("ascend")
     platform.activate()
@@ -51,7 +51,7 @@ def repatched() -> dict[str, Any]:
     import mindspeed.megatron_adaptor as mindspeed
     from verl.workers.engine.mindspeed import transformer_impl
 
-    from retool_mcore.verl_config_sft import _sft_parts, _sft_sections
+    from retool_mcore.verl.keys.sft import _sft_parts, _sft_sections
 
     settings = ["parallel.tp=2", "parallel.cp=2", "memory.recompute=full"]
     run = load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_a2x8.toml", settings)
@@ -63,7 +63,7 @@ def repatched() -> dict[str, Any]:
 def dry_run() -> dict[str, Any]:
     """The launcher's own dry run; trainer.device through verl's auto_set_device."""
     from retool_mcore.config import RlConfig, load_config
-    from retool_mcore.train.resolve import dry_run as report
+    from retool_mcore.verl.dry_run import dry_run as report
 
     run = load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_a2x8.toml", ["model.path=Qwen/Qwen2.5-7B-Instruct"])
     text = report(run)

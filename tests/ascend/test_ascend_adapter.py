@@ -34,8 +34,8 @@ def scenario(name: str) -> dict[str, Any]:
     ours = ("RETOOL_PLATFORM", "VERL_PLATFORM", "PYTHONPATH")
     env = {key: value for key, value in os.environ.items() if key not in ours}
     env["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, STANDIN, STUBS)))
-    command = [sys.executable, "-W", "ignore", str(HERE / "npu_scenario.py"), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.ascend.npu_scenario", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -10,11 +10,11 @@ import math
 from pathlib import Path
 
 import pytest
-from coin_model import write_coin_task
-from commands import argv_rl, assert_nothing_left, assert_one_error, run
 
 from retool_mcore.run.checkpoint import complete_checkpoints
 from retool_mcore.run.metrics import read_metrics
+from tests.e2e.coin_model import write_coin_task
+from tests.e2e.commands import argv_rl, assert_nothing_left, assert_one_error, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

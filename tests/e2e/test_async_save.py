@@ -10,7 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import (
+
+from retool_mcore.run.checkpoint import complete_checkpoints
+from retool_mcore.run.metrics import read_metrics
+from tests.e2e.commands import (
     argv_sft,
     assert_nothing_left,
     assert_one_error,
@@ -21,9 +24,6 @@ from commands import (
     started,
     wait_until,
 )
-
-from retool_mcore.run.checkpoint import complete_checkpoints
-from retool_mcore.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 

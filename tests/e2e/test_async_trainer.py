@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from coin_model import write_coin_task
-from commands import argv_rl, assert_nothing_left, run
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.run.export import find_weights
 from retool_mcore.run.metrics import read_metrics
+from tests.e2e.coin_model import write_coin_task
+from tests.e2e.commands import argv_rl, assert_nothing_left, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import argv_sft, assert_nothing_left, last_step, run, wait_until
-from two_hosts import Host, two_hosts, why_not
 
 from retool_mcore.run.metrics import read_metrics
+from tests.e2e.commands import argv_sft, assert_nothing_left, last_step, run, wait_until
+from tests.e2e.two_hosts import Host, two_hosts, why_not
 
 REASON = why_not()
 pytestmark = [

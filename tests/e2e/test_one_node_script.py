@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import MARK, ROOT, assert_nothing_left, last_step, wait_until
 
 from retool_mcore.run.metrics import read_metrics
+from tests.e2e.commands import MARK, ROOT, assert_nothing_left, last_step, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1500)]
 

@@ -8,7 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from commands import (
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from retool_mcore.run.metrics import read_metrics
+from tests.e2e.commands import (
     argv_rl,
     assert_nothing_left,
     assert_one_error,
@@ -20,9 +23,6 @@ from commands import (
     started,
     wait_until,
 )
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from retool_mcore.run.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -10,11 +10,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from coin_model import write_coin_task
-from commands import argv_retool, argv_rl, run
 from transformers import AutoTokenizer
 
 from retool_mcore.data.files import read_rows, write_parquet
+from tests.e2e.coin_model import write_coin_task
+from tests.e2e.commands import argv_retool, argv_rl, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import (
+
+from retool_mcore.data.files import read_rows, write_parquet
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.run.metrics import read_metrics
+from tests.e2e.commands import (
     argv_retool,
     argv_sft,
     assert_nothing_left,
@@ -22,11 +26,7 @@ from commands import (
     started,
     wait_until,
 )
-from update_probe import probe, read_updates
-
-from retool_mcore.data.files import read_rows, write_parquet
-from retool_mcore.data.task_model import build_tokenizer, write_model
-from retool_mcore.run.metrics import read_metrics
+from tests.e2e.update_probe import probe, read_updates
 
 pytestmark = pytest.mark.slow
 

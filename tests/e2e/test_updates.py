@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coin_model import write_coin_task
-from commands import argv_rl, assert_nothing_left, run
-from update_probe import probe, read_updates
 
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.run.metrics import read_metrics
+from tests.e2e.coin_model import write_coin_task
+from tests.e2e.commands import argv_rl, assert_nothing_left, run
+from tests.e2e.update_probe import probe, read_updates
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from commands import MARK, ROOT
+from tests.e2e.commands import MARK, ROOT
 
 SUBNET = "10.77.13"
 INTERFACE = "eth0"

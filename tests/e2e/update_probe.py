@@ -31,8 +31,8 @@ def probe(environment: pytest.MonkeyPatch, folder: Path) -> None:
     """Have the commands that are started from here write what their updates see to ``folder``."""
     folder.mkdir()
     environment.setenv(FOLDER, str(folder))
-    environment.setenv(ENVIRONMENT, "update_probe")
-    environment.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    environment.setenv(ENVIRONMENT, __name__)
+    environment.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=":")
 
 
 def read_updates(folder: Path, role: str = "actor") -> list[list[dict[str, Any]]]:

@@ -1,6 +1,6 @@
 """Write down what every shipped configuration changes in verl's settings, and the fingerprint of verl's own.
 
-python tests/golden/record.py      # records what test_golden_trees.py compares with; read the diff before you commit it
+python -m tests.golden.record      # records what test_golden_trees.py compares with; read the diff before you commit it
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DEFAULTS = "verl_defaults.json"
 ADDED = "added.json"
-sys.path.insert(0, str(ROOT))
 
 
 def fingerprint(defaults: dict[str, Any]) -> str:
@@ -43,8 +42,8 @@ def main(folder: Path, others: Path | None = None) -> None:
     """Records into ``folder``; into ``others`` the keys of each configuration that verl's own settings do not have."""
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.platforms import get_platform
-    from retool_mcore.train.resolve import MISSING, differences, resolve
-    from retool_mcore.verl_config_sft import _sft_sections
+    from retool_mcore.verl.dry_run import MISSING, differences, resolve
+    from retool_mcore.verl.keys.sft import _sft_sections
 
     here = tempfile.mkdtemp()
     os.chdir(here)  # runs and data lie under the folder that a run is started in

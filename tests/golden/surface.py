@@ -1,6 +1,6 @@
 """What users have written down: the options of every command, and the keys of a configuration.
 
-PYTHONPATH=. python tests/golden/surface.py     # records surface.json, which test_surface.py compares with
+python -m tests.golden.surface     # records surface.json, which test_surface.py compares with
 """
 
 from __future__ import annotations

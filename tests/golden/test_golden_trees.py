@@ -1,7 +1,7 @@
 """What each shipped configuration changes in verl's settings is what was recorded, and every key is one of verl's.
 
 A change of ours shows as the keys it changes, one of verl's defaults as another fingerprint. Where it is meant:
-python tests/golden/record.py, and the diff is read.
+python -m tests.golden.record, and the diff is read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.toml"))
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trees")
-    command = [sys.executable, "-W", "ignore", str(HERE / "record.py"), str(folder), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.golden.record", str(folder), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -53,13 +53,13 @@ def test_a_configuration_resolves_to_what_was_recorded(name: str, trees: Path):
         for key in sorted({*recorded, *now})
         if (key in recorded, recorded.get(key)) != (key in now, now.get(key))
     ]
-    assert not changed, "\n".join(["python tests/golden/record.py, if this is meant:", *changed])
+    assert not changed, "\n".join(["python -m tests.golden.record, if this is meant:", *changed])
 
 
 def test_verls_defaults_are_those_that_the_records_differ_from(trees: Path):
     """Or the records say less than the whole tree."""
     recorded, now = (json.loads((folder / "verl_defaults.json").read_text()) for folder in (HERE, trees))
-    assert now == recorded, "verl's own settings changed: read its changes, then python tests/golden/record.py"
+    assert now == recorded, "verl's own settings changed: read its changes, then python -m tests.golden.record"
 
 
 # verl's table of overrides -> the file of Megatron-core whose class takes them.

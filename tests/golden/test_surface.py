@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from surface import RECORD, surface
+from tests.golden.surface import RECORD, surface
 
 RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
 

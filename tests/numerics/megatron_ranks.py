@@ -21,8 +21,9 @@ from typing import Any
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.process import die_with_parent
-from retool_mcore.train.engine_checkpoint import load_checkpoint, start_save
-from retool_mcore.train.recompute import recompute_long_micro_batches
+from retool_mcore.verl.async_save import load_checkpoint, start_save
+from retool_mcore.verl.recompute import recompute_long_micro_batches
+from tests.scenario import ROOT
 
 GLOBAL_BATCH = 8
 MICRO_BATCH_TOKENS = 96  # several packed micro-batches a step
@@ -158,7 +159,7 @@ class Engine:
 
         self.platform = get_platform(job.get("platform", "cpu"))
         if job.get("fused") and self.platform.name == "cpu":
-            import cuda_twin
+            from tests.numerics import cuda_twin
 
             cuda_twin.install()
         self.job = job
@@ -310,7 +311,8 @@ def as_tensordict(rows: list[tuple[list[int], list[int]]], temperature: float = 
 
 def run(job: dict[str, Any]) -> list[Any]:
     from megatron.core import parallel_state
-    from rl_ranks import RlEngine
+
+    from tests.numerics.rl_ranks import RlEngine
 
     try:
         engine = RlEngine(job) if "role" in job else Engine(job)
@@ -343,10 +345,12 @@ def launch(jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: floa
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", __file__, str(folder / "jobs.json"), str(folder / "out.json")]
+    command += [f"--nproc-per-node={ranks}", "-m", "tests.numerics.megatron_ranks"]
+    command += [str(folder / "jobs.json"), str(folder / "out.json")]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
             command,
+            cwd=ROOT,
             stdout=log,
             stderr=log,
             env=os.environ | {"OMP_NUM_THREADS": "1"},

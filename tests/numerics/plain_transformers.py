@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from megatron_ranks import batch
+
+from tests.numerics.megatron_ranks import batch
 
 
 def plain_transformers(folder: str, lrs: list[float]) -> list[tuple[float, float]]:

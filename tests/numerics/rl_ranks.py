@@ -19,12 +19,12 @@ class RlEngine:
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from megatron_ranks import worker_config
         from verl.workers.config import McoreActorConfig, McoreCriticConfig
         from verl.workers.utils.losses import ppo_loss, value_loss
 
-        from retool_mcore.train.update_worker import UpdateWorker
-        from retool_mcore.train.workers import RecomputingWorker
+        from retool_mcore.verl.update_worker import UpdateWorker
+        from retool_mcore.verl.workers import RecomputingWorker
+        from tests.numerics.megatron_ranks import worker_config
 
         self.critic = job["role"] == "critic"
         self.worker = (RecomputingWorker if job["auto"] else UpdateWorker)(worker_config(job))

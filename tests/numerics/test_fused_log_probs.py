@@ -10,9 +10,10 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import cuda_twin
 import pytest
 import torch
+
+from tests.numerics import cuda_twin
 
 pytest.importorskip("megatron.core", reason="Megatron-core is not installed")
 from retool_mcore.platforms.cuda import log_probs

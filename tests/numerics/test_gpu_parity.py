@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
-from plain_transformers import plain_transformers
 from safetensors.torch import load_file
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.server import SglangServer
+from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
+from tests.numerics.plain_transformers import plain_transformers
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron_ranks import launch, make_model
 from safetensors.torch import load_file
+
+from tests.numerics.megatron_ranks import launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 LAYOUTS = {"one": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "ep2": {"ep": 2}}

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from megatron_ranks import LR, MICRO_BATCH_TOKENS, STEPS, launch, make_model
-from plain_transformers import plain_transformers
+
+from tests.numerics.megatron_ranks import LR, MICRO_BATCH_TOKENS, STEPS, launch, make_model
+from tests.numerics.plain_transformers import plain_transformers
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_ranks import launch, make_model
-from rl_ranks import LENGTHS, PROMPT_TOKENS
+
+from tests.numerics.megatron_ranks import launch, make_model
+from tests.numerics.rl_ranks import LENGTHS, PROMPT_TOKENS
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 

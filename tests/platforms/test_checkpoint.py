@@ -1,14 +1,10 @@
 """verl's checkpoint of the Megatron engine on CPU: a resumed engine goes on as if it had never stopped, bit by bit."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-from megatron_ranks import launch, make_model
+from tests.numerics.megatron_ranks import launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 LAYOUTS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {}, "ep2": {"ep": 2}}  # the last one of a model with experts

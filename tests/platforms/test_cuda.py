@@ -173,8 +173,10 @@ class TestOnGpu:
         torch.testing.assert_close(found_T, expected_T, atol=5e-2, rtol=0)
         wanted_T = torch.distributions.Categorical(logits=logits_TV).entropy()
         torch.testing.assert_close(entropy_T, wanted_T, atol=5e-2, rtol=0)
-        upstream_2T = torch.randn(2, 257, device="cuda")  # verl's kernel takes no expanded gradient, as of a plain sum
-        expected = torch.autograd.grad((torch.stack((expected_T, wanted_T)) * upstream_2T).sum(), (hidden_TH, weight_VH))
+        upstream_2T = torch.randn(2, 257, device="cuda")  # verl's kernel takes no expanded gradient
+        expected = torch.autograd.grad(
+            (torch.stack((expected_T, wanted_T)) * upstream_2T).sum(), (hidden_TH, weight_VH)
+        )
         found = torch.autograd.grad((torch.stack((found_T, entropy_T)) * upstream_2T).sum(), (hidden_TH, weight_VH))
         assert_alike(found, expected)
 

@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import torch
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches import ModuleView, Patch
+from tests.scenario import ROOT
 
 PATCHES = get_platform("cpu").patches()
 cpu_only = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -33,9 +33,9 @@ def tau_patch(**changes) -> Patch:
 def outcomes(tmp_path_factory):
     """target -> (what its probe did with the patch, what it did without), from a process of its own."""
     folder = tmp_path_factory.mktemp("patches")
-    script = Path(__file__).with_name("without_patches.py")
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", script, folder],
+        [sys.executable, "-W", "ignore", "-m", "tests.platforms.without_patches", folder],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=240,

@@ -72,7 +72,7 @@ def test_the_environment_does_not_grow_when_a_child_activates_again(monkeypatch)
 def test_verl_runs_on_our_platform_after_activation():
     code = (
         "from retool_mcore.platforms import get_platform; cpu = get_platform('cpu'); cpu.activate(); cpu.activate()\n"
-        "from retool_mcore.verl_plugin import assert_loaded; assert_loaded()\n"
+        "from retool_mcore.verl.plugin import assert_loaded; assert_loaded()\n"
         "from verl.utils import device; print(device.get_device_name(), device.get_nccl_backend())"
     )
     done = run(code)
@@ -92,7 +92,7 @@ def test_verl_is_left_alone_outside_a_run():
 
 
 def test_a_missing_plugin_is_an_error_and_not_a_fall_back():
-    code = "import verl\nfrom retool_mcore.verl_plugin import assert_loaded\nassert_loaded()"
+    code = "import verl\nfrom retool_mcore.verl.plugin import assert_loaded\nassert_loaded()"
     done = run(code, VERL_PLATFORM="nvidia")
     assert "RETOOL_PLATFORM is not set" in done.stderr
 
@@ -102,7 +102,7 @@ def test_verl_on_another_platform_than_the_run_is_an_error():
     env = get_platform("cpu").process_env() | {"VERL_PLATFORM": "nvidia", "VERL_USE_EXTERNAL_PLUGINS": "none"}
     code = (
         "import os, verl.plugin.platform as p; p.get_platform()\n"
-        "from retool_mcore.verl_plugin import assert_loaded\nassert_loaded()"
+        "from retool_mcore.verl.plugin import assert_loaded\nassert_loaded()"
     )
     assert 'verl runs on platform "nvidia" and the run asks for "cpu"' in run(code, **env).stderr
 
@@ -113,7 +113,7 @@ def test_stale_installed_metadata_is_refused(tmp_path):
     egg_info = tmp_path / "retool_mcore.egg-info"
     egg_info.mkdir()
     (egg_info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: retool_mcore\nVersion: 0.0.1\n")
-    (egg_info / "entry_points.txt").write_text("[verl.plugins]\nretool_mcore = retool_mcore.verl_plugin\n")
+    (egg_info / "entry_points.txt").write_text("[verl.plugins]\nretool_mcore = retool_mcore.verl.plugin\n")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()"

@@ -3,14 +3,10 @@
 Two steps, because an error in Adam's state shows only in the second. Real verl engines, Megatron-core and gloo.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-from megatron_ranks import launch, make_model
+from tests.numerics.megatron_ranks import launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 LAYOUTS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {}, "one": {}}

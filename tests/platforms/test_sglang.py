@@ -1,18 +1,15 @@
 """The real SGLang server on CPU computes what transformers computes and, update by update, what Megatron trained."""
 
 import random
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-from megatron_ranks import launch, make_model
-
 from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.server import SglangServer
+from tests.numerics.megatron_ranks import launch, make_model
 
 pytestmark = [
     pytest.mark.slow,

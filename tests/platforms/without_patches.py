@@ -1,6 +1,6 @@
 """Takes one patch of platform `cpu` out at a time and does, for real, what it is there for.
 
-    python tests/platforms/without_patches.py OUT_FOLDER
+    python -m tests.platforms.without_patches OUT_FOLDER
 
 Writes OUT_FOLDER/result.json: target -> [outcome with the patch, outcome without]. A program of its own because the
 patches concern a whole process. For every patch there is something it enables, in ENABLES.
@@ -17,11 +17,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-import megatron_ranks
-
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
+from tests.numerics import megatron_ranks
 
 
 class Probes:
@@ -97,7 +95,8 @@ class Probes:
         from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
 
         [writer] = [patch for patch in ENGINE_PATCHES if patch.target == WRITER]
-        command = [sys.executable, "-W", "ignore", __file__, "rank", "patched" if writer.applied else "plain"]
+        module = "tests.platforms.without_patches"
+        command = [sys.executable, "-W", "ignore", "-m", module, "rank", "patched" if writer.applied else "plain"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
             children = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
             rank.kill()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retool_mcore.platforms.base import get_platform
+from tests.scenario import run_scenario
 
 SETTINGS = {
     "paper": [],
@@ -26,17 +22,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def verls() -> dict[str, dict[str, dict[str, Any]]]:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("verl_reward_scenario.py"))],
-        input=json.dumps(SETTINGS),
-        env={**os.environ, **get_platform("cpu").process_env()},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_scenario("tests.reward.verl_reward_scenario", said=json.dumps(SETTINGS))
 
 
 def rewards(verls: dict[str, dict[str, dict[str, Any]]], setting: str) -> list[float]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripted_server import PlannedEngine, make_plan
 
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Sampling
@@ -21,6 +20,7 @@ from retool_mcore.rollout.loop import Limits, run_trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.server import SglangServer, free_port
 from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout.scripted_server import PlannedEngine, make_plan
 
 pytestmark = pytest.mark.slow
 

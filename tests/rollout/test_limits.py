@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_engine import ScriptedEngine, call
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import SandboxUnavailable
@@ -18,6 +17,7 @@ from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.sandbox.base import ExecResult
+from tests.rollout.scripted_engine import ScriptedEngine, call
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_engine import ScriptedEngine
 
 from retool_mcore.data.chat import neutralise, render
 from retool_mcore.data.tool import CODE_INTERPRETER
@@ -22,6 +21,7 @@ from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, run_trajectory
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.base import ExecResult
+from tests.rollout.scripted_engine import ScriptedEngine
 
 plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
 LIMITS = Limits(max_response_tokens=5000, max_turns=10)

@@ -8,7 +8,6 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_engine import ScriptedEngine
 
 from retool_mcore.data.chat import render
 from retool_mcore.data.prompts import RETOOL_INSTRUCTION
@@ -18,6 +17,7 @@ from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Retool, completing_ids
 from retool_mcore.rollout.tool_call import Parsed, parse_retool
 from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout.scripted_engine import ScriptedEngine
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 LIMITS = Limits(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)

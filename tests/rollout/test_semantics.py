@@ -18,7 +18,6 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_engine import ABORT, ScriptedEngine, call
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.rollout.engine import Sampling
@@ -27,6 +26,7 @@ from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, Protocol, TextOnly, open_protocol
 from retool_mcore.sandbox.base import ExecResult
 from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout.scripted_engine import ABORT, ScriptedEngine, call
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 ANSWER = "It is \\boxed{1379}.<|im_end|>"

@@ -12,7 +12,6 @@ import time
 from typing import Any
 
 import pytest
-from scripted_server import PlannedEngine, make_plan
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import get_platform
@@ -23,6 +22,7 @@ from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout.scripted_server import PlannedEngine, make_plan
 
 pytestmark = pytest.mark.slow
 

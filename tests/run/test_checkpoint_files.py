@@ -18,7 +18,7 @@ from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export, export_at_end, find_weights
-from retool_mcore.train.engine_checkpoint import Writer, failed_write_is_told
+from retool_mcore.verl.async_save import Writer, failed_write_is_told
 
 QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from sandbox_helpers import LEVELS, open_at
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from tests.sandbox.sandbox_helpers import LEVELS, open_at
 
 SECRET = "a secret of the training process"
 

@@ -11,12 +11,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from sandbox_helpers import last_line, still_works
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.output import MAX_STREAM_BYTES
+from tests.sandbox.sandbox_helpers import last_line, still_works
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,10 +8,10 @@ import signal
 import time
 
 import pytest
-from sandbox_helpers import containers_of, last_line, processes_named, still_works, until_running
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from tests.sandbox.sandbox_helpers import containers_of, last_line, processes_named, still_works, until_running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

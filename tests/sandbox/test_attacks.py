@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_helpers import containers_of, processes_named
 
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, Level
 from retool_mcore.sandbox.local import LocalSandbox
+from tests.sandbox.sandbox_helpers import containers_of, processes_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_helpers import containers_of, open_at, still_works, until_running
-from test_levels import run_refused
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.state import remove_stale
+from tests.sandbox.sandbox_helpers import containers_of, open_at, still_works, until_running
+from tests.sandbox.test_levels import run_refused
 
 RUNSC = shutil.which("runsc")
 VERSION = subprocess.check_output([RUNSC, "--version"], text=True) if RUNSC else ""

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_helpers import LEVELS, children_of, open_at
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 import pytest
 import sandbox_fusion
-from sandbox_helpers import processes_named
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.client import RemoteSandbox
 from retool_mcore.sandbox.open import open_sandbox
+from tests.sandbox.sandbox_helpers import processes_named
 
 ROOT = Path(__file__).resolve().parents[2]
 

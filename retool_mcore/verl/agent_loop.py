@@ -1,0 +1,204 @@
+"""Our loop inside verl: verl's agent-loop worker instantiates ``ReToolAgentLoop`` once per trajectory.
+
+The run's settings come as JSON through the file named by rollout.agent.agent_loop_config_path. What trajectories of
+one worker process share (protocol, sandbox) is opened at the first of them.
+
+What verl does with the outputs:
+- a trajectory: stored in TransferQueue; ``extra_fields`` stays with it, reaches the reward function in ``extra_info``
+  and is read back by ``verl.replay`` for the ``behavior/`` metrics and the trajectory file.
+- ``[]``, a dropped trajectory: nothing is stored. It is in no group's advantage, verl fills the batch up with rows of
+  loss mask 0, and ``verl.replay`` counts it and stops the run above rollout.max_dropped_fraction.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from retool_mcore.config import RlConfig
+from retool_mcore.rollout.engine import (
+    TRAINING,
+    Engine,
+    EngineTurn,
+    EngineUnavailable,
+    Sampling,
+    TurnRequest,
+    trajectory_seed,
+)
+from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.metrics import Behavior
+from retool_mcore.rollout.protocol import Protocol, checked_prompt, protocol_of
+from retool_mcore.rollout.records import is_candidate, record
+from retool_mcore.rollout.sglang_reader import sglang_reader
+from retool_mcore.sandbox.base import Sandbox
+from retool_mcore.sandbox.open import open_sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+logger = logging.getLogger(__name__)
+
+
+class ReToolAgentLoop(AgentLoopBase):
+    """One trajectory of a run. ``settings_json``: its RlConfig, see ``verl.keys.rollout.write_agent_loop``."""
+
+    def __init__(self, *args: Any, settings_json: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shared = _shared(settings_json, self.tokenizer, self.rollout_config.name)
+
+    def engine(self) -> Engine:
+        """What samples one trajectory's turns."""
+        return VerlEngine(self.server_manager, seeded=self.rollout_config.name == "sglang")
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Sample one trajectory of the dataset row in ``kwargs``; ``[]`` when an outage dropped it."""
+        shared = self.shared
+        where = " or ".join(path for _, path in shared.config.data_files)
+        messages = list(kwargs["raw_prompt"])
+        trajectory = await run_trajectory(
+            checked_prompt(shared.protocol, messages, shared.config.data.max_prompt_tokens, where),
+            engine=self.engine(),
+            sandbox=shared.sandbox,
+            protocol=shared.protocol,
+            limits=shared.limits,
+            sampling=Sampling(
+                temperature=sampling_params["temperature"],
+                top_p=sampling_params["top_p"],
+                top_k=sampling_params["top_k"],
+                seed=_seed(shared.config.run.seed, kwargs),
+            ),
+            trajectory_id=uuid4().hex,
+        )
+        if trajectory.dropped:
+            logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
+            return []
+        said = self._record(trajectory, kwargs) if is_candidate(kwargs.get("uid", ""), shared.config) else None
+        return _output(trajectory, said)
+
+    def _record(self, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What the trajectory file says of it, tokens aside; ``row``: the dataset's."""
+        return {
+            "prompt": self.tokenizer.decode(trajectory.ledger.prompt_ids),
+            "truth": (row.get("reward_model") or {}).get("ground_truth"),
+            **record(trajectory),
+            "versions": trajectory.ledger.versions,  # verl has no column for each token's
+        }
+
+
+@dataclass(frozen=True)
+class _Shared:
+    config: RlConfig
+    protocol: Protocol
+    sandbox: Sandbox | None
+    limits: Limits
+
+
+@lru_cache(maxsize=1)
+def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
+    config = RlConfig.model_validate_json(settings_json)
+    sandbox = None
+    if config.rollout.tool:
+        # sandbox.workers is per node, and verl spreads its agent workers evenly over the nodes.
+        per_node = max(1, config.rollout.agent_workers // config.cluster.nodes)
+        sandbox = open_sandbox(
+            config.sandbox.where,
+            min_level=config.sandbox.min_level,
+            workers=max(1, config.sandbox.workers // per_node),
+        )
+    hermes = config.rollout.tool and config.rollout.protocol == "hermes"
+    first_reader = sglang_reader() if engine == "sglang" and hermes else None
+    protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
+    return _Shared(config, protocol, sandbox, Limits.of(config))
+
+
+class VerlEngine:
+    """verl's client of its rollout servers as our ``Engine``.
+
+    ``options``: further sampling parameters of SGLang. ``seeded``: requests have a seed of their own, by SGLang's name;
+    vLLM's loops over such requests one by one.
+    """
+
+    def __init__(
+        self, client: LLMServerClient, options: Mapping[str, Any] | None = None, *, seeded: bool = False
+    ) -> None:
+        self.client = client
+        self.options, self.seeded = options or {}, seeded
+
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        from ray.exceptions import RayError
+
+        params = {
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
+            "top_k": request.sampling.top_k,
+            "repetition_penalty": 1.0,
+            "logprobs": True,
+            "max_new_tokens": request.max_new_tokens,
+            "stop_token_ids": list(request.stop_token_ids),
+            **({"sampling_seed": request.sampling.seed} if self.seeded else {}),
+            **self.options,
+        }
+        try:
+            output = await self.client.generate(
+                request_id=request.trajectory_id, prompt_ids=list(request.token_ids), sampling_params=params
+            )
+        except RayError as error:
+            raise EngineUnavailable(
+                f"the rollout server failed: {type(error).__name__}: {str(error)[-500:]}"
+            ) from error
+        logprobs = output.log_probs
+        assert logprobs is not None, "verl's server returned no logprobs although they were asked for"
+        return EngineTurn(
+            token_ids=output.token_ids,
+            logprobs=logprobs,
+            stop=_stop(output.stop_reason, output.token_ids, request.stop_token_ids),
+            version=int(output.extra_fields.get("max_global_steps") or 0),
+            cached_tokens=output.extra_fields.get("num_cached_tokens"),
+        )
+
+
+def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
+    """Of a trajectory of a row of ``verl.dataset``: of what is held out the one that `retool eval` gives it."""
+    problem, sample = int(row["row"]), int(row["session_id"])
+    if row["held_out"]:
+        return trajectory_seed(run_seed, problem, sample)
+    return trajectory_seed(run_seed, TRAINING, int(row["global_steps"]), problem, sample)
+
+
+def _stop(
+    reason: str | None, token_ids: Sequence[int], stop_token_ids: Sequence[int]
+) -> Literal["stop", "length", "abort"]:
+    """verl passes on what the engine calls it: SGLang "stop", vLLM "completed"; both "length" and "abort(ed)"."""
+    if reason in ("abort", "aborted"):
+        return "abort"
+    if reason == "length":
+        return "length"
+    return "stop" if token_ids and token_ids[-1] in set(stop_token_ids) else "length"
+
+
+def _output(trajectory: Trajectory, said: dict[str, Any] | None) -> AgentLoopOutput:
+    ledger = trajectory.ledger
+    versions = [version for version, loss in zip(ledger.versions, ledger.loss_mask, strict=True) if loss]
+    return AgentLoopOutput(
+        prompt_ids=ledger.prompt_ids,
+        response_ids=ledger.response_ids,
+        response_mask=ledger.loss_mask,
+        response_logprobs=ledger.logprobs,
+        num_turns=ledger.model_turns + ledger.tool_turns + 1,  # verl counts the user's prompt too
+        metrics=AgentLoopMetrics(generate_sequences=trajectory.engine_s, tool_calls=trajectory.tool_s),
+        extra_fields={
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+            # For the reward: what the model boxed in its last turn, not what an interpreter may have printed.
+            "answer": trajectory.answer,
+            "behavior": Behavior.of(trajectory).to_json(),
+            "record": said,
+        },
+    )

@@ -1,0 +1,242 @@
+"""The part of verl's tree that says how responses are sampled, which of them are learnt from, and by what loss."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from retool_mcore.config import Algorithm, RlConfig, RlTrain, RunConfig
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms.base import Platform
+
+VERL = Path(__file__).parents[1]  # what verl loads by a file's path
+
+AGENT_NAME = "retool"
+TRAINER_MODES = {  # train.mode -> our trainers
+    "sync": "retool_sync",
+    "partial_rollout": "retool_partial_rollout",
+    "async": "retool_async",
+}
+# device -> verl's checkpoint engine, which carries weights to other devices, and the module that registers it if not
+# verl. On NPUs verl registers its HCCL engine as "nccl".
+WEIGHT_TRANSPORTS = {
+    "cpu": ("tcp", "retool_mcore.platforms.cpu.weights"),
+    "cuda": ("nccl", None),
+    "npu": ("nccl", None),
+}
+OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names of what a run file says once, in its own words
+    "model_path": "model.path",
+    "dtype": "model.dtype",
+    "tp_size": "rollout.engine_tp",
+    "tensor_parallel_size": "rollout.engine_tp",
+    "mem_fraction_static": "rollout.engine_memory_fraction",
+    "gpu_memory_utilization": "rollout.engine_memory_fraction",
+    "max_running_requests": "rollout.max_running_requests",
+    "max_num_seqs": "rollout.max_running_requests",
+    "random_seed": "run.seed",
+    "seed": "run.seed",
+}
+ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
+
+
+def algorithm_keys(config: RlConfig) -> dict[str, Any]:
+    a = config.algorithm
+    actor = "actor_rollout_ref.actor."
+    return {
+        "algorithm.adv_estimator": ESTIMATORS[a.name],
+        "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
+        "algorithm.use_kl_in_reward": False,
+        # verl then fetches prompts one by one; the filter itself is the sampler's, see sampler_keys.
+        "algorithm.filter_groups.enable": a.filter_groups,
+        "algorithm.rollout_correction.rollout_is": None if a.importance_sampling == "off" else a.importance_sampling,
+        "algorithm.rollout_correction.rollout_is_threshold": a.importance_threshold,
+        actor + "use_kl_loss": a.kl_coef > 0,
+        actor + "kl_loss_coef": a.kl_coef,
+        actor + "clip_ratio": a.clip_low,
+        actor + "clip_ratio_low": a.clip_low,
+        actor + "clip_ratio_high": a.clip_high,
+        actor + "clip_ratio_c": a.clip_c,
+        actor + "loss_agg_mode": a.loss_agg,
+        **(_engine_log_prob_keys(a) if a.old_log_prob == "rollout" else {}),
+    }
+
+
+def _engine_log_prob_keys(a: Algorithm) -> dict[str, Any]:
+    """The engine's log-probabilities as the old ones. verl's trainer then passes no importance weights to the loss,
+    and its loss of that name makes them from its own forward pass."""
+    keys: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": True}
+    if a.importance_sampling != "off":
+        policy_loss = "actor_rollout_ref.actor.policy_loss."
+        keys |= {
+            policy_loss + "loss_mode": "bypass_mode",
+            policy_loss + "rollout_correction": {
+                "_target_": "verl.trainer.config.algorithm.RolloutCorrectionConfig",
+                "bypass_mode": True,
+                "loss_type": "reinforce",
+                "rollout_is": a.importance_sampling,
+                "rollout_is_threshold": a.importance_threshold,
+            },
+        }
+    return keys
+
+
+def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    r = config.rollout
+    rollout = "actor_rollout_ref.rollout."
+    keys: dict[str, Any] = {
+        rollout + "name": platform.rollout_engines[0],
+        rollout + "mode": "async",
+        rollout + "n": r.group_size,
+        rollout + "temperature": r.temperature,
+        rollout + "top_p": r.top_p,
+        rollout + "dtype": config.model.dtype,
+        rollout + "seed": config.run.seed,
+        rollout + "tensor_model_parallel_size": r.engine_tp,
+        rollout + "gpu_memory_utilization": r.engine_memory_fraction,
+        rollout + "max_num_seqs": r.max_running_requests,
+        rollout + "max_model_len": config.max_sequence_tokens,
+        rollout + "load_format": "dummy",  # the first weight sync fills it before the first rollout
+        rollout + "calculate_log_probs": True,
+        rollout + "free_cache_engine": platform.free_cache_engine,
+        rollout + "enforce_eager": platform.enforce_eager,
+        rollout + "router_config_path": str(router_file(config)),
+        rollout + "agent.num_workers": r.agent_workers,
+        rollout + "agent.default_agent_loop": AGENT_NAME,
+        rollout + "agent.agent_loop_config_path": str(agent_loop_file(config)),
+        rollout + "multi_turn.enable": True,
+        rollout + "multi_turn.max_assistant_turns": r.max_turns,
+        rollout + "val_kwargs.n": config.validation.n,
+        rollout + "val_kwargs.do_sample": config.validation.temperature > 0,
+        rollout + "val_kwargs.temperature": config.validation.temperature,
+        rollout + "val_kwargs.top_p": config.validation.top_p,
+    }
+    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout_engines[0]}."
+    return keys | {engine_kwargs + key: value for key, value in engine_args(config, platform).items()}
+
+
+def engine_args(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    """The rollout engine's own arguments, for training and evaluation. Raises ConfigError as ``check_engine_args``."""
+    check_engine_args(config, platform)
+    # vLLM's seed is rollout.seed, to which verl adds the replica's number; SGLang's see verl/sglang_server.py.
+    seed = {"random_seed": config.run.seed} if platform.rollout_engines[0] == "sglang" else {}
+    return {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
+
+
+def check_engine_args(config: RlConfig, platform: Platform) -> None:
+    """Raise ConfigError for a ``rollout.engine_args`` that SGLang does not have, or that a setting of ours decides.
+
+    The names are read from SGLang's source: importing it takes seconds, and a device. vLLM's are not checked.
+    """
+    args = config.rollout.engine_args
+    if taken := sorted(args.keys() & OWN_ENGINE_ARGS.keys()):
+        ours = ", ".join(f"{name}: {OWN_ENGINE_ARGS[name]}" for name in taken)
+        raise ConfigError(f"{config.source}: rollout.engine_args may not set what has a setting of its own ({ours}).")
+    if not args or platform.rollout_engines[0] != "sglang":
+        return
+    package = importlib.util.find_spec("sglang")
+    if package is None or package.submodule_search_locations is None:
+        return  # a login node; preflight tells that the package is missing
+    source = (Path(package.submodule_search_locations[0]) / "srt" / "server_args.py").read_text(encoding="utf-8")
+    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "ServerArgs")
+    known = {
+        line.target.id
+        for each in classes
+        for line in each.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+    if unknown := sorted(args.keys() - known):
+        near = difflib.get_close_matches(unknown[0], known)
+        hint = f" Near it: {', '.join(near)}." if near else ""
+        raise ConfigError(
+            f"{config.source}: rollout.engine_args has {', '.join(unknown)}, which SGLang's ServerArgs does not.{hint}"
+        )
+
+
+def sampler_keys(config: RlConfig) -> dict[str, Any]:
+    sampler = "trainer.v1.sampler."
+    return {
+        sampler + "custom_sampler.path": str(VERL / "replay.py"),
+        sampler + "custom_sampler.name": "SyncReplay" if config.train.mode == "sync" else "AsyncReplay",
+        sampler + "sampler_kwargs": {
+            "group_size": config.rollout.group_size,
+            "val_group_size": config.validation.n,
+            "compares_groups": config.algorithm.name == "grpo",
+            "seed": config.run.seed,
+            "max_dropped_fraction": config.rollout.max_dropped_fraction,
+            "max_refill_batches": config.rollout.max_refill_batches,
+            "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
+            "record_groups": config.rollout.record_groups,
+            "train_batch_size": config.train.prompts_per_step,
+            # The answer, not the reward: a group that is all wrong teaches nothing about answers, however it is shaped.
+            "filter_groups_metric": "acc" if config.algorithm.filter_groups else None,
+        },
+        sampler + "max_off_policy_threshold": _age_limit(config.train),
+        sampler + "max_off_policy_strategy": config.train.when_stale,
+        "trainer.v1.colocate_async.num_warmup_batches": config.train.prefetch_batches,
+    }
+
+
+def _age_limit(train: RlTrain) -> int:
+    """verl's bound on a group's age, which is 1 in the step that starts its prompt.
+
+    With "wait" verl waits for groups of that age, and takes the oldest first. As many batches as are prefetched may
+    stand in front of a group then, and it grows older while they are learnt from.
+    """
+    if train.mode != "sync" and train.when_stale == "wait":
+        return train.max_staleness + 2 - math.ceil(train.prefetch_batches)
+    return train.max_staleness + 1
+
+
+def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+    """Trainer and engines on devices of their own: which, and how weights get from one to the other."""
+    if config.train.mode != "async":
+        return {}
+    c, gpus = config.cluster, config.rollout.gpus
+    nodes, per_node = (1, gpus) if c.nodes == 1 else (gpus // c.gpus_per_node, c.gpus_per_node)
+    rollout, separate = "actor_rollout_ref.rollout.", "trainer.v1.separate_async."
+    backend, module = WEIGHT_TRANSPORTS[platform.device]
+    return {
+        "actor_rollout_ref.hybrid_engine": False,  # no second set of engines on the trainer's devices
+        rollout + "nnodes": nodes,
+        rollout + "n_gpus_per_node": per_node,
+        rollout + "checkpoint_engine.backend": backend,
+        rollout + "checkpoint_engine.custom_backend_module": module,
+        "trainer.nnodes": 1 if c.nodes == 1 else c.nodes - nodes,
+        "trainer.n_gpus_per_node": c.gpus_per_node - gpus if c.nodes == 1 else c.gpus_per_node,
+        separate + "num_warmup_batches": config.train.prefetch_batches,
+        separate + "parameter_sync_step": config.train.updates_per_step,
+    }
+
+
+def trajectories_in_flight(config: RlConfig) -> int:
+    """At most, in training: a step's, and what is sampled ahead."""
+    ahead = 0 if config.train.mode == "sync" else math.ceil(config.train.prefetch_batches)
+    return config.train.prompts_per_step * config.rollout.group_size * (1 + ahead)
+
+
+def agent_loop_file(config: RunConfig) -> Path:
+    """Where ``write_agent_loop`` puts the file through which verl finds our agent loop."""
+    return config.run.dir.absolute() / "agent_loop.yaml"
+
+
+def router_file(config: RunConfig) -> Path:
+    """Where ``write_agent_loop`` says which of our classes chooses the engine of a trajectory's turns."""
+    return config.run.dir.absolute() / "router.yaml"
+
+
+def write_agent_loop(config: RlConfig) -> None:
+    """verl instantiates the agent loop inside Ray workers from this file; the whole run's settings travel in it."""
+    router = {"router_class": "retool_mcore.verl.router.Router", "trajectories": trajectories_in_flight(config)}
+    router_file(config).write_text(yaml.safe_dump(router, sort_keys=False), encoding="utf-8")
+    entry = {
+        "name": AGENT_NAME,
+        "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop",
+        "settings_json": config.model_dump_json(),
+    }
+    agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")

@@ -1,0 +1,104 @@
+"""From our configuration to verl 0.9.1's, for SFT: it drives verl's TrainingWorker and needs its dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from retool_mcore.config import SftConfig
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.keys.ppo import megatron_keys, optim_keys
+from retool_mcore.verl.keys.refused import SFT_KEYS, refuse
+
+if TYPE_CHECKING:
+    from verl.workers.config import TrainingWorkerConfig
+
+
+def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerConfig:
+    """What verl's TrainingWorker takes. ``platform.activate()`` must have run: verl reads the device at import."""
+    from verl.workers.config import HFModelConfig, TrainingWorkerConfig
+
+    sections = _sft_sections(config, platform)
+    parts = _sft_parts(config, platform, sections)
+    try:
+        model = HFModelConfig(**sections["model"])
+    except TypeError as error:
+        raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error
+    return TrainingWorkerConfig(
+        model_type="language_model",
+        model_config=model,
+        engine_config=parts["engine"],
+        optimizer_config=parts["optim"],
+        checkpoint_config=parts["checkpoint"],
+    )
+
+
+def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, Any]]:
+    """Keyword arguments of verl's dataclasses, ``[verl_overrides]`` among them."""
+    sections = {
+        "model": {
+            "path": config.model.path,
+            "external_lib": platform.external_lib or None,
+            "use_remove_padding": True,
+            "use_fused_kernels": config.memory.fused_cross_entropy,
+        },
+        "engine": megatron_keys(config, platform)
+        | {
+            "use_dynamic_bsz": True,
+            "max_token_len_per_gpu": config.train.micro_batch_tokens,
+            "infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
+        },
+        "optim": optim_keys(config, config.train.steps),
+    }
+    refuse(config.verl_overrides, SFT_KEYS, config.source)
+    for key, value in config.verl_overrides.items():
+        _override(sections, key, value, config.source)
+    return sections
+
+
+def _sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """verl's dataclasses for everything but the model, whose class reads the model's files when it is made."""
+    from hydra.utils import get_class
+    from verl.workers.config import McoreOptimizerConfig
+    from verl.workers.config.checkpoint import McoreCheckpointConfig
+
+    try:
+        return {
+            "engine": get_class(platform.engine_config_class)(**sections["engine"]),
+            "optim": McoreOptimizerConfig(**sections["optim"]),
+            "checkpoint": McoreCheckpointConfig(async_save=config.checkpoint.asynchronous),
+        }
+    except TypeError as error:  # a dataclass's own words for a field it does not have
+        raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error
+
+
+def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> None:
+    """Set a key of ``[verl_overrides]`` under SFT, where verl has dataclasses and no tree."""
+    *path, name = key.split(".")
+    table: Any = sections
+    for part in path:
+        table = table.get(part) if isinstance(table, dict) else None
+    if not path or not isinstance(table, dict):
+        raise ConfigError(
+            f"{source}: [verl_overrides] {key} of an SFT run starts with one of {', '.join(sections)}, for example "
+            "engine.override_transformer_config.apply_rope_fusion."
+        )
+    table[name] = value
+
+
+def sft_tree(config: SftConfig, platform: Platform) -> str:
+    """The settings that verl's TrainingWorker runs with, defaults included, as YAML. Reads no model."""
+    parts = _sft_parts(config, platform, _sft_sections(config, platform))
+    return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)
+
+
+def sft_defaults() -> str:
+    """What verl's dataclasses of an SFT run hold when nothing is set, in the form of ``sft_tree``."""
+    from verl.workers.config import McoreEngineConfig, McoreOptimizerConfig
+    from verl.workers.config.checkpoint import McoreCheckpointConfig
+
+    parts = {"engine": McoreEngineConfig(), "optim": McoreOptimizerConfig(), "checkpoint": McoreCheckpointConfig()}
+    return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)

@@ -1,0 +1,334 @@
+"""Our part of verl's PPO trainers: metrics that survive a kill, and checkpoints that are complete or absent.
+
+verl's trainers run unchanged; these subclasses, registered under names of their own, give their metrics our names and a
+JSONL file, and publish a checkpoint only when all of it is on disk. verl's own tracker file is truncated before it is
+written and its own clean-up forgets across restarts, so neither is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Real  # numpy's integers are of it, and verl's extremes are such
+from typing import Any
+
+import numpy as np
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from ray.exceptions import RayTaskError
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.debug.metrics import calculate_debug_metrics
+from verl.utils.profiler import marked_timer
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.utils.padding import response_from_nested
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ReToolError
+from retool_mcore.model.files import read_config
+from retool_mcore.model.shape import of_config
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.run import checkpoint
+from retool_mcore.run.metrics import MetricWriter, memory_by_rank, require_finite, token_rates
+from retool_mcore.verl.async_save import seed_at
+from retool_mcore.verl.dealing import deal, order_for_ranks
+from retool_mcore.verl.keys.ppo import run_config_file
+from retool_mcore.verl.keys.rollout import TRAINER_MODES
+from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, sequence_lengths
+from retool_mcore.verl.rl_metrics import EngineLoad, StepClock
+from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
+from retool_mcore.verl.workers import worker_class
+
+# Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
+RENAMED = {
+    "critic/score/mean": "reward",
+    "actor/pg_loss": "loss",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "critic/vf_loss": "value_loss",
+    "response_length/mean": "response_tokens",
+    "training/num_turns/mean": "num_turns",
+    "training/rollout_probs_diff_mean": "rollout_actor_prob_diff_mean",
+    "training/rollout_probs_diff_max": "rollout_actor_prob_diff_max",
+}
+PHASES = {  # timers inside a step; together with time_other_s they add up to time_step_s
+    "gen": "generation",
+    "engine_sleep": "engine_sleep",
+    "reward": "reward",
+    "old_log_prob": "old_log_prob",
+    "ref": "reference",
+    "values": "values",
+    "adv": "advantage",
+    "update_critic": "update_critic",
+    "update_actor": "update_actor",
+    "save_checkpoint": "checkpoint",
+    "update_weights": "weight_sync",
+}
+COUNTS = ("rollout/dropped", "rollout/refilled_prompts")  # of one mini-batch where a step samples several
+
+
+def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
+    """A step's seconds by phase, from its timers. They add up: what verl counts as generation is without the engine's
+    going to sleep here, and without ``tool_wait_s``."""
+    times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
+    if "time_generation_s" in times:
+        times["time_generation_s"] -= times.get("time_engine_sleep_s", 0.0)
+        times["time_tool_wait_s"] = min(tool_wait_s, times["time_generation_s"])
+        times["time_generation_s"] -= times["time_tool_wait_s"]
+    step_s = float(timing_raw["step"])
+    times |= {"time_other_s": step_s - sum(times.values()), "time_step_s": step_s}
+    return times | ({"time_validate_after_s": float(timing_raw["testing"])} if "testing" in timing_raw else {})
+
+
+@contextmanager
+def worker_errors_are_told() -> Iterator[None]:
+    """Raise what a worker said to the user as it was raised there, without the way it took through Ray."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, ReToolError):
+            raise error.cause from error
+        raise
+
+
+def actor_log_probs_of_update(workers: Any, batch: KVBatchMeta) -> dict[str, Any]:
+    """Put what the update's forward pass gave each token in place of the engine's log-probabilities.
+
+    All that compares engine and actor after the update then reads "old_log_probs" as it does where they are computed
+    before it. Returns verl's own metrics of the difference.
+    """
+    meta = KVBatchMeta(
+        partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=["response_mask"], extra_info={}
+    )
+    workers.log_probs_of_update(meta)
+    fields = ["update_log_probs", "response_mask", "responses", "rollout_log_probs"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    data["old_log_probs"] = response_from_nested(data.pop("update_log_probs"), data["response_mask"])
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("old_log_probs"))
+    return calculate_debug_metrics(DataProto(batch=data.to_padded_tensor()))
+
+
+class WorkersSave:
+    """The save in flight of all roles' workers; a ``checkpoint.Pending``."""
+
+    def __init__(self, groups: Sequence[Any]) -> None:
+        self._groups = groups
+
+    def ended(self) -> bool:
+        return all(all(group.save_ended()) for group in self._groups)
+
+    def finish(self) -> None:
+        with worker_errors_are_told():
+            for group in self._groups:
+                group.finish_save()
+
+    def kill(self) -> None:
+        """Nothing to do: a run that failed ends its workers, and each worker's writer ends with it."""
+
+
+class _Ours(PPOTrainer):
+    """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
+
+    verl_mode: str
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
+        self._run = load_config(RlConfig, run_config_file(config))
+        super().__init__(config)
+        self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
+        self._prompts_named = 0
+        self.updates_of_a_batch = self._run.train.updates_per_step
+        self._writer: MetricWriter | None = None
+        self._clock = StepClock()
+        self._load = EngineLoad(self)
+        values = read_config(self._run.model.path)
+        self._shape = of_config(values) if values else None  # not of a hub name
+        self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.train_gpus()
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role, remote in self.role_worker_mapping.items():
+            self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self.val_dataset.held_out = True
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        with self._saver:
+            try:
+                super().fit(agent_loop_manager)
+            finally:
+                if self._writer is not None:
+                    self._writer.close()
+
+    def on_step_begin(self) -> None:
+        self._clock.step_begins()
+        super().on_step_begin()
+        self._saver.poll()
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self._writer = MetricWriter(self._run.run.dir, resumed_step=self.global_steps - 1)
+        self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
+        self._clock.row_written()
+
+    def on_sample_end(self) -> None:
+        with marked_timer("engine_sleep", self.timing_raw):
+            super().on_sample_end()
+
+    def _fetch_one_gen_batch(self) -> Any:
+        """verl's prompts with names that the same run gives again: the step that starts them, and a count."""
+        batch = super()._fetch_one_gen_batch()
+        first = self._prompts_named
+        self._prompts_named += len(batch)
+        names = [f"{self.global_steps}-{number}" for number in range(first, self._prompts_named)]
+        batch["uid"] = tu.get_tensordict({"uid": np.array(names, dtype=object)})["uid"]
+        return batch
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen") -> Any:
+        """Deal the batch's groups to its updates, each over all data-parallel ranks, instead of cutting it as it came.
+
+        An update learns from ``train.mini_batch_prompts`` prompts, whatever outages took of them.
+        """
+        run = self._run
+        prompts = run.train.mini_batch_prompts * self.updates_of_a_batch
+        batch = upsample_batch_to_divisible_size(batch, prompts * run.rollout.group_size, self.tokenizer.eos_token_id)
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        seed = (run.run.seed, self.global_steps, self.local_trigger_step)
+        dealt = deal(groups_of_rows(batch), self.updates_of_a_batch, seed)
+        order = order_for_ranks(dealt, lengths, run.dp)
+        batch.reorder(order)
+        by_rank = np.array_split(np.asarray(order), run.dp)
+        metrics |= log_seqlen_unbalance(lengths, [part.tolist() for part in by_rank], prefix=logging_prefix)
+        return batch
+
+    def on_validate_begin(self) -> None:
+        self._load.keep()
+        super().on_validate_begin()
+
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._load.forget()
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
+        self._clock.metrics_begin()
+        super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        metrics |= mismatch_metrics(batch)
+        buffer = self.replay_buffer
+        metrics |= buffer.step_metrics(batch, metrics)
+        metrics |= buffer.val_metrics  # of a validation in this step; verl drops them
+        buffer.val_metrics = {}
+        ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
+        ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
+        lengths = sequence_lengths(batch)
+        ours |= {"tokens": sum(lengths), **token_rates(sum(lengths), ours, self._run.cluster.num_gpus)}
+        if self._shape and "time_update_actor_s" in ours:
+            ours["flops"] = self._shape.train_flops(lengths)
+            if self._peak_flops:
+                ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
+        ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())
+        ours |= self._load.metrics()
+        require_finite(ours, self.global_steps)
+        metrics |= ours | self._clock.row_written()
+        assert self._writer is not None, "on_train_begin makes the writer before the first step"
+        self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        keeps = self._run.algorithm.old_log_prob == "rollout"
+        batch.extra_info[KEEP_LOG_PROBS] = keeps
+        batch = super()._update_actor(batch, metrics)
+        if keeps:
+            metrics |= actor_log_probs_of_update(self.actor_rollout_wg, batch)
+        return batch
+
+    def _save_checkpoint(self) -> None:
+        self._saver.save(self.global_steps)
+
+    def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
+        """verl's own saving, into the folder of this step that it has a name for, too."""
+        del folder, step
+        with worker_errors_are_told():
+            super()._save_checkpoint()
+        return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
+
+    def _load_checkpoint(self) -> None:
+        saved = checkpoint.find_resume(self._run)
+        if saved is not None and not saved.has_random_states_of(self._run):
+            for group in self._saved_groups():
+                group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
+        super()._load_checkpoint()
+
+    def _saved_groups(self) -> list[Any]:
+        return [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]
+
+
+@register_trainer(TRAINER_MODES["sync"])
+class ReToolTrainer(_Ours, PPOTrainerSync):
+    """Each step waits for all of its trajectories."""
+
+    verl_mode = "sync"
+
+
+@register_trainer(TRAINER_MODES["partial_rollout"])
+class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
+    """More prompts are in flight than a step needs; what a step leaves unfinished goes on in the next."""
+
+    verl_mode = "colocate_async"
+
+    def get_llm_client(self) -> LLMServerClient:
+        """The plain client: our loop goes on after an abort by itself, and so knows each token's version."""
+        return self.llm_server_manager.get_client()
+
+
+@register_trainer(TRAINER_MODES["async"])
+class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
+    """The engines have devices of their own and go on sampling while the actor learns.
+
+    A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights change at its end.
+    """
+
+    verl_mode = "separate_async"
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.updates_of_a_batch = 1
+
+    def _setup(self) -> None:
+        # verl 0.9.1 hands print's flush=True to a log line of level INFO, a TypeError where that level is on.
+        # Remove when trainer_separate_async.py's _setup no longer does.
+        logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
+        super()._setup()
+
+    def get_llm_client(self) -> LLMServerClient:
+        """The plain client, as in ReToolPartialRolloutTrainer."""
+        return self.standalone_server_manager.get_client()
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Where a step is one update its weights are the step's first ones: verl would copy them for nothing."""
+        if self._run.train.updates_per_step == 1:
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict) -> Any:
+        self._counted: Counter[str] = Counter()
+        batch = super().step(metrics, timing_raw)
+        metrics |= self._counted  # verl takes the mean over mini-batches, of the total the sum
+        metrics["rollout/dropped_total"] = self.replay_buffer.dropped_total
+        return batch
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict, sample_batch_size: int) -> Any:
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        self._counted.update({name: metrics[name] for name in COUNTS})
+        return batch

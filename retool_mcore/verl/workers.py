@@ -1,0 +1,189 @@
+"""verl's Ray workers that train: one schedule in all modes, checkpoints written beside the training and read onto
+another layout, recomputation as a micro-batch needs it, the copies of the weights that mode "async" compares with,
+and their peak of memory.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from retool_mcore.config import Memory
+from retool_mcore.model.activations import token_memory
+from retool_mcore.model.shape import of_config
+from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
+from retool_mcore.verl.async_save import PendingSave, failed_write_is_told, load_checkpoint, start_save
+from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
+from retool_mcore.verl.update_worker import UpdateWorker
+
+
+class _Saving:
+    """Mixed in before one of verl's workers. All methods run on every rank of the role."""
+
+    _pending: PendingSave | None = None
+    _new_seed: int | None = None
+
+    def _saved_worker(self) -> TrainingWorker:
+        raise NotImplementedError
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
+    ) -> None:
+        """Write a checkpoint; with verl's ``checkpoint.async_save`` only start to. Raises CheckpointError."""
+        del hdfs_path, max_ckpt_to_keep  # run/checkpoint.py deletes old ones
+        worker = self._saved_worker()
+        if worker.checkpoint_config.async_save:
+            self._pending = start_save(worker.engine, local_path, global_step)
+            return
+        with failed_write_is_told(local_path):
+            worker.engine.save_checkpoint(local_path=local_path, global_step=global_step)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_ended(self) -> bool:
+        """Whether the files of the save in flight are written, by all ranks."""
+        return self._pending is None or self._pending.ended()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def finish_save(self) -> None:
+        """Wait for the save in flight. Raises CheckpointError."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.finish()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def peak_memory_gib(self) -> float:
+        """The most that this rank's process has held of its device; the caller gets a list by rank."""
+        return get_platform(os.environ[PLATFORM_ENV]).peak_memory_gib()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_random_states_afresh(self, seed: int) -> None:
+        """The next ``load_checkpoint`` leaves the saved random states, which are of another layout."""
+        self._new_seed = seed
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        del hdfs_path, del_local_after_load
+        load_checkpoint(self._saved_worker().engine, local_path, new_seed=self._new_seed)
+
+
+class _Actor(_Saving):
+    """What our actors of all modes have."""
+
+    actor_worker_cls = UpdateWorker
+    actor: UpdateWorker | None
+
+    def _saved_worker(self) -> TrainingWorker:
+        assert self.actor is not None, "only the actor's role is saved"
+        return self.actor
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
+        """``UpdateWorker.log_probs`` of the rows of the last update, as the column "update_log_probs"."""
+        assert self.actor is not None, "only the actor is updated"
+        kept, self.actor.log_probs = self.actor.log_probs, None
+        if kept is None:
+            return None
+        assert len(kept) == len(data), f"{len(kept)} rows were kept and {len(data)} asked for"
+        return tu.get_tensordict({"update_log_probs": kept}).cpu()
+
+
+class SavingActorWorker(_Actor, ActorRolloutRefWorker):
+    """Of the modes in which engines and actor share devices."""
+
+
+class SavingDetachedActorWorker(_Actor, DetachActorWorker):
+    """Of mode "async", where each update of a step is compared with the weights at the step's start.
+
+    verl copies weights to host memory that it pins anew each time. Two copies are kept here, and written over.
+    """
+
+    _copies: dict[int, list[torch.Tensor]]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_model_to_cpu(self, n: int) -> None:
+        """Copy the weights as number ``n``: 0 at the step's start, later ones are of the update in progress."""
+        copies, weights = self.__dict__.setdefault("_copies", {}), self._weights()
+        slot = min(n, 1)
+        if slot not in copies:
+            copies[slot] = [
+                torch.empty(weight.shape, dtype=weight.dtype, pin_memory=weight.device.type != "cpu")
+                for weight in weights
+            ]
+        for copy, weight in zip(copies[slot], weights, strict=True):
+            copy.copy_(weight)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def restore_model_from_cpu(self, n: int) -> None:
+        for copy, weight in zip(self._copies[min(n, 1)], self._weights(), strict=True):
+            weight.copy_(copy)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def clear_cpu_model(self, n: int) -> None:
+        """Nothing: the next step writes over it."""
+
+    def _weights(self) -> list[torch.Tensor]:
+        """Megatron's flat buffers, on the host where memory.offload_idle has them there."""
+        assert self.actor is not None, "only the actor is updated"
+        buffers = [
+            buffer for chunk in self.actor.engine.module for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
+        ]
+        return [
+            buffer.param_data.data if buffer.param_data.untyped_storage().size() else buffer.param_data.cpu_data
+            for buffer in buffers
+        ]
+
+
+class SavingCriticWorker(_Saving, UpdateWorker):
+    def _saved_worker(self) -> TrainingWorker:
+        return self
+
+
+class RecomputingWorker(UpdateWorker):
+    """One model with ``memory.recompute = "auto"``: actor, reference or critic."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def reset(self) -> None:
+        super().reset()
+        set_budget_of_each_batch(self.engine)
+        if self.engine_config.forward_only:
+            return
+        shape = of_config(self.model_config.hf_config.get_text_config().to_dict())
+        rest, input_share = token_memory(shape, fused_cross_entropy=self.engine_config.use_fused_kernels)
+        budget_tokens = self.engine_config.max_token_len_per_gpu
+        recompute_long_micro_batches(self.engine.module, budget_tokens, rest=rest, input_share=input_share)
+
+
+class RecomputingActorWorker(SavingActorWorker):
+    actor_worker_cls = ref_worker_cls = RecomputingWorker
+
+
+class RecomputingDetachedActorWorker(SavingDetachedActorWorker):
+    actor_worker_cls = ref_worker_cls = RecomputingWorker
+
+
+class RecomputingCriticWorker(_Saving, RecomputingWorker):
+    def _saved_worker(self) -> TrainingWorker:
+        return self
+
+
+_OURS: dict[type, tuple[type[Any], type[Any]]] = {
+    ActorRolloutRefWorker: (SavingActorWorker, RecomputingActorWorker),
+    DetachActorWorker: (SavingDetachedActorWorker, RecomputingDetachedActorWorker),
+    TrainingWorker: (SavingCriticWorker, RecomputingCriticWorker),
+}
+
+
+def worker_class(verls: type, memory: Memory) -> type[Any]:
+    """The class that takes the place of one of verl's."""
+    saving, recomputing = _OURS[verls]
+    return recomputing if memory.recompute == "auto" else saving

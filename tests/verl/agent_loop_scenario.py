@@ -1,0 +1,112 @@
+"""Run by test_agent_loop.py in its own process: verl instantiates our loop and runs it; only verl's server is scripted.
+
+Prints one JSON object: what verl would store of each trajectory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.data.task_model import build_tokenizer
+from retool_mcore.data.tasks import tokenizer_rows
+from tests.rollout.scripted_engine import ScriptedEngine, call
+
+SEEDED: dict[str, dict[str, Any]] = {
+    "next step": {"global_steps": 3},
+    "next sample": {"session_id": 1},
+    "next row": {"row": 5},
+    "held out": {"held_out": True},
+    "held out, later": {"held_out": True, "global_steps": 3},
+    "vllm": {"engine": "vllm"},
+}
+ANSWER = "It is \\boxed{1379}.<|im_end|>"
+
+
+class Client:
+    """verl's LLMServerClient, as the loop sees it: SGLang's answers in verl's form."""
+
+    def __init__(self, tokenizer: Any, script: list[str], dies: bool = False) -> None:
+        self.engine, self.dies, self.params = ScriptedEngine(tokenizer, script), dies, []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        self.params.append(dict(sampling_params))
+        if self.dies:
+            raise ActorDiedError()
+        turn = await self.engine.answer(request_id, prompt_ids, sampling_params)
+        steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3, "num_cached_tokens": 16}
+        return TokenOutput(
+            token_ids=list(turn.token_ids), log_probs=list(turn.logprobs), stop_reason=turn.stop, extra_fields=steps
+        )
+
+
+async def run(
+    client: Client, tokenizer: Any, config: RlConfig, content: str = "412 + 967?", engine: str = "sglang", **row: Any
+) -> Any:
+    trainer = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": engine}}, "data": {}})
+    loop = hydra.utils.instantiate(
+        {
+            "name": "retool",
+            "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop",
+            "settings_json": config.model_dump_json(),
+        },
+        trainer_config=DictConfigWrap(config=trainer),
+        server_manager=client,
+        tokenizer=tokenizer,
+        processor=None,
+        hf_model_type="qwen2",
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(OmegaConf.create({})),
+        tools=ToolListWrap([]),
+    )
+    sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    row = {"row": 4, "held_out": False, "global_steps": 2, "session_id": 0, "uid": "u", **row}
+    row |= {"raw_prompt": [{"role": "user", "content": content}], "reward_model": {"ground_truth": "1379"}}
+    output = await loop.run(sampling, **row)
+    if isinstance(output, list):
+        return output
+    stored = output.as_dict()
+    columns = ("prompts", "responses", "response_mask", "rollout_log_probs")
+    return {name: stored[name].tolist() for name in columns} | {
+        "num_turns": stored["num_turns"],
+        "extra_fields": stored["extra_fields"],
+        "params": client.params,
+    }
+
+
+async def main() -> None:
+    tokenizer = build_tokenizer(tokenizer_rows())
+    tokenizer.name_or_path = "tiny"
+    file = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
+    own = ["rollout.max_response_tokens=160", "data.max_prompt_tokens=160"]
+    own += ["train.prompts_per_step=8", "train.mini_batch_prompts=8"]
+    tool = load_config(RlConfig, file, own)
+    text = load_config(RlConfig, file, [*own, "rollout.tool=false", "rollout.record_groups=0"])
+    said = ["I add.\n" + call("print(412 + 967)"), ANSWER]
+    out: dict[str, Any] = {"tool": await run(Client(tokenizer, said), tokenizer, tool)}
+    out["dropped"] = await run(Client(tokenizer, said, dies=True), tokenizer, tool)
+    try:
+        await run(Client(tokenizer, said), tokenizer, tool, content="9" * 500)
+    except ValueError as error:
+        out["long"] = f"{type(error).__name__}: {error}"
+    out["text"] = await run(Client(tokenizer, [call("print(1)") + ANSWER]), tokenizer, text)
+    for name, row in SEEDED.items():
+        out[name] = await run(Client(tokenizer, said), tokenizer, tool, **row)
+    out["said"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in said]
+    out["prompt_text"] = tokenizer.decode(out["tool"]["prompts"])
+    out["call_end"] = tokenizer.convert_tokens_to_ids("</tool_call>")
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

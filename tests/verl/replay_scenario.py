@@ -1,0 +1,161 @@
+"""Run by test_replay.py in its own process: verl's queue under Ray, our sampler in front of it, groups put by hand.
+
+Prints one JSON object: what each scenario gave.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from retool_mcore.errors import RolloutError
+from retool_mcore.rollout.metrics import Behavior
+from retool_mcore.verl.replay import SyncReplay
+
+GROUP = 4
+
+
+def behavior(calls: int) -> dict[str, Any]:
+    return Behavior(
+        stop_reason="finished",
+        turns=calls + 1,
+        calls=calls,
+        calls_ok=calls,
+        calls_at_limit=0,
+        last_call_ok=calls > 0,
+        code_lines=calls,
+        first_call_tokens=1 if calls else None,
+        response_tokens=2,
+        model_tokens=2,
+        self_corrections=0,
+        cut_outputs=0,
+        cut_tokens=0,
+        engine_s=0.0,
+        tool_s=0.0,
+    ).to_json()
+
+
+def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) -> None:
+    """A prompt of four trajectories; None is one whose agent loop returned [], as an outage makes it."""
+    tq.kv_batch_put(
+        keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": "finished", "global_steps": 1}]
+    )
+    keys, fields = [], []
+    for session, accuracy in enumerate(accuracies):
+        if accuracy is None:
+            continue
+        keys.append(f"{uid}_{session}_0")
+        extra = {
+            "behavior": behavior(calls=int(accuracy)),
+            "record": {"turns": [], "truth": "7"} if recorded else None,
+            "reward_extra_info": {"acc": accuracy},
+        }
+        fields.append(
+            {
+                "prompts": torch.tensor([1, 2, 3]),
+                "responses": torch.tensor([4, 5]),
+                "response_mask": torch.tensor([1, 1]),
+                "rollout_log_probs": torch.tensor([-0.5, -0.25]),
+                "rm_scores": torch.tensor([0.0, 2 * accuracy - 1]),
+                "old_log_probs": torch.tensor([-0.75, -0.25]),
+                "advantages": torch.tensor([2 * accuracy - 1] * 2),
+                "extra_fields": extra,
+            }
+        )
+    if not keys:
+        return
+    tags = [{"status": "success", "seq_len": 5} for _ in keys]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
+
+
+def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], None] | None = None) -> SyncReplay:
+    return SyncReplay(
+        trainer_mode="sync",
+        trainer_config=OmegaConf.create({}),
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="drop",
+        refill_fn=refill,
+        sampler_kwargs=OmegaConf.create(
+            {
+                "group_size": GROUP,
+                "val_group_size": GROUP,
+                "compares_groups": True,
+                "seed": 0,
+                "max_dropped_fraction": max_dropped_fraction,
+                "max_refill_batches": 2,
+                "trajectory_dir": str(folder),
+                "record_groups": 2,
+                "train_batch_size": 2,
+                "filter_groups_metric": "acc" if refill else None,
+            }
+        ),
+    )
+
+
+def sample(replay: SyncReplay) -> dict[str, Any]:
+    try:
+        batch, metrics = replay.sample(global_steps=1, partition_id="train", batch_size=2)
+    except RolloutError as error:
+        if left := list((tq.kv_list() or {}).get("train", {})):
+            tq.kv_clear(partition_id="train", keys=left)
+        return {"error": str(error)}
+    metrics |= replay.step_metrics(batch, metrics)
+    metrics.pop(DAPO_FILTERED_REWARD_COUNTS_KEY, None)  # as verl does
+    tq.kv_clear(partition_id="train", keys=batch.keys)
+    return {"keys": sorted(batch.keys), "metrics": metrics, "left": sorted((tq.kv_list() or {}).get("train", {}))}
+
+
+def main(folder: Path) -> None:
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1, "total_storage_size": 100}}}))
+    out: dict[str, Any] = {}
+    put_group("a", [1.0, 0.0, 1.0, 0.0], recorded=True)
+    put_group("b", [0.0, 0.0, 0.0, 0.0])  # its trajectories were not candidates
+    out["whole"] = sample(sampler(folder, 0.0))
+    put_group("c", [1.0, 0.0, None, 0.0])
+    put_group("d", [0.0, 1.0, 1.0, 1.0])
+    out["one dropped"] = sample(sampler(folder, 0.2))
+    put_group("e", [1.0, None, None, None])
+    put_group("f", [0.0, 1.0, 1.0, 1.0])
+    out["one of a group left"] = sample(sampler(folder, 0.5))
+    put_group("g", [1.0, 0.0, None, 0.0])
+    put_group("h", [0.0, 1.0, 1.0, 1.0])
+    out["too many"] = sample(sampler(folder, 0.1))
+    put_group("i", [1.0, 1.0, 1.0, 1.0])
+    put_group("j", [0.0, 1.0, 1.0, 1.0])
+    asked: list[int] = []
+
+    def refill(count: int) -> None:
+        """What the trainer does: as many new prompts as asked for."""
+        for _ in range(count):
+            asked.append(count)
+            put_group(f"k{len(asked)}", [0.0, 0.0, 1.0, 1.0])
+
+    out["filtered"] = {**sample(sampler(folder, 0.0, refill)), "refilled": len(asked)}
+    put_group("l", [None, None, None, None])
+    put_group("m", [0.0, 1.0, 1.0, 1.0])
+    out["filtered, a group empty"] = sample(sampler(folder, 0.5, refill))
+
+    def refill_in_vain(count: int) -> None:
+        for _ in range(count):
+            asked.append(count)
+            put_group(f"n{len(asked)}", [1.0, 1.0, 1.0, 1.0])
+
+    put_group("o", [0.0, 0.0, 0.0, 0.0])
+    out["filtered in vain"] = sample(sampler(folder, 0.0, refill_in_vain))
+    print(json.dumps(out))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,123 @@
+"""Run by test_sft_engine.py in its own process: the real SftEngine on a tiny model, one rank, a few updates.
+
+Prints one JSON object: what the optimizer, the loss and each forward pass saw, and what plain transformers says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.config import SftConfig, load_config
+from retool_mcore.data.chat import Rendered
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.platforms import get_platform
+from retool_mcore.run.metrics import PhaseTimer
+
+SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
+SETTINGS = ("cluster.gpus_per_node=1", "data.max_length_tokens=200", "train.steps=8", "train.global_batch=4")
+SETTINGS += ("train.micro_batch_tokens=64", "memory.recompute=auto", "optim.lr=0.01", "optim.min_lr=0.001")
+SETTINGS += ("optim.schedule=cosine", "optim.warmup_fraction=0.25", "optim.weight_decay=0.07", "optim.clip_grad=0.05")
+
+
+def sequence(length: int, trained: range) -> Rendered:
+    ids = [(7 * length + 3 * position) % 200 for position in range(length)]
+    return Rendered(ids, [int(position in trained) for position in range(length)])
+
+
+# One sequence is longer than a micro-batch's budget; the last is hardly trained on.
+BATCH = [
+    sequence(100, range(40, 100)),
+    sequence(20, range(5, 15)),
+    sequence(21, range(1, 21)),
+    sequence(22, range(20, 21)),
+]
+VALIDATION = [[BATCH[1], BATCH[3]], [BATCH[0]]]  # 10 + 1 and 60 trained tokens
+
+
+def nats(model: Any, sequences: list[Rendered]) -> tuple[float, int]:
+    """Sum over the trained tokens, each given those before it, and their number."""
+    import torch
+
+    total, count = 0.0, 0
+    for one in sequences:
+        with torch.no_grad():
+            logprobs = model(torch.tensor([one.token_ids])).logits[0].log_softmax(-1)
+        for position, (token, trained) in enumerate(zip(one.token_ids, one.loss_mask, strict=True)):
+            if trained:
+                total -= float(logprobs[position - 1, token])
+                count += 1
+    return total, count
+
+
+def moments_norm(engine: Any) -> float:
+    """Of Adam's first moments after one update, without their factor 1 - beta1: what it took for the gradient."""
+    total = 0.0
+    for part in getattr(engine.optimizer, "chained_optimizers", [engine.optimizer]):
+        adam = part.optimizer
+        for group in adam.param_groups:
+            for param in group["params"]:
+                total += float((adam.state[param]["exp_avg"] / (1 - group["betas"][0])).square().sum())
+    return math.sqrt(total)
+
+
+def watched(engine: Any) -> list[list[int]]:
+    """Of each forward pass in training from now on: its tokens, and the layers it recomputes."""
+    seen: list[list[int]] = []
+    chunk = engine.module[0]
+    while not hasattr(chunk, "decoder"):
+        chunk = chunk.module
+
+    def look(block: Any, args: Any, kwargs: Any) -> None:
+        if block.training:
+            seen.append([kwargs["hidden_states"].shape[0], block.config.recompute_num_layers or 0])
+
+    chunk.decoder.register_forward_pre_hook(look, with_kwargs=True)
+    return seen
+
+
+def main(folder: Path) -> None:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    platform = get_platform("cpu")
+    platform.activate()
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from transformers import AutoModelForCausalLM
+
+    from retool_mcore.verl.sft_engine import SftEngine
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
+    where = (f"model.path={folder}/model", f"run.root={folder}")
+    plain = AutoModelForCausalLM.from_pretrained(folder / "model").float()
+    engine = SftEngine(load_config(SftConfig, SFT, [*SETTINGS, *where]), platform, PhaseTimer())
+    inner = engine._worker.engine
+    out: dict[str, Any] = {"validation": engine.validation_loss(VALIDATION)}
+    out["plain_validation"] = [nats(plain, sequences) for sequences in VALIDATION]
+    out["plain_batch"] = nats(plain, BATCH)
+    forwards = watched(inner)
+    out["steps"] = [engine.train_batch(BATCH)]
+    out["forwards"] = list(forwards)
+    out["moments_norm"] = moments_norm(inner)
+    out["weight_decay"] = sorted({group["weight_decay"] for group in inner.optimizer.param_groups})
+    out["steps"] += [engine.train_batch(BATCH) for _ in range(3)]
+    engine.save(str(folder / "saved"), 4)
+    out["steps"] += [engine.train_batch(BATCH) for _ in range(4)]
+    for name, changes in (("same", ()), ("changed", ("optim.lr=0.004", "optim.min_lr=0", "optim.weight_decay=0.5"))):
+        parallel_state.destroy_model_parallel()
+        again = SftEngine(load_config(SftConfig, SFT, [*SETTINGS, *where, *changes]), platform, PhaseTimer())
+        again.load(str(folder / "saved"))
+        out[name] = [again.train_batch(BATCH) for _ in range(4)]
+        groups = again._worker.engine.optimizer.param_groups
+        out[f"{name}_weight_decay"] = sorted({group["weight_decay"] for group in groups})
+    print(json.dumps(out))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

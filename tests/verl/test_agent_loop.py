@@ -1,0 +1,86 @@
+"""What verl gets of our loop: tokens, mask and logprobs, the keys its metrics need, and nothing when dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retool_mcore.rollout.engine import trajectory_seed
+from tests.scenario import run_scenario
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, Any]:
+    return run_scenario("tests.verl.agent_loop_scenario")
+
+
+def test_a_trajectory_is_stored_to_the_token(outputs: dict[str, Any]):
+    tool, (first, second) = outputs["tool"], outputs["said"]
+    between = len(tool["responses"]) - len(first) - len(second)
+    assert tool["responses"][: len(first)] == first
+    assert tool["responses"][len(first) + between :] == second
+    assert tool["response_mask"] == [1] * len(first) + [0] * between + [1] * len(second)
+    assert tool["rollout_log_probs"] == [-0.5] * len(first) + [0.0] * between + [-0.5] * len(second)
+    assert tool["num_turns"] == 4  # verl's count: the question, two of the model, one of the interpreter
+
+
+def test_the_reward_and_the_metrics_find_their_keys(outputs: dict[str, Any]):
+    extra = outputs["tool"]["extra_fields"]
+    assert (extra["min_global_steps"], extra["max_global_steps"], extra["answer"]) == (3, 3, "1379")
+    assert (extra["behavior"]["calls"], extra["behavior"]["stop_reason"]) == (1, "finished")
+    assert extra["record"]["turns"][0]["results"][0]["shown"] == "1379"
+    assert extra["record"]["versions"] == [3 if loss else -1 for loss in outputs["tool"]["response_mask"]]
+
+
+def test_what_is_written_down_travels_with_a_candidate_only(outputs: dict[str, Any]):
+    record = outputs["tool"]["extra_fields"]["record"]
+    assert (record["truth"], record["prompt"]) == ("1379", outputs["prompt_text"])
+    assert "412 + 967?" in record["prompt"]
+    assert outputs["text"]["extra_fields"]["record"] is None, "rollout.record_groups = 0"
+
+
+def test_calls_and_the_cache_are_measured_where_they_happen(outputs: dict[str, Any]):
+    behavior = outputs["tool"]["extra_fields"]["behavior"]
+    [call_s], [queue_s], [run_s] = behavior["call_s"], behavior["call_queue_s"], behavior["call_run_s"]
+    assert call_s >= queue_s + run_s > 0
+    second = outputs["said"][1]
+    sent = 2 * len(outputs["tool"]["prompts"]) + len(outputs["tool"]["responses"]) - len(second)
+    assert (behavior["context_tokens"], behavior["cached_tokens"]) == (sent, 32)
+
+
+def test_every_request_has_the_budget_that_is_left_and_stops_on_the_call(outputs: dict[str, Any]):
+    first, second = outputs["tool"]["params"]
+    assert (first["temperature"], first["top_p"], first["logprobs"]) == (0.7, 0.9, True)
+    assert outputs["call_end"] in first["stop_token_ids"]
+    assert first["max_new_tokens"] == 160
+    assert second["max_new_tokens"] == 160 - len(outputs["tool"]["responses"]) + len(outputs["said"][1])
+
+
+def test_every_turn_of_a_trajectory_has_its_seed(outputs: dict[str, Any]):
+    def seeds(name: str) -> set[int | None]:
+        return {params.get("sampling_seed") for params in outputs[name]["params"]}
+
+    trained = [seeds(name) for name in ("tool", "next step", "next sample", "next row")]
+    assert all(len(each) == 1 for each in trained) and len(set().union(*trained)) == 4
+    assert seeds("held out") == seeds("held out, later") == {trajectory_seed(0, 4, 0)}, "what `retool eval` gives it"
+    assert seeds("vllm") == {None}, "its SamplingParams have no field of this name"
+
+
+def test_an_outage_leaves_nothing_to_store(outputs: dict[str, Any]):
+    assert outputs["dropped"] == []
+
+
+def test_a_prompt_over_the_budget_is_an_error_and_not_cut(outputs: dict[str, Any]):
+    assert outputs["long"].startswith("DataError: ")
+    assert "more than data.max_prompt_tokens = 160" in outputs["long"]
+
+
+def test_without_the_tool_a_call_is_text_and_no_stop(outputs: dict[str, Any]):
+    text = outputs["text"]
+    assert set(text["response_mask"]) == {1}
+    assert text["num_turns"] == 2
+    assert outputs["call_end"] not in text["params"][0]["stop_token_ids"]
+    assert text["extra_fields"]["answer"] == "1379"

@@ -1,0 +1,82 @@
+"""--dry-run: verl's own classes resolve and judge the settings; nothing starts; what differs is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.train.rl import _require_cluster
+from retool_mcore.verl.dry_run import MISSING, differences
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-W", "ignore", "-m", "retool_mcore", *words, "--dry-run"]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+
+
+def test_differences_are_leaves_of_either_side():
+    defaults = {"a": {"b": 1, "c": {"d": 2}}, "e": [1], "f": None, "gone": {}}
+    ours = {"a": {"b": 1, "c": {"d": 3, "new": 4}}, "e": [1, 2], "f": {"g": 5}, "gone": {}}
+    assert differences(defaults, ours) == {
+        "a.c.d": (2, 3),
+        "a.c.new": (MISSING, 4),
+        "e": ([1], [1, 2]),
+        "f.g": (MISSING, 5),
+    }
+    assert differences(ours, ours) == {}
+
+
+def test_sft_and_rl_tell_what_differs_and_start_nothing(tmp_path: Path):
+    sft = command("sft", "configs/sft_tiny_cpu.toml", f"run.root={tmp_path}", "parallel.tp=2")
+    assert sft.returncode == 0, sft.stderr[-2000:]
+    assert "engine.tensor_model_parallel_size: 1 -> 2" in sft.stdout
+    assert "optim.lr_decay_style: linear -> cosine" in sft.stdout
+    rl = command("rl", "configs/rl_tiny_cpu.toml", f"run.root={tmp_path}", "verl_overrides.trainer.balance_batch=false")
+    assert rl.returncode == 0, rl.stderr[-2000:]
+    assert "actor_rollout_ref.rollout.n: 1 -> 8" in rl.stdout
+    assert "raw verl key, [verl_overrides]: trainer.balance_batch = False" in rl.stdout
+    assert "model.path = runs/sft_tiny_cpu/export is not here" in rl.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("rl", "configs/rl_tiny_cpu.toml", "verl_overrides.trainer.no_such_key=1"),
+            "trainer.no_such_key is not a key",
+        ),
+        (
+            ("rl", "configs/rl_tiny_cpu.toml", "verl_overrides.actor_rollout_ref.rollout.expert_parallel_size=3"),
+            "refuses",
+        ),
+        (("sft", "configs/sft_tiny_cpu.toml", "verl_overrides.engine.no_such_key=1"), "no_such_key"),
+        (("rl", "configs/rl_tiny_cpu.toml", "--platform", "tpu"), "'cpu', 'cuda' or 'ascend'"),
+        (
+            ("sft", "configs/sft_tiny_cpu.toml", "--platform", "ascend"),
+            'model.dtype = "float32" runs on platform "cpu"',
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(words: tuple[str, ...], message: str):
+    done = command(*words)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and message in errors[0], done.stderr[-2000:]
+
+
+def test_several_nodes_without_a_cluster_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    run = load_config(RlConfig, ROOT / "configs" / "rl_tiny_cpu.toml", ["cluster.nodes=2"])
+    with pytest.raises(ConfigError, match=r"cluster\.nodes = 2, and RAY_ADDRESS names no Ray cluster"):
+        _require_cluster(run)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    _require_cluster(run)

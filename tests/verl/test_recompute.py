@@ -1,0 +1,152 @@
+"""memory.recompute = "auto": how many layers, and that Megatron's block is told before each forward pass."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retool_mcore.config import Memory, RlConfig, SftConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.model.activations import layers_to_recompute, token_memory
+from retool_mcore.model.check import check_recompute
+from retool_mcore.model.shape import of_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
+from retool_mcore.verl.plugin import assert_loaded
+from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget
+
+QWEN_7B = of_config(
+    {
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "vocab_size": 152064,
+    }
+)
+SFT = "configs/sft_qwen2.5_7b_h200x8.toml"
+AUTO = ("memory.recompute=auto", "parallel.cp=1")
+
+
+@given(
+    tokens=st.integers(1, 40_000),
+    budget=st.integers(1, 20_000),
+    layers=st.integers(1, 80),
+    rest=st.floats(0, 20),
+    input_share=st.floats(0, 0.5),
+)
+def test_the_memory_stays_that_of_a_full_budget(tokens: int, budget: int, layers: int, rest: float, input_share: float):
+    def memory(tokens: int, recomputed: int) -> float:
+        return tokens * (layers - recomputed * (1 - input_share) + rest)
+
+    wanted = layers_to_recompute(tokens, budget, layers, rest=rest, input_share=input_share)
+    assert memory(tokens, wanted) <= memory(budget, 0) * (1 + 1e-9) or tokens <= budget
+    if wanted:  # one layer less would not do
+        assert memory(tokens, wanted - 1) > memory(budget, 0) * (1 - 1e-9)
+
+
+def test_a_7b_model_recomputes_only_what_a_long_sequence_needs():
+    rest, input_share = token_memory(QWEN_7B, fused_cross_entropy=True)
+    found = {
+        tokens: layers_to_recompute(tokens, 11264, 28, rest=rest, input_share=input_share)
+        for tokens in (8192, 11264, 12158, 16384)
+    }
+    assert found == {8192: 0, 11264: 0, 12158: 3, 16384: 11}
+
+
+class Block(torch.nn.Module):
+    """The parts of Megatron's TransformerBlock that the hook reads; remembers what each forward pass found."""
+
+    def __init__(self, *, tp: int, pre_process: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Identity() for _ in range(10))
+        self.config = SimpleNamespace(sequence_parallel=tp > 1, tensor_model_parallel_size=tp)
+        self.pre_process = pre_process
+        self.input_tensor: torch.Tensor | None = None
+        self.seen: list[tuple[str | None, int | None]] = []
+
+    def forward(self, hidden_states: torch.Tensor | None) -> None:
+        found = vars(self.config)
+        self.seen.append((found.get("recompute_granularity"), found.get("recompute_num_layers")))
+
+
+@pytest.mark.parametrize("pre_process", [True, False])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_each_forward_pass_of_training_is_told(tp: int, pre_process: bool):
+    block = Block(tp=tp, pre_process=pre_process)
+    recompute_long_micro_batches([SimpleNamespace(decoder=block)], 100, rest=0.0, input_share=0.0)
+    for tokens in (100, 200, 1000, 50):
+        hidden = torch.zeros(tokens // tp, 1, 4)
+        block.input_tensor = None if pre_process else hidden
+        block(hidden_states=hidden if pre_process else None)
+    assert block.seen == [(None, None), ("full", 5), ("full", 9), (None, None)]
+    block.eval()(hidden_states=torch.zeros(1000, 1, 4))
+    assert block.seen[-1] == (None, None)
+
+
+def test_a_sequence_may_exceed_the_budget_only_as_far_as_recomputing_brings_it_back():
+    config = load_config(SftConfig, SFT, [*AUTO, "train.micro_batch_tokens=8192"])
+    check_recompute(config, QWEN_7B)
+    config = load_config(SftConfig, SFT, [*AUTO, "train.micro_batch_tokens=2048"])
+    with pytest.raises(ConfigError, match=r"train\.micro_batch_tokens = 2048 without\. Raise it to (\d+)") as told:
+        check_recompute(config, QWEN_7B)
+    least = int(str(told.value).partition("Raise it to ")[2].partition(",")[0])
+    check_recompute(load_config(SftConfig, SFT, [*AUTO, f"train.micro_batch_tokens={least}"]), QWEN_7B)
+    with pytest.raises(ConfigError, match=f"{least - 1} without"):
+        check_recompute(load_config(SftConfig, SFT, [*AUTO, f"train.micro_batch_tokens={least - 1}"]), QWEN_7B)
+
+
+def test_of_an_rl_run_the_longest_response_counts():
+    path = "configs/rl_qwen2.5_7b_h200x8.toml"
+    layout = ("parallel.tp=1", "parallel.cp=1", "parallel.pp=1")
+    with pytest.raises(ConfigError, match=r"max_response_tokens = 18432 does not fit .* = 8192 tokens\. .* \"auto\""):
+        load_config(RlConfig, path, [*layout, "train.micro_batch_tokens=8192", "memory.recompute=full"])
+    settings = [*layout, "memory.recompute=auto"]
+    check_recompute(load_config(RlConfig, path, [*settings, "train.micro_batch_tokens=8192"]), QWEN_7B)
+    message = r"max_response_tokens = 18432: .* = 2048 without\. Raise it to (\d+)"
+    with pytest.raises(ConfigError, match=message) as told:
+        check_recompute(load_config(RlConfig, path, [*settings, "train.micro_batch_tokens=2048"]), QWEN_7B)
+    least = int(str(told.value).partition("Raise it to ")[2].partition(",")[0])
+    check_recompute(load_config(RlConfig, path, [*settings, f"train.micro_batch_tokens={least}"]), QWEN_7B)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cp", "budget", "least"),
+    [
+        ([[50, 40, 30], [20, 20, 20]], 1, 100, 2),  # 120 tokens are two micro-batches of the usual 100
+        ([[150, 40, 30, 80], [20, 20, 20, 20]], 1, 150, 3),  # the longest fits, and there are not fewer
+        ([[150, 40, 30, 80], [20, 20, 20, 20]], 2, 100, 2),  # two ranks share 200
+        ([[301, 40, 30, 80], [20, 20, 20, 20]], 2, 151, 3),
+        ([[150, 140], [130, 120]], 1, 150, 2),  # no more than sequences
+    ],
+)
+def test_the_budget_of_a_batch(lengths: list[list[int]], cp: int, budget: int, least: int):
+    get_platform("cpu").activate()
+    from tensordict import TensorDict
+
+    data = TensorDict({}, batch_size=[])
+    set_budget(data, lengths, 100, cp)
+    assert (data["max_token_len_per_gpu"], data[MIN_MICRO_BATCHES]) == (budget, least)
+
+
+def test_only_auto_takes_workers_that_recompute():
+    get_platform("cpu").activate()
+    assert_loaded()  # verl may have been imported for another file's tests, before the platform was known
+    from verl.experimental.separation.engine_workers import DetachActorWorker
+    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+    from retool_mcore.verl.update_worker import UpdateWorker
+    from retool_mcore.verl.workers import RecomputingWorker, worker_class
+
+    for verls in (ActorRolloutRefWorker, DetachActorWorker):
+        chosen = worker_class(verls, Memory(recompute="auto"))
+        assert issubclass(chosen, verls)
+        assert (chosen.actor_worker_cls, chosen.ref_worker_cls) == (RecomputingWorker, RecomputingWorker)
+        assert worker_class(verls, Memory(recompute="full")).actor_worker_cls is UpdateWorker
+    assert issubclass(worker_class(TrainingWorker, Memory(recompute="auto")), RecomputingWorker)
+    assert not issubclass(worker_class(TrainingWorker, Memory()), RecomputingWorker)

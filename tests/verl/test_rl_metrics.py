@@ -1,0 +1,35 @@
+"""The time between two rows has a name, and what the engines say of their load is told over all of them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from retool_mcore.verl.rl_metrics import StepClock, load_metrics
+
+
+def test_what_lies_between_two_rows_is_the_step_and_two_times_around_it():
+    clock = StepClock()
+    clock.row_written()
+    first_s = time.perf_counter()
+    time.sleep(0.02)  # verl's clean-up and console
+    clock.step_begins()
+    step_s = -time.perf_counter()
+    time.sleep(0.03)
+    step_s += time.perf_counter()
+    clock.metrics_begin()
+    time.sleep(0.01)
+    times = clock.row_written()
+    assert times["time_between_steps_s"] >= 0.02 and times["time_metrics_s"] >= 0.01
+    assert sum(times.values()) + step_s == pytest.approx(time.perf_counter() - first_s, abs=0.005)
+
+
+def test_the_load_is_over_polls_of_all_engines():
+    assert load_metrics([(4, 0), (8, 6), (0, 3)]) == {
+        "engine/running/mean": 4.0,
+        "engine/running/max": 8.0,
+        "engine/queued/mean": 3.0,
+        "engine/queued/max": 6.0,
+    }
+    assert load_metrics([]) == {}

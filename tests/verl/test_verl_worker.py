@@ -1,0 +1,131 @@
+"""verl's own agent-loop worker on our resolved tree: what the engine is asked for, and what is stored of the answers.
+
+Only three ends are cut off: the client of the rollout servers is a script, and the queue and the reward are not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.rollout.scripted_engine import ScriptedEngine, call
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.keys.ppo import ppo_tree
+from retool_mcore.verl.keys.rollout import write_agent_loop
+from retool_mcore.verl.plugin import assert_loaded
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
+TURNS = ["I add.\n" + call("print(412 + 967)"), "It is \\boxed{1379}.<|im_end|>"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def verl_imports_here() -> None:
+    get_platform("cpu").activate()
+    assert_loaded()
+
+
+class Client:
+    """verl's LLMServerClient: each token's log-probability is its own, by its id, so that none can stand in another's
+    place unseen."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.engines, self.asked = tokenizer, dict[str, ScriptedEngine](), list[dict[str, Any]]()
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        self.asked.append(sampling_params)
+        engine = self.engines.setdefault(request_id, ScriptedEngine(self.tokenizer, TURNS))
+        turn = await engine.answer(request_id, prompt_ids, sampling_params)
+        logprobs = [logprob_of(token_id) for token_id in turn.token_ids]
+        steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3}
+        return TokenOutput(
+            token_ids=list(turn.token_ids), log_probs=logprobs, stop_reason=turn.stop, extra_fields=steps
+        )
+
+
+def logprob_of(token_id: int) -> float:
+    return -(token_id + 1) / 1024
+
+
+def sampled(config: RlConfig, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, *, validate: bool) -> tuple[Any, Any]:
+    """What verl's worker stores of one prompt, and the parameters of every request it made for it."""
+    from tensordict.tensorclass import NonTensorData, NonTensorStack
+    from verl.experimental.agent_loop import agent_loop
+    from verl.trainer.ppo.v1 import agent_loop_tq
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    stored: list[dict[str, Any]] = []
+
+    class Worker(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+        def __init__(self) -> None:
+            """Without the queue, and the model's files that the base class reads a tokenizer from."""
+            self.config, self.llm_client, self.background_tasks = tree, Client(tokenizer), set()
+            self.rollout_config = tree.actor_rollout_ref.rollout
+            self.tokenizer, self.processor, self.hf_model_type = tokenizer, None, "qwen2"
+            self.dataset_cls, self.tools = RLHFDataset, []
+
+        async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+            stored.append(output.as_dict())
+
+    async def put(**_: Any) -> None: ...
+
+    async def run(worker: Any) -> None:
+        await worker.generate_sequences(prompts)
+        await asyncio.gather(*worker.background_tasks)
+
+    config.run.dir.mkdir(parents=True, exist_ok=True)
+    write_agent_loop(config)
+    tree = ppo_tree(config, get_platform("cpu"))
+    from omegaconf import OmegaConf
+
+    for entry in OmegaConf.load(tree.actor_rollout_ref.rollout.agent.agent_loop_config_path):
+        monkeypatch.setitem(agent_loop._agent_loop_registry, entry.name, entry)
+    monkeypatch.setattr(agent_loop_tq, "tq", SimpleNamespace(async_kv_put=put))
+    messages = [{"role": "user", "content": "What is 412 + 967?"}]
+    prompts = tu.get_tensordict(
+        tensor_dict={"index": torch.tensor([0]), "row": torch.tensor([0]), "held_out": torch.tensor([validate])},
+        non_tensor_dict={"global_steps": 3, "validate": validate},
+    )
+    prompts["uid"] = NonTensorStack(NonTensorData("u"))
+    prompts["raw_prompt"] = NonTensorStack(NonTensorData(messages))
+    worker = Worker()
+    asyncio.run(run(worker))
+    return stored, worker.llm_client.asked
+
+
+def rl(tmp_path: Path, *settings: str) -> RlConfig:
+    small = ("rollout.max_response_tokens=400", "data.max_prompt_tokens=300", "train.prompts_per_step=8")
+    more = ("train.mini_batch_prompts=8", f"run.root={tmp_path}")
+    return load_config(RlConfig, RL, [*small, *more, *settings])
+
+
+def test_the_engine_samples_as_the_run_file_says(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = rl(tmp_path, "rollout.temperature=0.7", "rollout.top_p=0.9", "rollout.group_size=3")
+    stored, asked = sampled(config, tokenizer, monkeypatch, validate=False)
+    assert len(stored) == 3, "rollout.group_size responses of the prompt"
+    assert len(asked) == 3 * len(TURNS)
+    for params in asked:
+        assert (params["temperature"], params["top_p"], params["top_k"]) == (0.7, 0.9, -1)
+        assert params["logprobs"] is True
+
+
+def test_each_token_is_stored_with_its_own_log_probability(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (row, *_), _ = sampled(rl(tmp_path), tokenizer, monkeypatch, validate=False)
+    responses, mask = row["responses"].tolist(), row["response_mask"].tolist()
+    said = [tokenizer.encode(turn, add_special_tokens=False) for turn in TURNS]
+    assert [token for token, loss in zip(responses, mask, strict=True) if loss] == [*said[0], *said[1]]
+    assert 0 in mask, "the interpreter's result stands between the turns"
+    expected = [logprob_of(token) if loss else 0.0 for token, loss in zip(responses, mask, strict=True)]
+    assert row["rollout_log_probs"].tolist() == expected
