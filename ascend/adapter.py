@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ascend import limits
 from retool_mcore.config import RlConfig, RunConfig
@@ -22,6 +22,7 @@ from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.records import Device, Rollout, Training
 
 CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
 # verl's image for CANN 9.0 (Dockerfile.ascend_9.0.0_a2_v0.8.0) and its ReTool page for Ascend of 2026-07 name these.
@@ -49,20 +50,21 @@ class Ascend(Platform):
     """Atlas A2 (Ascend 910B). Nothing in this class has been run on an NPU: see README.md."""
 
     name = "ascend"
-    device = "npu"
-    comm_backend = "cpu:gloo,npu:hccl"
     verl_platform = "huawei"
-    ray_resource = "NPU"
-    rollout_engines = ("vllm",)
-    train_dtypes = ("bfloat16",)
-    external_lib = ""
-    engine_config_class = "verl.workers.config.McoreEngineConfig"
-    # verl's own default backend; MindSpeed's attention takes its place where use_flash_attn is set.
-    transformer_options: ClassVar[Mapping[str, Any]] = {"attention_backend": "flash", "use_flash_attn": True}
-    ddp_options: ClassVar[Mapping[str, Any]] = {}
-    free_cache_engine = True
-    enforce_eager = False
-    peak_flops = 354e12  # Ascend 910B, dense bfloat16, as in verl's flops counter
+    device = Device(
+        name="npu",
+        comm_backend="cpu:gloo,npu:hccl",
+        ray_resource="NPU",
+        peak_flops=354e12,  # Ascend 910B, dense bfloat16, as in verl's flops counter
+    )
+    training = Training(
+        dtypes=("bfloat16",),
+        engine_config_class="verl.workers.config.McoreEngineConfig",
+        # verl's own default backend; MindSpeed's attention takes its place where use_flash_attn is set.
+        transformer_options={"attention_backend": "flash", "use_flash_attn": True},
+    )
+    # On NPUs verl registers its HCCL engine as "nccl".
+    rollout = Rollout(engine="vllm", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
 
     def check_machine(self) -> None:
         home = Path(os.environ.get("ASCEND_HOME_PATH", CANN_HOME))
@@ -157,8 +159,9 @@ class Ascend(Platform):
         return VERSIONS
 
     def check_settings(self, config: RunConfig) -> None:
+        super().check_settings(config)
         limits.check(config)
-        if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" and not self.enforce_eager:
+        if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" and not self.rollout.enforce_eager:
             raise ConfigError(
                 "ASCEND_LAUNCH_BLOCKING = 1 is exported, and vllm-ascend refuses it with ACL graphs. Unset it."
             )

@@ -89,7 +89,7 @@ def bench(
     platform = get_platform("cuda")
     platform.activate()
     platform.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(platform.comm_backend)
+    dist.init_process_group(platform.device.comm_backend)
     require_fast_loss(fused=fused)
     choices = {"checkpointing": checkpointing, "liger": liger, "fused": fused, "prefetch": prefetch, "reshard": reshard}
     timer = PhaseTimer()

@@ -63,6 +63,20 @@ def test_files_that_the_guides_name_are_there(guide: str):
     assert not missing
 
 
+def test_only_platforms_ask_for_the_name_of_a_device():
+    """All else reads a platform's facts. The schema names the choices, the planner's table the data sheets."""
+    names, tables = {"cpu", "cuda", "npu", "ascend"}, {"config/shared.py", "planner/hardware.py"}
+    package = ROOT / "retool_mcore"
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in package.rglob("*.py")
+        if "platforms" not in path.parts and str(path.relative_to(package)) not in tables
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert not found
+
+
 def test_no_machine_leaks_into_the_repository():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     words = ["/" + "work/", "/" + "root/", "bash_" + "jobs"]

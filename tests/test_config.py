@@ -42,7 +42,6 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (SFT, "run.platform=tpu", "run.platform = \"tpu\": input should be 'cpu', 'cuda' or 'ascend'"),
         (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
         (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
-        (SFT, "run.platform=cuda", 'model.dtype = "float32" runs on platform "cpu" only'),
         (SFT, "data.max_length_tokens=999999", "does not fit a micro-batch"),
         (SFT, "steps=3", "is not of the form section.key=value"),
         (RL, "rollout.group_size=1", "rollout.group_size = 1 gives GRPO no group"),

@@ -40,10 +40,11 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
     if dry_run:
         _print_dry_run(run)
         return
-    from retool_mcore.model.check import check_cores, check_model
+    from retool_mcore.platforms.base import get_platform
+    from retool_mcore.preflight.start import check_data, check_run
 
-    check_model(run)
-    check_cores(run)
+    check_run(run, get_platform(run.run.platform))
+    check_data(run)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(run.cluster.gpus_per_node)]
     argv = [*torchrun, "--standalone", "launch/sft_mcore.py", str(config), *settings]
     os.execv(argv[0], argv)  # torchrun takes our place: signals and the exit code are its own
@@ -64,7 +65,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
 def _print_dry_run(run: RunConfig) -> None:
     """The report goes to stdout; whatever the engines print while they are imported goes to stderr."""
-    from retool_mcore.verl.dry_run import dry_run
+    from retool_mcore.train.dry_run import dry_run
 
     with redirect_stdout(sys.stderr):
         report = dry_run(run)

@@ -35,6 +35,7 @@ def plan(
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
+    chosen.check_dtype(run)
     if platform and chosen.mapping() and not as_json:
         typer.echo(chosen.mapping())
     if isinstance(run, RlConfig) and run.train.mode == "async":

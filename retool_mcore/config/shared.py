@@ -179,11 +179,6 @@ class RunConfig(Section):
             raise ValueError(f"parallel.vpp = {p.vpp} interleaves the chunks of pipeline stages, and parallel.pp = 1")
         if self.dp % p.ep:
             raise ValueError(f"parallel.ep = {p.ep} does not divide the {self.dp} data-parallel ranks")
-        if self.model.dtype == "float32" and self.run.platform != "cpu":
-            raise ValueError(
-                f'model.dtype = "float32" runs on platform "cpu" only, and run.platform = "{self.run.platform}". '
-                'Use "bfloat16"'
-            )
         check_saving(self.checkpoint, self.memory.optimizer_on_cpu)
         if len(self.verl_overrides) > MAX_VERL_OVERRIDES:
             raise ValueError(

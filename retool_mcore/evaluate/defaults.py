@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from retool_mcore.config import RlConfig, build_config
-from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.errors import ConfigError
 from retool_mcore.model.files import read_config
-from retool_mcore.platforms.base import get_platform
+from retool_mcore.platforms.base import detect_platform
 from retool_mcore.rollout.sglang_http import SglangEngine
 
 SOURCE = "the defaults of `retool eval`"
@@ -23,15 +23,15 @@ def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
 
     A model with a shorter context gets a shorter response. Raises ConfigError for a bad override.
     """
-    platform = _platform()
-    devices = 1 if platform == "cpu" else get_platform(platform).device_count()
+    platform = detect_platform()
+    devices = platform.device_count() if platform.host.has_devices else 1
     longest = read_config(model).get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
     prompt = min(MAX_PROMPT_TOKENS, longest // 2)
     response = min(MAX_RESPONSE_TOKENS, longest - prompt)
     tree: dict[str, Any] = {
-        "run": {"name": "eval", "platform": platform},
+        "run": {"name": "eval", "platform": platform.name},
         "cluster": {"gpus_per_node": devices},
-        "model": {"path": model, "dtype": "float32" if platform == "cpu" else "bfloat16"},
+        "model": {"path": model, "dtype": platform.training.dtypes[0]},
         "data": {"train_file": "none", "max_prompt_tokens": prompt},
         "rollout": {"group_size": 2, "max_turns": 8, "max_response_tokens": response},
         "validation": {"files": ["none"], "every": 0, "n": 8, "top_p": 0.6},
@@ -46,17 +46,6 @@ def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
         "checkpoint": {"every_steps": 1},
     }
     return build_config(RlConfig, tree, SOURCE, overrides)
-
-
-def _platform() -> str:
-    """The first platform that this machine can run."""
-    for name in ("cuda", "ascend"):
-        try:
-            get_platform(name).check_machine()
-        except PlatformError:
-            continue
-        return name
-    return "cpu"
 
 
 def model_of_server(url: str) -> str:

@@ -13,8 +13,8 @@ from typing import Any, Self
 from zlib import crc32
 
 from retool_mcore.config import RlConfig
-from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.errors import CheckpointError
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
@@ -34,24 +34,6 @@ class SpreadEngine:
         return await self.engines[crc32(request.trajectory_id.encode()) % len(self.engines)].generate(request)
 
 
-def device_groups(config: RlConfig, platform: Platform) -> list[list[int]]:
-    """The devices of each server: rollout.engine_tp of those of [cluster]'s node that this machine has.
-
-    On a CPU it is one server without devices: cores are shared, and a second one would only cost memory.
-    Raises ConfigError when this machine has too few for one.
-    """
-    if platform.device == "cpu":
-        return [[]]
-    tp, present = config.rollout.engine_tp, platform.device_count()
-    count = min(present, config.cluster.gpus_per_node) // tp
-    if not count:
-        raise ConfigError(
-            f"{config.source}: rollout.engine_tp = {tp} is more than the {present} devices that this machine shows, of "
-            f"cluster.gpus_per_node = {config.cluster.gpus_per_node}. Lower it, or evaluate where there are more."
-        )
-    return [list(range(first, first + tp)) for first in range(0, count * tp, tp)]
-
-
 class Servers:
     """The servers of one model at a time: kept while only weights change, replaced when their shape does.
 
@@ -61,7 +43,8 @@ class Servers:
     def __init__(self, config: RlConfig, out: Path, url: str | None) -> None:
         self._config, self._out, self._url = config, out, url
         self._platform = get_platform(config.run.platform)
-        self._groups = [[]] if url is not None else device_groups(config, self._platform)
+        self._platform.check_dtype(config)
+        self._groups = [[]] if url is not None else self._platform.server_devices(config)
         self._stack = contextlib.ExitStack()
         self._running: list[SglangServer] = []
         self._shape: dict[str, Any] = {}

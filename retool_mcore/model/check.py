@@ -1,8 +1,7 @@
-"""Does a run fit its model, and a run on a CPU its machine: checks that need no engine."""
+"""Does a run fit its model: checks that need no engine."""
 
 from __future__ import annotations
 
-import os
 from math import ceil
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
@@ -10,16 +9,6 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import ModelShape, of_config
-
-
-def check_cores(config: RunConfig) -> None:
-    """On platform cpu a process needs a core of its own. Raises ConfigError; there is nothing to check elsewhere."""
-    cores, processes = os.cpu_count() or 1, config.cluster.gpus_per_node
-    if config.run.platform == "cpu" and processes > cores:
-        raise ConfigError(
-            f"{config.source}: cluster.gpus_per_node = {processes} processes share {cores} cores, and each would wait "
-            f"for the others at every step. Use at most {cores}."
-        )
 
 
 def check_model(config: RunConfig) -> None:

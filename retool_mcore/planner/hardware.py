@@ -27,6 +27,8 @@ class Device:
     # rollout.engine_memory_fraction is of all memory, with all that the engine needs (vLLM); or of what is free when it
     # starts, with activations and graphs on top (SGLang).
     engine_counts_all: bool
+    cp_cuts_heads: bool  # context parallelism shares out attention heads, not only the sequence
+    decoding_fitted: bool  # what an engine does when cut otherwise is known: it was measured
 
 
 DEVICES = {
@@ -42,6 +44,8 @@ DEVICES = {
             network=50e9,
             fused=True,
             engine_counts_all=False,
+            cp_cuts_heads=False,
+            decoding_fitted=True,
         ),
         Device(
             name="h200",
@@ -53,6 +57,8 @@ DEVICES = {
             network=50e9,
             fused=True,
             engine_counts_all=False,
+            cp_cuts_heads=False,
+            decoding_fitted=True,
         ),
         Device(
             name="a2",
@@ -64,6 +70,8 @@ DEVICES = {
             network=25e9,
             fused=False,
             engine_counts_all=True,
+            cp_cuts_heads=True,
+            decoding_fitted=False,
         ),
     )
 }

@@ -66,8 +66,8 @@ def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[
                 ranks = tp * pp * cp
                 if hardware.count % ranks or shape.kv_heads % tp or shape.layers % pp or tp * cp > DEVICES_PER_NODE:
                     continue
-                if hardware.device.platform == "ascend" and shape.heads % (tp * cp):
-                    continue  # there context parallelism cuts the heads
+                if hardware.device.cp_cuts_heads and shape.heads % (tp * cp):
+                    continue
                 dp = hardware.count // ranks
                 if isinstance(config, RlConfig):
                     batch = config.train.mini_batch_prompts * config.rollout.group_size
@@ -112,7 +112,7 @@ def _rollouts(config: RlConfig, shape: ModelShape, hardware: Hardware) -> Iterat
     vLLM's engines on NPUs stay cut as they are: decoding was fitted to SGLang on H200.
     """
     for offload in (False, True):
-        for tp in SIZES if hardware.device.platform == "cuda" else (config.rollout.engine_tp,):
+        for tp in SIZES if hardware.device.decoding_fitted else (config.rollout.engine_tp,):
             if hardware.count % tp or shape.kv_heads % tp:
                 continue
             for fraction in FRACTIONS:

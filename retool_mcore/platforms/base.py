@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from retool_mcore.config import RunConfig
-from retool_mcore.errors import PlatformError
+from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.records import Device, Host, Rollout, Training
 
-PLATFORMS = {  # name -> module:class, imported only when asked for
+PLATFORMS = {  # name -> module:class, imported only when asked for; detect_platform() takes the last that fits
     "cpu": "retool_mcore.platforms.cpu.platform:Cpu",
     "cuda": "retool_mcore.platforms.cuda.platform:Cuda",
     "ascend": "ascend.adapter:Ascend",
 }
+WITHOUT_DEVICES = "cpu"
 SGLANG_PLUGINS = "sglang.srt.plugins"  # SGLang's group of entry points; ours is sglang_plugin.load
 PLATFORM_ENV = "RETOOL_PLATFORM"  # tells every process of a run, Ray's too, which platform it belongs to
 
@@ -37,22 +39,14 @@ class EnvVar:
 
 
 class Platform(ABC):
-    """A kind of machine. The facts below are read by verl/keys, the launchers and the evaluation."""
+    """A kind of machine: its facts, one record for each reader, and what is done differently on it."""
 
     name: ClassVar[str]
-    device: ClassVar[str]  # torch's and verl's device name
-    comm_backend: ClassVar[str]  # of torch.distributed.init_process_group
     verl_platform: ClassVar[str]  # the value of VERL_PLATFORM
-    ray_resource: ClassVar[str]  # the Ray resource that stands for one training process's device
-    rollout_engines: ClassVar[tuple[str, ...]]
-    train_dtypes: ClassVar[tuple[str, ...]]  # what model.dtype may be
-    external_lib: ClassVar[str]  # module that registers engines with verl (model.external_lib); "" for none
-    engine_config_class: ClassVar[str]  # Hydra _target_ of verl's Megatron engine configuration
-    transformer_options: ClassVar[Mapping[str, Any]]  # of Megatron's TransformerConfig: kernels that this machine has
-    ddp_options: ClassVar[Mapping[str, Any]]  # of Megatron's DistributedDataParallelConfig
-    free_cache_engine: ClassVar[bool]  # the rollout engine gives its memory back while the actor trains
-    enforce_eager: ClassVar[bool]  # the rollout engine runs without captured graphs
-    peak_flops: ClassVar[float | None]  # dense bfloat16 flop/s of one device, for MFU; None: not known
+    device: ClassVar[Device]
+    training: ClassVar[Training]
+    rollout: ClassVar[Rollout]
+    host: ClassVar[Host] = Host()
 
     @abstractmethod
     def check_machine(self) -> None:
@@ -98,7 +92,7 @@ class Platform(ABC):
 
     @abstractmethod
     def rollout_engine_kwargs(self) -> dict[str, Any]:
-        """Server settings for verl's rollout engine, rollout_engines[0], beyond what verl itself sets."""
+        """Server settings for verl's rollout engine, beyond what verl itself sets."""
 
     def sglang_command(
         self,
@@ -117,7 +111,7 @@ class Platform(ABC):
         command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
         command += ["--max-running-requests", str(max_running_requests)]
-        if self.enforce_eager:
+        if self.rollout.enforce_eager:
             command.append("--disable-cuda-graph")
         return command + sglang_options({**self.rollout_engine_kwargs(), **(engine_args or {})})
 
@@ -133,9 +127,39 @@ class Platform(ABC):
     def synchronize(self) -> None:
         """Wait until the device has done what this process has asked of it; for clocks."""
 
-    @abstractmethod
     def check_settings(self, config: RunConfig) -> None:
         """Raise ConfigError for a setting without a counterpart here, PlatformError when it is not installed."""
+        self.check_dtype(config)
+
+    def check_dtype(self, config: RunConfig) -> None:
+        """Raise ConfigError when model.dtype is not one of this kind of machine's, whatever this machine is."""
+        if config.model.dtype not in self.training.dtypes:
+            known = " or ".join(f'"{dtype}"' for dtype in self.training.dtypes)
+            raise ConfigError(
+                f'{config.source}: model.dtype = "{config.model.dtype}" does not train on platform "{self.name}". '
+                f"Use {known}."
+            )
+
+    def check_room(self, config: RunConfig) -> None:  # noqa: B027  where devices are counted there is no more to ask
+        """Raise ConfigError when this machine is too small for so many processes; devices are counted elsewhere."""
+
+    def extend_verl(self) -> None:  # noqa: B027  verl knows the others
+        """Register the platform with verl, in every process of a run that imports verl. For those verl lacks."""
+
+    def server_devices(self, config: RlConfig) -> list[list[int]]:
+        """The devices of each rollout server of an evaluation: rollout.engine_tp of [cluster]'s node that are here.
+
+        Raises ConfigError when this machine has too few for one.
+        """
+        tp, present = config.rollout.engine_tp, self.device_count()
+        count = min(present, config.cluster.gpus_per_node) // tp
+        if not count:
+            raise ConfigError(
+                f"{config.source}: rollout.engine_tp = {tp} is more than the {present} devices that this machine "
+                f"shows, of cluster.gpus_per_node = {config.cluster.gpus_per_node}. Lower it, or evaluate where there "
+                "are more."
+            )
+        return [list(range(first, first + tp)) for first in range(0, count * tp, tp)]
 
     @abstractmethod
     def peak_memory_gib(self) -> float:
@@ -195,3 +219,20 @@ def get_platform(name: str) -> Platform:
         ) from error
     platform: Platform = getattr(module, class_name)()
     return platform
+
+
+def detect_platform() -> Platform:
+    """The platform of the devices that this machine has; the laptop's where it has none."""
+    for name in reversed(PLATFORMS):
+        try:
+            found = get_platform(name)
+            found.check_machine()
+        except PlatformError:
+            continue
+        return found
+    return get_platform(WITHOUT_DEVICES)
+
+
+def without_devices() -> Platform:
+    """The platform whose verl imports on a machine without devices, a login node for one."""
+    return get_platform(WITHOUT_DEVICES)

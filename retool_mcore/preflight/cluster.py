@@ -34,13 +34,13 @@ def check_cluster(config: RunConfig, platform: Platform, wait_s: float) -> Itera
             yield error("nodes", f"{len(nodes)} joined within {wait_s:.0f} s ({here}), and cluster.nodes = "
                         f"{config.cluster.nodes}. Start the same command on the others.")  # fmt: skip
             return
-        wanted = config.cluster.gpus_per_node
+        wanted, resource = config.cluster.gpus_per_node, platform.device.ray_resource
         for node in nodes:
-            count = int(node["Resources"].get(platform.ray_resource, 0))
+            count = int(node["Resources"].get(resource, 0))
             if count != wanted:
-                yield error("nodes", f"{node['NodeManagerAddress']} has {count} {platform.ray_resource} in Ray, and "
+                yield error("nodes", f"{node['NodeManagerAddress']} has {count} {resource} in Ray, and "
                             f"cluster.gpus_per_node = {wanted}. Make the two agree.")  # fmt: skip
-        yield ok("nodes", f"{len(nodes)} joined, {wanted} {platform.ray_resource} wanted on each")
+        yield ok("nodes", f"{len(nodes)} joined, {wanted} {resource} wanted on each")
         yield from _compare(ray, nodes, config)
     finally:
         ray.shutdown()

@@ -17,7 +17,6 @@ from packaging.requirements import Requirement
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
-from retool_mcore.model.check import check_cores
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import of_config
 from retool_mcore.planner.memory import STATE_BYTES
@@ -28,8 +27,6 @@ GIB = 2**30
 HEAD_PORTS = {"RAY_PORT": 6379, "TORCH_PORT": 29500}  # as in launch/nodes.sh
 PYTHONS = ((3, 11), (3, 12))
 CHECKPOINT_BYTES = 14  # a parameter: bfloat16 weight for export, float32 master weight and two moments
-MIN_OPEN_FILES = 65_536  # Ray's own advice for clusters; a laptop's run needs a tenth
-MIN_SHM_GIB = 16  # Ray's object store and the data of a weight update
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _TIMEX_BYTES = 512  # of struct timex, rounded up
 
@@ -81,7 +78,7 @@ def _extra(package: str, extra: str) -> list[Requirement]:
 
 def devices(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     platform.check_machine()
-    check_cores(config)
+    platform.check_room(config)
     count, wanted = platform.device_count(), config.cluster.gpus_per_node
     if count < wanted:
         yield error("devices", f"{count} here, and cluster.gpus_per_node = {wanted}. Lower it, or make all visible.")
@@ -157,7 +154,7 @@ def host_memory(config: RunConfig) -> Iterator[Finding]:
 
 def shared_memory(platform: Platform) -> Iterator[Finding]:
     free_gib = shutil.disk_usage("/dev/shm").free / GIB
-    wanted_gib = 0.5 if platform.device == "cpu" else MIN_SHM_GIB
+    wanted_gib = platform.host.shm_gib
     if free_gib < wanted_gib:
         yield warning("shared memory", f"{free_gib:.1f} GiB free in /dev/shm, {wanted_gib} wanted. In a container: "
                       "--shm-size, or --ipc=host")  # fmt: skip
@@ -167,7 +164,7 @@ def shared_memory(platform: Platform) -> Iterator[Finding]:
 
 def limits(platform: Platform) -> Iterator[Finding]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MIN_OPEN_FILES // 16 if platform.device == "cpu" else MIN_OPEN_FILES
+    wanted = platform.host.open_files
     if files < wanted:
         yield warning("open files", f"{files} allowed, {wanted} wanted. Run `ulimit -n {wanted}` first")
     else:

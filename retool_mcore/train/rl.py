@@ -12,13 +12,10 @@ from typing import IO
 from rich.console import Console
 
 from retool_mcore.config import RlConfig
-from retool_mcore.data.chat import load_tokenizer
-from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.errors import ConfigError
-from retool_mcore.model.check import check_cores, check_model
 from retool_mcore.platforms.base import get_platform
+from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import exit_on_sigterm, output_to
-from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
@@ -37,20 +34,16 @@ def train(config: RlConfig) -> None:
     Raises ReToolError subclasses for whatever the user can mend.
     """
     exit_on_sigterm()
-    check_model(config)
-    check_cores(config)
     _require_cluster(config)
     platform = get_platform(config.run.platform)
-    platform.check_settings(config)
+    check_run(config, platform)
     with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
         platform.activate()
         assert_loaded()
-        protocol = protocol_of(config.rollout, load_tokenizer(config.model.path))
-        notes = check_prompts(config, protocol.prompt_ids)
         resume = checkpoint.find_resume(config)
         if resume is not None:
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
-        for note in notes:
+        for note in check_data(config):
             logger.warning(note)
             Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
         if resume is None or resume.step < config.train.steps:

@@ -16,11 +16,10 @@ from rich.console import Console
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered, load_tokenizer
-from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError, ReToolError
-from retool_mcore.model.check import check_cores, check_model
 from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
 from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export_at_end
@@ -46,12 +45,9 @@ def train(config: SftConfig) -> None:
     Called by every rank of a torchrun. Raises ReToolError subclasses for whatever the user can mend.
     """
     die_with_parent()
-    check_model(config)
-    check_cores(config)
-    if not config.data.allow_overlap:
-        require_disjoint(config.data.train_file, config.data.val_file)
     platform = get_platform(config.run.platform)
-    platform.check_settings(config)
+    check_run(config, platform)
+    check_data(config)
     with output_to(config.run.dir / "logs" / f"sft_rank{os.environ.get('RANK', '0')}.log") as terminal:
         platform.activate()
         assert_loaded()
@@ -80,7 +76,7 @@ def _join_group(config: SftConfig, platform: Platform) -> int:
             f"torchrun --nproc-per-node {config.cluster.gpus_per_node} launch/sft_mcore.py {config.source}"
         )
     platform.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(platform.comm_backend, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group(platform.device.comm_backend, timeout=COLLECTIVE_TIMEOUT)
     return dist.get_rank()
 
 
@@ -150,9 +146,9 @@ def _is_due(step: int, every: int, steps: int) -> bool:
 def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform) -> dict[str, float]:
     """Speed of the step, and of the update itself: validation and checkpoints are not counted."""
     found = token_rates(metrics["tokens"], times, dist.get_world_size())
-    if platform.peak_flops:
+    if platform.device.peak_flops:
         work_s = sum(times[f"time_{name}_s"] for name in ("data", "forward_backward", "optimizer"))
-        found["mfu"] = metrics["flops"] / (platform.peak_flops * dist.get_world_size() * work_s)
+        found["mfu"] = metrics["flops"] / (platform.device.peak_flops * dist.get_world_size() * work_s)
     busy_percent = platform.gpu_percent()
     return found if busy_percent is None else found | {"gpu_percent": busy_percent}
 

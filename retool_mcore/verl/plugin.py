@@ -11,10 +11,8 @@ from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 
 
 def _load() -> None:
-    if os.environ.get(PLATFORM_ENV) != "cpu":
-        return  # verl knows the others
-    get_platform("cpu").activate()
-    import retool_mcore.platforms.cpu.verl_platform  # noqa: F401
+    if name := os.environ.get(PLATFORM_ENV):
+        get_platform(name).extend_verl()
 
 
 def assert_loaded() -> None:

@@ -154,7 +154,7 @@ class _Ours(PPOTrainer):
         self._load = EngineLoad(self)
         values = read_config(self._run.model.path)
         self._shape = of_config(values) if values else None  # not of a hub name
-        self._peak_flops = (get_platform(self._run.run.platform).peak_flops or 0.0) * self._run.train_gpus()
+        self._peak_flops = (get_platform(self._run.run.platform).device.peak_flops or 0.0) * self._run.train_gpus()
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()

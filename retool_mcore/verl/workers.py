@@ -116,8 +116,7 @@ class SavingDetachedActorWorker(_Actor, DetachActorWorker):
         slot = min(n, 1)
         if slot not in copies:
             copies[slot] = [
-                torch.empty(weight.shape, dtype=weight.dtype, pin_memory=weight.device.type != "cpu")
-                for weight in weights
+                torch.empty(weight.shape, dtype=weight.dtype, pin_memory=not weight.is_cpu) for weight in weights
             ]
         for copy, weight in zip(copies[slot], weights, strict=True):
             copy.copy_(weight)

@@ -63,7 +63,7 @@ def repatched() -> dict[str, Any]:
 def dry_run() -> dict[str, Any]:
     """The launcher's own dry run; trainer.device through verl's auto_set_device."""
     from retool_mcore.config import RlConfig, load_config
-    from retool_mcore.verl.dry_run import dry_run as report
+    from retool_mcore.train.dry_run import dry_run as report
 
     run = load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_a2x8.toml", ["model.path=Qwen/Qwen2.5-7B-Instruct"])
     text = report(run)

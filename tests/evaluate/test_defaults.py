@@ -18,7 +18,6 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate import defaults
 from retool_mcore.evaluate.defaults import default_config, model_of_server
-from retool_mcore.evaluate.servers import device_groups
 from retool_mcore.platforms.cuda.platform import Cuda
 
 
@@ -62,8 +61,8 @@ def test_a_machine_of_several_gpus_is_filled(model: Path, monkeypatch: pytest.Mo
         def device_count(self) -> int:
             return 8
 
-    monkeypatch.setattr(defaults, "get_platform", lambda name: EightGpus())
-    assert len(device_groups(default_config(str(model), ["rollout.engine_tp=2"]), EightGpus())) == 4
+    monkeypatch.setattr(defaults, "detect_platform", EightGpus)
+    assert len(EightGpus().server_devices(default_config(str(model), ["rollout.engine_tp=2"]))) == 4
 
 
 def test_problems_have_to_come_from_somewhere(model: Path):

@@ -11,7 +11,7 @@ import pytest
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate import servers
-from retool_mcore.evaluate.servers import Servers, SpreadEngine, device_groups
+from retool_mcore.evaluate.servers import Servers, SpreadEngine
 from retool_mcore.platforms.base import get_platform, sglang_options
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
@@ -44,14 +44,14 @@ def h200x8(*settings: str) -> RlConfig:
     ],
 )
 def test_servers_fill_the_devices_of_the_node(present: int, settings: tuple[str, ...], groups: list[list[int]]):
-    assert device_groups(h200x8(*settings), Node(present)) == groups
+    assert Node(present).server_devices(h200x8(*settings)) == groups
 
 
 def test_too_few_devices_are_an_error_and_a_cpu_has_one_server():
     with pytest.raises(ConfigError, match=r"rollout.engine_tp = 4 is more than the 2 devices"):
-        device_groups(h200x8("rollout.engine_tp=4"), Node(2))
+        Node(2).server_devices(h200x8("rollout.engine_tp=4"))
     config = load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", ["cluster.gpus_per_node=4"])
-    assert device_groups(config, get_platform("cpu")) == [[]]
+    assert get_platform("cpu").server_devices(config) == [[]]
 
 
 def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch):

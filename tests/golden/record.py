@@ -42,8 +42,8 @@ def main(folder: Path, others: Path | None = None) -> None:
     """Records into ``folder``; into ``others`` the keys of each configuration that verl's own settings do not have."""
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.platforms import get_platform
-    from retool_mcore.verl.dry_run import MISSING, differences, resolve
     from retool_mcore.verl.keys.sft import _sft_sections
+    from retool_mcore.verl.resolve import MISSING, differences, resolve
 
     here = tempfile.mkdtemp()
     os.chdir(here)  # runs and data lie under the folder that a run is started in

@@ -112,26 +112,26 @@ def worker_config(job: dict[str, Any]) -> Any:
         model_type="value_model" if job.get("role") == "critic" else "language_model",
         model_config=HFModelConfig(
             path=job["model"],
-            external_lib=platform.external_lib,
+            external_lib=platform.training.external_lib,
             use_remove_padding=job.get("packed", True),
             use_fused_kernels=job.get("fused", False),
         ),
-        engine_config=get_class(platform.engine_config_class)(
+        engine_config=get_class(platform.training.engine_config_class)(
             tensor_model_parallel_size=layout.get("tp", 1),
             pipeline_model_parallel_size=layout.get("pp", 1),
             virtual_pipeline_model_parallel_size=layout.get("vpp"),
             context_parallel_size=cp,
             expert_model_parallel_size=layout.get("ep", 1),
             vanilla_mbridge=True,
-            dtype=job.get("dtype", platform.train_dtypes[0]),
+            dtype=job.get("dtype", platform.training.dtypes[0]),
             dist_ckpt_optim_fully_reshardable=job.get("reshardable", False),
             distrib_optim_fully_reshardable_mem_efficient=job.get("reshardable", False),
             use_dynamic_bsz=True,
             max_token_len_per_gpu=job.get("micro_batch_tokens", MICRO_BATCH_TOKENS),
             infer_max_token_len_per_gpu=job.get("micro_batch_tokens", MICRO_BATCH_TOKENS),
-            override_ddp_config=dict(platform.ddp_options),
+            override_ddp_config=dict(platform.training.ddp_options),
             override_transformer_config={
-                **platform.transformer_options,
+                **platform.training.transformer_options,
                 **({"context_parallel_size": cp} if cp > 1 else {}),
                 **job.get("transformer", {}),
             },
@@ -227,7 +227,7 @@ class Engine:
         ranks = dist.get_world_size()
         os.environ["RAY_LOCAL_WORLD_SIZE"] = str(ranks)  # Ray's workers have it
         config = RolloutConfig(name="sglang", tensor_model_parallel_size=ranks, free_cache_engine=False)
-        mesh = init_device_mesh(self.platform.device, (1, ranks, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+        mesh = init_device_mesh(self.platform.device.name, (1, ranks, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
         adapter = get_rollout_class("sglang")(config, self.worker.model_config, mesh)
         if dist.get_rank() == 0:
             adapter._engine = AsyncHttpServerAdapter(
@@ -330,7 +330,7 @@ def main(jobs_file: str, out_file: str) -> None:
     platform = get_platform(jobs[0].get("platform", "cpu"))
     platform.activate()
     platform.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(platform.comm_backend)
+    dist.init_process_group(platform.device.comm_backend)
     answers = [run(job) for job in jobs]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, answers)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retool_mcore.config import SftConfig, load_config
-from retool_mcore.errors import PlatformError
+from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.cuda import log_probs, patches, platform
 
@@ -64,6 +64,14 @@ def test_a_step_in_parts_counts_one_step_and_restores_the_groups(
     assert optimizer.seen == seen
     assert optimizer.param_groups is groups and [len(group["params"]) for group in groups] == sizes
     assert [group["step"] for group in groups] == [1, 8]
+
+
+@pytest.mark.parametrize("name", ["cuda", "ascend"])
+def test_float32_is_for_the_cpu(name: str):
+    config = load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"run.platform={name}"])
+    with pytest.raises(ConfigError, match=rf'model\.dtype = "float32" does not train on platform "{name}". Use "bfl'):
+        get_platform(name).check_settings(config)
+    get_platform("cpu").check_dtype(config)
 
 
 def test_what_needs_transformer_engine_says_so_before_anything_is_built(monkeypatch: pytest.MonkeyPatch):

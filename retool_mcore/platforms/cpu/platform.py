@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.patches import Patch, apply_all
+from retool_mcore.platforms.records import Device, Host, Rollout, Training
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages whose wheels are linked against CUDA
 MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
@@ -22,19 +23,22 @@ class Cpu(Platform):
     """Refuses machines with an accelerator: its patches are for torch builds and processes that see none."""
 
     name = "cpu"
-    device = "cpu"
-    comm_backend = "gloo"
     verl_platform = "cpu"
-    ray_resource = "GPU"  # as a logical count: ray.init(num_gpus=<processes>)
-    rollout_engines = ("sglang",)
-    train_dtypes = ("float32", "bfloat16")
-    external_lib = "retool_mcore.platforms.cpu.engine"
-    engine_config_class = "retool_mcore.platforms.cpu.engine_config.CpuEngineConfig"
-    transformer_options: ClassVar[Mapping[str, Any]] = {"attention_backend": "auto"}
-    ddp_options: ClassVar[Mapping[str, Any]] = {}
-    free_cache_engine = False  # SGLang's release_memory_occupation frees nothing on CPU
-    enforce_eager = True
-    peak_flops = None
+    # Ray's GPUs are a logical count here: ray.init(num_gpus=<processes>).
+    device = Device(name="cpu", comm_backend="gloo", ray_resource="GPU", peak_flops=None)
+    training = Training(
+        dtypes=("float32", "bfloat16"),
+        engine_config_class="retool_mcore.platforms.cpu.engine_config.CpuEngineConfig",
+        external_lib="retool_mcore.platforms.cpu.engine",
+        transformer_options={"attention_backend": "auto"},
+    )
+    rollout = Rollout(
+        engine="sglang",
+        free_cache_engine=False,  # SGLang's release_memory_occupation frees nothing on CPU
+        enforce_eager=True,
+        weight_transport=("tcp", "retool_mcore.platforms.cpu.weights"),
+    )
+    host = Host(shm_gib=0.5, open_files=4096, has_devices=False)  # a laptop's run needs a tenth of a cluster's
 
     def check_machine(self) -> None:
         import torch
@@ -95,7 +99,24 @@ class Cpu(Platform):
     def synchronize(self) -> None:
         """Work on a CPU is done when the call returns."""
 
+    def check_room(self, config: RunConfig) -> None:
+        cores, processes = os.cpu_count() or 1, config.cluster.gpus_per_node
+        if processes > cores:
+            raise ConfigError(
+                f"{config.source}: cluster.gpus_per_node = {processes} processes share {cores} cores, and each would "
+                f"wait for the others at every step. Use at most {cores}."
+            )
+
+    def extend_verl(self) -> None:
+        self.activate()
+        import retool_mcore.platforms.cpu.verl_platform  # noqa: F401
+
+    def server_devices(self, config: RlConfig) -> list[list[int]]:
+        """One server without devices: cores are shared, and a second one would only cost memory."""
+        return [[]]
+
     def check_settings(self, config: RunConfig) -> None:
+        super().check_settings(config)
         memory = config.memory
         for name, value, plain in (
             ("model.fp8", config.model.fp8, "off"),

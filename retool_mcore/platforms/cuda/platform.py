@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.records import Device, Rollout, Training
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is not
 TRANSFORMER_ENGINE = "transformer_engine"
@@ -24,27 +25,29 @@ class Cuda(Platform):
     """Transformer Engine layers, NCCL, SGLang with its CUDA kernels."""
 
     name = "cuda"
-    device = "cuda"
-    comm_backend = "cpu:gloo,cuda:nccl"
     verl_platform = "nvidia"
-    ray_resource = "GPU"
-    rollout_engines = ("sglang",)
-    train_dtypes = ("bfloat16",)
-    external_lib = "retool_mcore.platforms.cuda.engine"
-    engine_config_class = "verl.workers.config.McoreEngineConfig"
-    # Each was measured on H200s, see perf/LOG.md. mbridge leaves all of them off.
-    transformer_options: ClassVar[Mapping[str, Any]] = {
-        "attention_backend": "fused",  # cuDNN's, through Transformer Engine; flash-attn is not needed
-        "bias_activation_fusion": True,  # SwiGLU in one kernel, and two of its intermediates are not kept
-        "bias_dropout_fusion": True,  # the residual's addition in one kernel
-        "apply_rope_fusion": True,
-        "gradient_accumulation_fusion": True,  # weight gradients are added by the matrix product that makes them
-    }
-    # The gradients of one layer travel while those of the layer before are computed.
-    ddp_options: ClassVar[Mapping[str, Any]] = {"overlap_grad_reduce": True}
-    free_cache_engine = True
-    enforce_eager = False
-    peak_flops = 989e12  # H100 and H200 SXM, dense bfloat16, NVIDIA's data sheet
+    device = Device(
+        name="cuda",
+        comm_backend="cpu:gloo,cuda:nccl",
+        ray_resource="GPU",
+        peak_flops=989e12,  # H100 and H200 SXM, dense bfloat16, NVIDIA's data sheet
+    )
+    training = Training(
+        dtypes=("bfloat16",),
+        engine_config_class="verl.workers.config.McoreEngineConfig",
+        external_lib="retool_mcore.platforms.cuda.engine",
+        # Each was measured on H200s, see perf/LOG.md. mbridge leaves all of them off.
+        transformer_options={
+            "attention_backend": "fused",  # cuDNN's, through Transformer Engine; flash-attn is not needed
+            "bias_activation_fusion": True,  # SwiGLU in one kernel, and two of its intermediates are not kept
+            "bias_dropout_fusion": True,  # the residual's addition in one kernel
+            "apply_rope_fusion": True,
+            "gradient_accumulation_fusion": True,  # weight gradients are added by the matrix product that makes them
+        },
+        # The gradients of one layer travel while those of the layer before are computed.
+        ddp_options={"overlap_grad_reduce": True},
+    )
+    rollout = Rollout(engine="sglang", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
 
     def check_machine(self) -> None:
         import torch
@@ -89,6 +92,7 @@ class Cuda(Platform):
         self.check_machine()
 
     def check_settings(self, config: RunConfig) -> None:
+        super().check_settings(config)
         needs = {
             "parallel.cp": config.parallel.cp > 1,
             "model.fp8": config.model.fp8 != "off",

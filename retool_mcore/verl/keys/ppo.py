@@ -43,9 +43,9 @@ def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
         "distrib_optim_fully_reshardable_mem_efficient": config.checkpoint.reshardable,
         "param_offload": memory.offload_idle,
         "optimizer_offload": memory.offload_idle,
-        "override_ddp_config": dict(platform.ddp_options),
+        "override_ddp_config": dict(platform.training.ddp_options),
         "override_transformer_config": {
-            **platform.transformer_options,
+            **platform.training.transformer_options,
             "sequence_parallel": sequence_parallel,  # mbridge takes it from here, and defaults to on
             **({"context_parallel_size": parallel.cp} if parallel.cp > 1 else {}),
             **_recompute_keys(memory),
@@ -184,7 +184,7 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     actor = "actor_rollout_ref.actor."
     keys: dict[str, Any] = {
         "actor_rollout_ref.model.path": config.model.path,
-        "actor_rollout_ref.model.external_lib": platform.external_lib or None,
+        "actor_rollout_ref.model.external_lib": platform.training.external_lib,
         "actor_rollout_ref.model.use_remove_padding": True,
         "actor_rollout_ref.model.use_fused_kernels": config.memory.fused_cross_entropy,
         actor + "ppo_mini_batch_size": config.train.mini_batch_prompts,
@@ -201,7 +201,7 @@ def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         return {}
     return {
         "critic.model.path": config.model.path,
-        "critic.model.external_lib": platform.external_lib or None,
+        "critic.model.external_lib": platform.training.external_lib,
         "critic.model.use_remove_padding": True,
         # verl 0.9.1's trainer takes this one for training, too.
         "critic.ppo_infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
@@ -224,7 +224,7 @@ def _engine_keys(role: str, config: RlConfig, platform: Platform) -> dict[str, A
     """The engine of one role ("critic."): the same Megatron layout for each."""
     megatron = megatron_keys(config, platform)
     transformer = megatron.pop("override_transformer_config")
-    keys: dict[str, Any] = {f"{role}megatron._target_": platform.engine_config_class}
+    keys: dict[str, Any] = {f"{role}megatron._target_": platform.training.engine_config_class}
     keys |= {f"{role}megatron.{key}": value for key, value in megatron.items()}
     keys |= {f"{role}megatron.override_transformer_config.{key}": value for key, value in transformer.items()}
     return keys
@@ -271,7 +271,7 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "data.seed": config.run.seed,
         "data.truncation": "error",
         "data.dataloader_num_workers": 0,  # prompts are a few strings; worker processes cost more than they bring
-        "trainer.device": platform.device,
+        "trainer.device": platform.device.name,
         "trainer.nnodes": config.cluster.nodes,
         "trainer.n_gpus_per_node": config.cluster.gpus_per_node,
         "trainer.total_training_steps": config.train.steps,
@@ -288,12 +288,12 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.v1.trainer_mode": TRAINER_MODES[config.train.mode],
         _RUN_CONFIG_KEY: str(run_dir / "config.toml"),
     }
-    if platform.device == "cpu":
+    if not platform.host.has_devices:
         keys |= _small_machine_keys()
     if config.cluster.nodes > 1:
         # Workers on other nodes inherit what their shells had; verl hands this to every process of the run.
         keys["ray_kwargs.ray_init.runtime_env.env_vars"] = platform.process_env()
-    elif platform.device == "cpu":
+    elif not platform.host.has_devices:
         keys |= _local_ray_keys(config)
     return keys
 

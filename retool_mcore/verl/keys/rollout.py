@@ -23,13 +23,6 @@ TRAINER_MODES = {  # train.mode -> our trainers
     "partial_rollout": "retool_partial_rollout",
     "async": "retool_async",
 }
-# device -> verl's checkpoint engine, which carries weights to other devices, and the module that registers it if not
-# verl. On NPUs verl registers its HCCL engine as "nccl".
-WEIGHT_TRANSPORTS = {
-    "cpu": ("tcp", "retool_mcore.platforms.cpu.weights"),
-    "cuda": ("nccl", None),
-    "npu": ("nccl", None),
-}
 OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names of what a run file says once, in its own words
     "model_path": "model.path",
     "dtype": "model.dtype",
@@ -90,7 +83,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     r = config.rollout
     rollout = "actor_rollout_ref.rollout."
     keys: dict[str, Any] = {
-        rollout + "name": platform.rollout_engines[0],
+        rollout + "name": platform.rollout.engine,
         rollout + "mode": "async",
         rollout + "n": r.group_size,
         rollout + "temperature": r.temperature,
@@ -103,8 +96,8 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "max_model_len": config.max_sequence_tokens,
         rollout + "load_format": "dummy",  # the first weight sync fills it before the first rollout
         rollout + "calculate_log_probs": True,
-        rollout + "free_cache_engine": platform.free_cache_engine,
-        rollout + "enforce_eager": platform.enforce_eager,
+        rollout + "free_cache_engine": platform.rollout.free_cache_engine,
+        rollout + "enforce_eager": platform.rollout.enforce_eager,
         rollout + "router_config_path": str(router_file(config)),
         rollout + "agent.num_workers": r.agent_workers,
         rollout + "agent.default_agent_loop": AGENT_NAME,
@@ -116,7 +109,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "val_kwargs.temperature": config.validation.temperature,
         rollout + "val_kwargs.top_p": config.validation.top_p,
     }
-    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout_engines[0]}."
+    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout.engine}."
     return keys | {engine_kwargs + key: value for key, value in engine_args(config, platform).items()}
 
 
@@ -124,7 +117,7 @@ def engine_args(config: RlConfig, platform: Platform) -> dict[str, Any]:
     """The rollout engine's own arguments, for training and evaluation. Raises ConfigError as ``check_engine_args``."""
     check_engine_args(config, platform)
     # vLLM's seed is rollout.seed, to which verl adds the replica's number; SGLang's see verl/sglang_server.py.
-    seed = {"random_seed": config.run.seed} if platform.rollout_engines[0] == "sglang" else {}
+    seed = {"random_seed": config.run.seed} if platform.rollout.engine == "sglang" else {}
     return {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
 
 
@@ -137,7 +130,7 @@ def check_engine_args(config: RlConfig, platform: Platform) -> None:
     if taken := sorted(args.keys() & OWN_ENGINE_ARGS.keys()):
         ours = ", ".join(f"{name}: {OWN_ENGINE_ARGS[name]}" for name in taken)
         raise ConfigError(f"{config.source}: rollout.engine_args may not set what has a setting of its own ({ours}).")
-    if not args or platform.rollout_engines[0] != "sglang":
+    if not args or platform.rollout.engine != "sglang":
         return
     package = importlib.util.find_spec("sglang")
     if package is None or package.submodule_search_locations is None:
@@ -200,7 +193,7 @@ def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     c, gpus = config.cluster, config.rollout.gpus
     nodes, per_node = (1, gpus) if c.nodes == 1 else (gpus // c.gpus_per_node, c.gpus_per_node)
     rollout, separate = "actor_rollout_ref.rollout.", "trainer.v1.separate_async."
-    backend, module = WEIGHT_TRANSPORTS[platform.device]
+    backend, module = platform.rollout.weight_transport
     return {
         "actor_rollout_ref.hybrid_engine": False,  # no second set of engines on the trainer's devices
         rollout + "nnodes": nodes,

@@ -41,7 +41,7 @@ def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, 
     sections = {
         "model": {
             "path": config.model.path,
-            "external_lib": platform.external_lib or None,
+            "external_lib": platform.training.external_lib,
             "use_remove_padding": True,
             "use_fused_kernels": config.memory.fused_cross_entropy,
         },
@@ -67,7 +67,7 @@ def _sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[s
 
     try:
         return {
-            "engine": get_class(platform.engine_config_class)(**sections["engine"]),
+            "engine": get_class(platform.training.engine_config_class)(**sections["engine"]),
             "optim": McoreOptimizerConfig(**sections["optim"]),
             "checkpoint": McoreCheckpointConfig(async_save=config.checkpoint.asynchronous),
         }

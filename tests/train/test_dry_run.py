@@ -12,7 +12,7 @@ pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.train.rl import _require_cluster
-from retool_mcore.verl.dry_run import MISSING, differences
+from retool_mcore.verl.resolve import MISSING, differences
 
 ROOT = Path(__file__).parents[2]
 

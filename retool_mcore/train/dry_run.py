@@ -6,20 +6,14 @@ Starts nothing and needs no device: a login node can do it for a machine it is n
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.model.check import check_model
-from retool_mcore.platforms.base import Platform, get_platform
-from retool_mcore.verl.keys.ppo import check_ppo_tree, ppo_defaults, ppo_tree
-from retool_mcore.verl.keys.sft import sft_defaults, sft_tree
-
-MISSING = "(not set)"
+from retool_mcore.platforms.base import Platform, get_platform, without_devices
+from retool_mcore.verl.resolve import differences, resolve
 
 
 def dry_run(config: RunConfig) -> str:
@@ -49,34 +43,6 @@ def dry_run(config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict[str, Any]]:
-    """verl's defaults and this run's settings, both resolved, as plain nested dicts."""
-    from omegaconf import OmegaConf
-
-    if isinstance(config, SftConfig):
-        return yaml.safe_load(sft_defaults()), yaml.safe_load(sft_tree(config, platform))
-    assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
-    tree = ppo_tree(config, platform)
-    check_ppo_tree(tree)
-    defaults: Any = OmegaConf.to_container(ppo_defaults(), resolve=False)
-    # Both unresolved: a default that refers to another setting is not a setting of this run. Ours are resolved after.
-    ours: Any = OmegaConf.to_container(tree, resolve=False)
-    return defaults, ours
-
-
-def differences(defaults: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (default, ours) of every leaf that differs; MISSING where one side has no such key."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in dict.fromkeys((*defaults, *ours)):
-        default, mine = defaults.get(key, MISSING), ours.get(key, MISSING)
-        if isinstance(mine, Mapping) and mine:
-            inner = default if isinstance(default, Mapping) else {}
-            found |= differences(inner, mine, f"{prefix}{key}.")
-        elif default != mine:
-            found[f"{prefix}{key}"] = (default, mine)
-    return found
-
-
 def _prepare(platform: Platform) -> list[str]:
     """Make this process the platform's where the machine allows it; else say why it could not run here."""
     try:
@@ -87,7 +53,7 @@ def _prepare(platform: Platform) -> list[str]:
         platform.activate()
         return []
     try:
-        get_platform("cpu").activate()  # verl's classes are the same, and import on a machine without the device
+        without_devices().activate()  # verl's classes are the same, and import on a machine without the device
     except PlatformError:
         os.environ["VERL_PLATFORM"] = "nvidia"
     return [f"this machine cannot start it: {refusal}"]
