@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,29 @@ def read_config(path: str) -> dict[str, Any]:
     return values
 
 
+def dtype_of_weights(folder: Path) -> str:
+    """By torch's name, "bfloat16" or its like: that of most tensors of a complete model directory."""
+    from safetensors import safe_open
+
+    found: Counter[str] = Counter()
+    for name in _shards(folder):
+        with safe_open(folder / name, framework="np") as shard:
+            found.update(shard.get_slice(key).get_dtype() for key in shard.keys())  # noqa: SIM118  no mapping
+    [(common, _)] = found.most_common(1)
+    return {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}.get(common, common)
+
+
+def _shards(folder: Path) -> list[str]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+
+
 def _check_shards(folder: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
-    index = folder / "model.safetensors.index.json"
-    names = {"model.safetensors"}
-    if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    for name in sorted(names):
+    for name in _shards(folder):
         try:
             with safe_open(folder / name, framework="np"):
                 pass

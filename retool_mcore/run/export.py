@@ -6,13 +6,14 @@ and copy them to where the user wants them: no process group, no second copy of 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import CheckpointError
-from retool_mcore.model.files import read_config
+from retool_mcore.model.files import dtype_of_weights, read_config
 from retool_mcore.run.checkpoint import STATE_FILE, complete_checkpoints
 
 _WEIGHTS = Path("actor", "model", "huggingface")
@@ -31,9 +32,19 @@ def export(run_dir: Path, to: Path) -> Path:
     shutil.rmtree(hidden, ignore_errors=True)
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(source, hidden)
+    _tell_dtype(hidden)
     shutil.rmtree(to, ignore_errors=True)
     os.replace(hidden, to)
     return to
+
+
+def _tell_dtype(folder: Path) -> None:
+    """The bridge keeps config.json of the model that was trained on, whose weights may have had another dtype."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    for key in {"dtype", "torch_dtype"} & values.keys() or {"dtype"}:
+        values[key] = dtype_of_weights(folder)
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def export_at_end(config: RunConfig) -> None:

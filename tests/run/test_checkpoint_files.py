@@ -12,7 +12,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
@@ -270,6 +272,20 @@ def test_export_takes_the_newest_complete_checkpoint(tmp_path: Path):
     write_something(str(checkpoint.step_folder(config, 150) / "actor"))  # a kill came before state.json
     assert find_weights(config.run.dir).parts[-4:] == ("global_step_100", "actor", "model", "huggingface")
     assert json.loads((find_weights(checkpoint.step_folder(config, 50)) / "config.json").read_text()) == {}
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_an_export_says_the_dtype_of_its_weights(tmp_path: Path, key: str):
+    """A bfloat16 run from a float32 model leaves bfloat16 weights beside that model's config.json."""
+    config = run_in(tmp_path)
+    save(config, 50)
+    weights = find_weights(config.run.dir)
+    (weights / "config.json").write_text(json.dumps({"model_type": "qwen2", key: "float32"}))
+    tensors = {"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(2, dtype=torch.bfloat16)}
+    save_file({**tensors, "router": torch.zeros(2)}, weights / "model.safetensors")
+    made = export(config.run.dir, tmp_path / "out")
+    assert json.loads((made / "config.json").read_text()) == {"model_type": "qwen2", key: "bfloat16"}
+    assert json.loads((weights / "config.json").read_text())[key] == "float32", "the checkpoint is left as it is"
 
 
 @pytest.mark.parametrize("switched_off", ["checkpoint.export=false", "checkpoint.every_steps=0"])

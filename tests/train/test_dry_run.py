@@ -62,7 +62,7 @@ def test_sft_and_rl_tell_what_differs_and_start_nothing(tmp_path: Path):
         (("rl", "configs/rl_tiny_cpu.toml", "--platform", "tpu"), "'cpu', 'cuda' or 'ascend'"),
         (
             ("sft", "configs/sft_tiny_cpu.toml", "--platform", "ascend"),
-            'model.dtype = "float32" runs on platform "cpu"',
+            'model.dtype = "float32" does not train on platform "ascend"',
         ),
     ],
 )
