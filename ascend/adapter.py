@@ -1,8 +1,10 @@
-"""Class Ascend: Huawei NPUs. MindSpeed under Megatron-core for training, vLLM with vllm-ascend for rollouts.
+"""Class Ascend: Huawei NPUs. MindSpeed under Megatron-core for training, vLLM with vllm-ascend for
+rollouts.
 
-verl 0.9.1 already knows the device (platform `huawei`) and registers a MindSpeed engine for (megatron, npu), so nothing
-is patched for the device's sake. What this class adds: the order of imports that MindSpeed needs, the environment, and
-a clear error for whatever a machine or a configuration lacks.
+verl 0.9.1 already knows the device (platform `huawei`) and registers a MindSpeed engine for
+(megatron, npu), so nothing is patched for the device's sake. What this class adds: the order of
+imports that MindSpeed needs, the environment, and a clear error for whatever a machine or a
+configuration lacks.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.records import Device, Rollout, Training
 
 CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
-# verl's image for CANN 9.0 (Dockerfile.ascend_9.0.0_a2_v0.8.0) and its ReTool page for Ascend of 2026-07 name these.
-# vllm-ascend 0.18.0's own page names CANN 8.5.1 with the same torch. verl's newest scripts go on to torch 2.10 with
-# vllm-ascend 0.23: not taken here.
+# # verl's image for CANN 9.0 (Dockerfile.ascend_9.0.0_a2_v0.8.0) and its ReTool page for Ascend of
+# 2026-07 name these. # vllm-ascend 0.18.0's own page names CANN 8.5.1 with the same torch. verl's
+# newest scripts go on to torch 2.10 with # vllm-ascend 0.23: not taken here.
 CANN = ("9.0",)
 VERSIONS = (
     "torch>=2.9.0,<2.10",
@@ -60,7 +62,8 @@ class Ascend(Platform):
     training = Training(
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
-        # verl's own default backend; MindSpeed's attention takes its place where use_flash_attn is set.
+        # # verl's own default backend; MindSpeed's attention takes its place where use_flash_attn
+        # is set.
         transformer_options={"attention_backend": "flash", "use_flash_attn": True},
     )
     # On NPUs verl registers its HCCL engine as "nccl".

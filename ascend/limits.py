@@ -1,8 +1,9 @@
-"""From a CUDA run's settings to an Ascend run's: what is the same, what is put in its place, what is refused.
+"""From a CUDA run's settings to an Ascend run's: what is the same, what is put in its place, what
+is refused.
 
-The table is the single source: ``check`` enforces its refusals, ``retool plan --platform ascend`` prints it, and
-README.md holds what ``markdown`` makes of it (a test compares). "Seen in" names where the claim was read; nothing here
-was run on an NPU.
+The table is the single source: ``check`` enforces its refusals, ``retool plan --platform ascend``
+prints it, and README.md holds what ``markdown`` makes of it (a test compares). "Seen in" names
+where the claim was read; nothing here was run on an NPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.16.0", "vllm-asc
 class Row:
     """One line of the mapping.
 
-    ``asked`` tells whether a run's own settings ask for what cannot be had; ``overrides`` are patterns (of fnmatch) of
-    the raw verl keys that do. Both only in rows of kind "refused".
+    ``asked`` tells whether a run's own settings ask for what cannot be had; ``overrides`` are
+    patterns (of fnmatch) of the raw verl keys that do. Both only in rows of kind "refused".
     """
 
     cuda: str
@@ -200,13 +201,16 @@ TABLE: tuple[Row, ...] = (
 
 
 def check(config: RunConfig) -> None:
-    """Raise ConfigError for every setting of the run that an NPU has no counterpart for, all of them at once."""
+    """Raise ConfigError for every setting of the run that an NPU has no counterpart for, all of
+    them at once.
+    """
     found: list[str] = []
     for row in TABLE:
         if row.asked is not None and row.asked(config):
             found.append(f"{row.cuda}: {row.reason}")
         for key, value in config.verl_overrides.items():
-            # A key whose value names the tool ("global_profiler.tool" = "nsys") is matched with its value.
+            # # A key whose value names the tool ("global_profiler.tool" = "nsys") is matched with
+            # its value.
             if any(fnmatchcase(key, pattern) or fnmatchcase(f"{key}={value}", pattern) for pattern in row.overrides):
                 found.append(f"[verl_overrides] {key}: {row.reason}")
     if found:

@@ -2,8 +2,8 @@
 
     python perf/bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet --out result.json [section.key=value ...]
 
-The first steps are thrown away: the allocator, cuDNN's plans and compiled kernels settle in them. Nothing is saved and
-nothing is validated. perf/compare.py reads the result.
+The first steps are thrown away: the allocator, cuDNN's plans and compiled kernels settle in them.
+Nothing is saved and nothing is validated. perf/compare.py reads the result.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def bench(
 
 
 def run_to_its_end(command: Sequence[str], log: BinaryIO) -> int:
-    """The exit status; STOPPED when this process was asked to stop. What was measured until then is still written."""
+    """The exit status; STOPPED when this process was asked to stop. What was measured until then is
+    still written.
+    """
     exit_on_sigterm()
     with subprocess.Popen(command, cwd=ROOT, env=with_perf_on_path(), stdout=log, stderr=subprocess.STDOUT) as process:
         try:
@@ -161,7 +163,9 @@ def hardware_name(record: dict[str, Any]) -> str:
 
 
 def add_to_history(record: dict[str, Any]) -> None:
-    """One line in perf/history.jsonl; the same as scalars whose step is the number of commits up to this one."""
+    """One line in perf/history.jsonl; the same as scalars whose step is the number of commits up to
+    this one.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     name = f"{record['case']}.{hardware_name(record)}"

@@ -2,9 +2,10 @@
 
     python perf/compare.py result.json [baseline.json] [--explained "why it is faster now"]
 
-Compared is the time of a token, step by step, in the middle: the ratio of the medians and its bootstrap interval.
-0: no difference beyond the case's threshold. 1: slower, or faster and nobody has said why: a step that lost half its
-work is faster, too. 2: not comparable, because hardware, settings that change the work, or tokens differ.
+Compared is the time of a token, step by step, in the middle: the ratio of the medians and its
+bootstrap interval. 0: no difference beyond the case's threshold. 1: slower, or faster and nobody
+has said why: a step that lost half its work is faster, too. 2: not comparable, because hardware,
+settings that change the work, or tokens differ.
 """
 
 from __future__ import annotations

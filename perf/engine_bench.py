@@ -2,8 +2,8 @@
 
     python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
 
-One wave of requests, all at once, of the lengths that perf/scripted.py plans, without calls. Log-probabilities are
-asked for, as RL does. One warm-up wave comes first.
+One wave of requests, all at once, of the lengths that perf/scripted.py plans, without calls.
+Log-probabilities are asked for, as RL does. One warm-up wave comes first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""verl's own FSDP engine on the batches of an SFT case: what ours is held against, on the same GPUs.
+"""verl's own FSDP engine on the batches of an SFT case: what ours is held against, on the same
+GPUs.
 
     torchrun --nproc-per-node 2 perf/fsdp_bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet --out fsdp.json
 
-The same sequences in the same order, the same timing of a step and the same count of FLOPs as launch/sft_mcore.py; only
-the engine is verl's FSDP2 on transformers, which needs flash-attn.
+The same sequences in the same order, the same timing of a step and the same count of FLOPs as
+launch/sft_mcore.py; only the engine is verl's FSDP2 on transformers, which needs flash-attn.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ def bench(
 
 
 def require_fast_loss(*, fused: bool) -> None:
-    """Raise ConfigError where verl's loss is not at its best, and the comparison would flatter ours."""
+    """Raise ConfigError where verl's loss is not at its best, and the comparison would flatter
+    ours.
+    """
     from verl.utils import torch_functional
 
     if not fused and not torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:  # verl's spelling

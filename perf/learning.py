@@ -1,11 +1,13 @@
-"""Does RL learn, not only run: the quickstart's task on a machine's own devices, in every mode and layout.
+"""Does RL learn, not only run: the quickstart's task on a machine's own devices, in every mode and
+layout.
 
     python perf/learning.py OUT [--case sync --case tp2 ...] [--platform cuda]
 
-The quickstart's task and numbers of steps, its SFT and then RL from it, in bfloat16 on GPUs: accuracy in the first step
-of RL, in its last five, and on held-out problems at its end. Cases run side by side, each on devices of its own. Two
-pipeline stages need an even number of layers and experts another architecture, so `pp2` and `moe_ep2` have a model (and
-an SFT) of their own. OUT/learning.json has the figures, OUT/<case>/ the runs.
+The quickstart's task and numbers of steps, its SFT and then RL from it, in bfloat16 on GPUs:
+accuracy in the first step of RL, in its last five, and on held-out problems at its end. Cases run
+side by side, each on devices of its own. Two pipeline stages need an even number of layers and
+experts another architecture, so `pp2` and `moe_ep2` have a model (and an SFT) of their own.
+OUT/learning.json has the figures, OUT/<case>/ the runs.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ MODELS: dict[str, Mapping[str, Any]] = {
 
 
 class Devices:
-    """Places on devices, several on each: a tiny model fills none. ``take`` waits for places on different ones."""
+    """Places on devices, several on each: a tiny model fills none. ``take`` waits for places on
+    different ones.
+    """
 
     def __init__(self, devices: int, places: int) -> None:
         self._free, self._changed = Counter(dict.fromkeys(range(devices), places)), Condition()

@@ -5,8 +5,9 @@ Cases, each with half of the answers wrong:
 - symbolic: twelve kinds of answers that are no plain numbers, every truth another one.
 - symbolic_groups: the same, 16 responses to a truth, as in RL.
 
-Responses go through compute_score from as many threads as `retool score` uses. ``cpu_ms`` is that of this process and
-its checkers for each row, and tells more than the rate where other jobs share the machine. ``misjudged`` must be 0.
+Responses go through compute_score from as many threads as `retool score` uses. ``cpu_ms`` is that
+of this process and its checkers for each row, and tells more than the rate where other jobs share
+the machine. ``misjudged`` must be 0.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""The rollout loop on the real SGLang server, and on its own: one case, one JSON object on standard output.
+"""The rollout loop on the real SGLang server, and on its own: one case, one JSON object on standard
+output.
 
     python perf/rollout_bench.py overshoot --protocol hermes     # tokens sampled past the one that completes a call: 0
     python perf/rollout_bench.py drift --turns 10000             # turns whose context the server saw otherwise: 0
     python perf/rollout_bench.py overhead                        # CPU ms a turn that are neither engine nor sandbox
     python perf/rollout_bench.py throughput                      # tokens/s with a 50 ms tool, and without any
 
-The model is the quickstart's architecture with random weights. Run it on a quiet machine: the record has the load.
+The model is the quickstart's architecture with random weights. Run it on a quiet machine: the
+record has the load.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class BenchEngine(SglangEngine):
         body["sampling_params"] |= self.options
         if self.turn_tokens:
             body["sampling_params"]["max_new_tokens"] = self.turn_tokens
-            # No stop token in the middle of a turn: the loop would say that the engine sampled past it.
+            # # No stop token in the middle of a turn: the loop would say that the engine sampled
+            # past it.
             never = {str(token_id): -1e4 for token_id in request.stop_token_ids}
             body["sampling_params"]["logit_bias"] = never
         return body
@@ -99,7 +102,9 @@ class BenchEngine(SglangEngine):
 
 
 class EchoEngine(BenchEngine):
-    """Asks the server for the ids of the context it continued, and compares them with those that were sent."""
+    """Asks the server for the ids of the context it continued, and compares them with those that
+    were sent.
+    """
 
     def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase, seen: Seen, *, turn_tokens: int) -> None:
         super().__init__(url, turn_tokens=turn_tokens)
@@ -107,8 +112,8 @@ class EchoEngine(BenchEngine):
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
         body = super().body(request)
-        # SGLang reports the last id of the vocabulary as 0 (scheduler_output_processor_mixin.py clips it); here that is
-        # one of the padding ids, which only a random model samples.
+        # # SGLang reports the last id of the vocabulary as 0 (scheduler_output_processor_mixin.py
+        # clips it); here that is # one of the padding ids, which only a random model samples.
         padding = range(len(self.tokenizer), -(-len(self.tokenizer) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)
         body["sampling_params"]["logit_bias"] |= {str(token_id): -1e4 for token_id in padding}
         return body | {"logprob_start_len": 0}
@@ -184,7 +189,9 @@ def overshoot(
     protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="a tag of one token; of several")],
     trajectories: Annotated[int, typer.Option(min=1)] = 256,
 ) -> None:
-    """Tokens past the one that completes a call, in turns of a random model that is biased towards the tag's tokens."""
+    """Tokens past the one that completes a call, in turns of a random model that is biased towards
+    the tag's tokens.
+    """
 
     async def measure() -> dict[str, Any]:
         async with served(slots=64) as (url, tokenizer):
@@ -227,7 +234,9 @@ def drift(
     turns: Annotated[int, typer.Option(min=1, help="model turns in all")] = 10_000,
     turn_tokens: Annotated[int, typer.Option(min=1)] = 8,
 ) -> None:
-    """Turns whose context the server continued with other token ids than were sampled and written before."""
+    """Turns whose context the server continued with other token ids than were sampled and written
+    before.
+    """
     per_trajectory = 10
 
     async def measure() -> dict[str, Any]:
@@ -255,7 +264,9 @@ def overhead(
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     turns: Annotated[int, typer.Option(min=1, help="of a trajectory")] = 8,
 ) -> None:
-    """CPU a turn of this process, engine and sandbox answering at once: what the loop itself costs, and asyncio."""
+    """CPU a turn of this process, engine and sandbox answering at once: what the loop itself costs,
+    and asyncio.
+    """
 
     async def measure() -> dict[str, Any]:
         tokenizer = build_tokenizer(tokenizer_rows())

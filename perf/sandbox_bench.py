@@ -4,8 +4,9 @@
     python perf/sandbox_bench.py --beside sandboxfusion=http://127.0.0.1:8080 --beside-pid sandboxfusion=4711
     python perf/sandbox_bench.py --fresh                       # beside a fresh interpreter per call, as a yardstick
 
-CPU per execution is that of the server's whole process tree (for the in-process sandbox: of this process and its
-children), divided by the executions. Run it on a quiet machine: the record says how busy it was.
+CPU per execution is that of the server's whole process tree (for the in-process sandbox: of this
+process and its children), divided by the executions. Run it on a quiet machine: the record says how
+busy it was.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class Subject:
 async def measure(name: str, sandbox: Sandbox, pid: int | None, counts: dict[str, tuple[int, int]]) -> list[Row]:
     """``counts``: of each case, executions one after the other, and at each concurrency.
 
-    Latencies of all cases come first: for seconds after a burst the kernel still takes its namespaces apart.
+    Latencies of all cases come first: for seconds after a burst the kernel still takes its
+    namespaces apart.
     """
     subjects = {case: Subject(sandbox, case) for case in CASES}
     latencies_ms = {case: await subject.latencies_ms(counts[case][0]) for case, subject in subjects.items()}
@@ -163,7 +165,9 @@ async def beside(url: str, pid: int | None) -> AsyncIterator[tuple[Sandbox, int 
 
 
 def serve_fresh(workers: int) -> None:
-    """A server in SandboxFusion's form that starts an interpreter per call, unconfined. Only for this benchmark."""
+    """A server in SandboxFusion's form that starts an interpreter per call, unconfined. Only for
+    this benchmark.
+    """
     import uvicorn
     from fastapi import FastAPI, Request
 

@@ -3,8 +3,9 @@
     python perf/sandbox_soak.py                       # 50,000 executions, 5 % hostile; about 15 minutes on 2 cores
     python perf/sandbox_soak.py --count 2000
 
-Before and after it counts this process' children, fds and threads, the machine's processes of the sandbox, mounts,
-cgroups and temporary files, and it follows the memory of supervisor and zygotes. Exits with 1 when something grew.
+Before and after it counts this process' children, fds and threads, the machine's processes of the
+sandbox, mounts, cgroups and temporary files, and it follows the memory of supervisor and zygotes.
+Exits with 1 when something grew.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class State:
 
 
 def observe() -> State:
-    """Count now: what belongs to the sandboxes of this process, wherever it hangs in the process tree."""
+    """Count now: what belongs to the sandboxes of this process, wherever it hangs in the process
+    tree.
+    """
     temporary, sandbox_processes = tempfile.gettempdir(), 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -108,7 +111,9 @@ def memory_mb() -> dict[str, float]:
 
 
 async def settled() -> State:
-    """Once two looks a second apart agree: at level gvisor containers that wait for their code come and go."""
+    """Once two looks a second apart agree: at level gvisor containers that wait for their code come
+    and go.
+    """
     state = observe()
     for _ in range(20):
         await asyncio.sleep(1)

@@ -1,7 +1,9 @@
-"""Responses of planned lengths with planned calls, for RL benchmarks whose model has random weights and calls nothing.
+"""Responses of planned lengths with planned calls, for RL benchmarks whose model has random weights
+and calls nothing.
 
-Everything but the text is real: verl, the engine and its cache across turns, the sandbox, the reward's check. A case of
-perf/cases.toml takes it by verl's own keys for agent loops, through perf/scripted_loop.yaml.
+Everything but the text is real: verl, the engine and its cache across turns, the sandbox, the
+reward's check. A case of perf/cases.toml takes it by verl's own keys for agent loops, through
+perf/scripted_loop.yaml.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def turn_lengths(draw: random.Random, max_response_tokens: int) -> list[int]:
 
 
 class ScriptedAgentLoop(ReToolAgentLoop):
-    """Our agent loop with planned turns. Half of the responses, drawn evenly, are given the right answer."""
+    """Our agent loop with planned turns. Half of the responses, drawn evenly, are given the right
+    answer.
+    """
 
     def __init__(self, trainer_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = load_config(RlConfig, run_config_file(trainer_config.config)).model_dump_json()

@@ -2,8 +2,9 @@
 
     python perf/trace.py runs/NAME --step 12 --out step12.json
 
-Above, the trainer's phases; below, a row for each recorded trajectory with its model turns and tool calls. Made from
-what every run writes: metrics.jsonl and trajectories/. Only a sample of the trajectories is recorded.
+Above, the trainer's phases; below, a row for each recorded trajectory with its model turns and tool
+calls. Made from what every run writes: metrics.jsonl and trajectories/. Only a sample of the
+trajectories is recorded.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def phases(row: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def turns(trajectory: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Model turns and tool calls of one trajectory; they follow each other without a gap worth drawing."""
+    """Model turns and tool calls of one trajectory; they follow each other without a gap worth
+    drawing.
+    """
     start_s = trajectory["started_unix_s"]
     for turn in trajectory["turns"]:
         yield _slice("model", start_s, turn["engine_s"], ROLLOUT, number, tokens=turn["tokens"], kind=turn["kind"])

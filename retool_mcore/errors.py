@@ -2,7 +2,9 @@
 
 
 class ReToolError(Exception):
-    """Base of all errors that are the user's to mend. The command line prints them without a traceback."""
+    """Base of all errors that are the user's to mend. The command line prints them without a
+    traceback.
+    """
 
 
 class ConfigError(ReToolError, ValueError):

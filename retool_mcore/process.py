@@ -16,7 +16,9 @@ END_WITH_PARENT_ENV = "RETOOL_END_WITH_PARENT"
 
 
 def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
-    """Ask Linux to signal this process when its parent dies, so that `kill -9` of a launcher leaves nobody behind."""
+    """Ask Linux to signal this process when its parent dies, so that `kill -9` of a launcher leaves
+    nobody behind.
+    """
     if sys.platform != "linux":
         return
     parent = os.getppid()
@@ -34,8 +36,8 @@ def end_with_parent_if_asked() -> None:
 def heed_sigquit() -> None:
     """Undo an inherited "ignore SIGQUIT": a shell gives that to what it starts in the background.
 
-    SGLang ends its server by SIGQUIT when a part of it has died; all processes of a run inherit from this one, and
-    with the signal ignored they would wait for the dead part for ever.
+    SGLang ends its server by SIGQUIT when a part of it has died; all processes of a run inherit
+    from this one, and with the signal ignored they would wait for the dead part for ever.
     """
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
@@ -43,7 +45,8 @@ def heed_sigquit() -> None:
 def exit_on_sigterm() -> None:
     """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process has started.
 
-    A second one is ignored: timeout(1) sends two, and what was begun to be stopped and kept must end.
+    A second one is ignored: timeout(1) sends two, and what was begun to be stopped and kept must
+    end.
     """
 
     def leave(number: int, frame: object) -> NoReturn:
@@ -55,10 +58,11 @@ def exit_on_sigterm() -> None:
 
 @contextmanager
 def output_to(log: Path) -> Iterator[IO[str]]:
-    """Append all this process prints, its libraries' C code included, to ``log``; yields the terminal it had.
+    """Append all this process prints, its libraries' C code included, to ``log``; yields the
+    terminal it had.
 
-    The engines print whole configurations and hundreds of warnings. The terminal is for progress, and, once the block
-    is left, for errors.
+    The engines print whole configurations and hundreds of warnings. The terminal is for progress,
+    and, once the block is left, for errors.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     before = {number: os.dup(number) for number in (1, 2)}

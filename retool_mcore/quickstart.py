@@ -1,7 +1,9 @@
-"""The main job in miniature, on a CPU: task, SFT, export, RL with and without the tool, evaluation, summary.
+"""The main job in miniature, on a CPU: task, SFT, export, RL with and without the tool, evaluation,
+summary.
 
-Each stage is one of the project's own commands, run as a user would run it, and leaves a mark with its time when it is
-done. Run the same command again after a kill: finished stages are skipped, SFT and RL continue from their checkpoints.
+Each stage is one of the project's own commands, run as a user would run it, and leaves a mark with
+its time when it is done. Run the same command again after a kill: finished stages are skipped, SFT
+and RL continue from their checkpoints.
 """
 
 from __future__ import annotations
@@ -161,7 +163,9 @@ def _places(root: Path, seed: int, name: str) -> tuple[str, ...]:
 
 
 def _watch(run_dir: Path, total: int, name: str) -> Watch:
-    """How far a run is, from the metrics file it writes: steps done, steps in all, its newest ``name``."""
+    """How far a run is, from the metrics file it writes: steps done, steps in all, its newest
+    ``name``.
+    """
     path = run_dir / "metrics.jsonl"
 
     def look() -> tuple[int, int | None, str]:

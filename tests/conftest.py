@@ -10,13 +10,17 @@ from retool_mcore.rollout.server import SglangServer
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """The quickstart's tokenizer: byte-level BPE, a template of the Qwen2.5 style, </tool_call> one token."""
+    """The quickstart's tokenizer: byte-level BPE, a template of the Qwen2.5 style, </tool_call> one
+    token.
+    """
     return build_tokenizer(tokenizer_rows())
 
 
 @pytest.fixture(scope="session")
 def merging_tokenizer():
-    """A tokenizer that, like Qwen's, has one token for the ">" of </code> and the line break after it."""
+    """A tokenizer that, like Qwen's, has one token for the ">" of </code> and the line break after
+    it.
+    """
     trace = "I count.\n<code>\n```python\nprint(1)\n```\n</code>\n<interpreter>\n1\n</interpreter>\n\nif a>=b: a->b\n"
     rows = [*tokenizer_rows(), *({"messages": [{"role": "user", "content": trace}], "tools": None} for _ in range(3))]
     made = build_tokenizer(rows)

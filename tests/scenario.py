@@ -1,4 +1,6 @@
-"""A script of tests/ in a process of its own, as verl and Megatron want one: its last line is what it found."""
+"""A script of tests/ in a process of its own, as verl and Megatron want one: its last line is what
+it found.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_scenario(module: str, *words: str | Path, said: str | None = None, timeout_s: float = 240) -> Any:
-    """What ``python -m module words`` on platform cpu writes as JSON in its last line; ``said`` is its input."""
+    """What ``python -m module words`` on platform cpu writes as JSON in its last line; ``said`` is
+    its input.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *map(str, words)],
         input=said,

@@ -64,7 +64,9 @@ def test_files_that_the_guides_name_are_there(guide: str):
 
 
 def test_only_platforms_ask_for_the_name_of_a_device():
-    """All else reads a platform's facts. The schema names the choices, the planner's table the data sheets."""
+    """All else reads a platform's facts. The schema names the choices, the planner's table the data
+    sheets.
+    """
     names, tables = {"cpu", "cuda", "npu", "ascend"}, {"config/shared.py", "planner/hardware.py"}
     package = ROOT / "retool_mcore"
     found = [

@@ -28,7 +28,9 @@ OTHER_RANKS_WAIT_S = 30.0
 
 
 def guarded(function: F) -> F:
-    """Print a ReToolError as one line and exit with 2; Ctrl-C exits with 130. Anything else is our bug and raises."""
+    """Print a ReToolError as one line and exit with 2; Ctrl-C exits with 130. Anything else is our
+    bug and raises.
+    """
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -37,7 +39,8 @@ def guarded(function: F) -> F:
         except ReToolError as error:
             rank = os.environ.get("RANK", "0")
             if rank != "0":
-                # Most errors meet all ranks of a torchrun alike: rank 0 tells it, and torchrun ends the others here.
+                # # Most errors meet all ranks of a torchrun alike: rank 0 tells it, and torchrun
+                # ends the others here.
                 time.sleep(OTHER_RANKS_WAIT_S)
             typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
             raise typer.Exit(2) from error

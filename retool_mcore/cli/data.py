@@ -60,7 +60,9 @@ def gsm8k(
     rejects: Rejects = None,
     limit: Limit = None,
 ) -> None:
-    """Turn GSM8K's marked calculations into snippets, run each in the sandbox, verify format and answer."""
+    """Turn GSM8K's marked calculations into snippets, run each in the sandbox, verify format and
+    answer.
+    """
     from retool_mcore.data.build import build_gsm8k
     from retool_mcore.data.sources import read_source
     from retool_mcore.sandbox.open import open_sandbox
@@ -68,7 +70,8 @@ def gsm8k(
     rows = list(read_source(str(source), limit=limit))
 
     async def run(on_row: Callable[[], None]) -> Report:
-        # Any level will do: the snippets are checked to be arithmetic of numbers before they are run.
+        # # Any level will do: the snippets are checked to be arithmetic of numbers before they are
+        # run.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build_gsm8k(rows, sandbox, on_row)
 
@@ -139,7 +142,9 @@ def lint(
     model: Annotated[str, typer.Option(help="Its tokenizer measures lengths and loss masks.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tells how many rows are longer.")] = None,
 ) -> None:
-    """Repeats, overlap between files, answers that cannot be compared, lengths, loss masks. Exits with 1 on errors."""
+    """Repeats, overlap between files, answers that cannot be compared, lengths, loss masks. Exits
+    with 1 on errors.
+    """
     from retool_mcore.data.chat import load_tokenizer
     from retool_mcore.data.lint import MAX_OVERLAP, lint_file, overlaps
 

@@ -24,7 +24,9 @@ WIDTH_OF_A_LOG = 120
 
 
 class _RunUnlessNamed(TyperGroup):
-    """`retool eval CONFIG ...` is `retool eval run CONFIG ...`; only another command has to be named."""
+    """`retool eval CONFIG ...` is `retool eval run CONFIG ...`; only another command has to be
+    named.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] != "--help" and args[0] not in self.commands:
@@ -37,7 +39,9 @@ app = typer.Typer(cls=_RunUnlessNamed, no_args_is_help=True)
 
 @app.callback()
 def evaluation() -> None:
-    """Score models on a file of problems, and compare two evaluations. The command `run` need not be named."""
+    """Score models on a file of problems, and compare two evaluations. The command `run` need not
+    be named.
+    """
 
 
 @app.command("run")
@@ -71,11 +75,13 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
     url: Annotated[str | None, typer.Option(help="a running SGLang server that holds the model")] = None,
 ) -> None:
-    """Sample each problem n times: mean@n with its interval, best@n, maj@n, worst@n, pass@n, behaviour.
+    """Sample each problem n times: mean@n with its interval, best@n, maj@n, worst@n, pass@n,
+    behaviour.
 
-    Problems, n, temperature and top_p are those of CONFIG's section [validation]. Models are scored one after the
-    other, on one server for each rollout.engine_tp GPUs; those of one architecture share them. Run again to continue.
-    Without CONFIG: the paper's rollout, 8 turns and 16384 tokens, or as long as the model allows, at top_p 0.6, n = 8.
+    Problems, n, temperature and top_p are those of CONFIG's section [validation]. Models are scored
+    one after the other, on one server for each rollout.engine_tp GPUs; those of one architecture
+    share them. Run again to continue. Without CONFIG: the paper's rollout, 8 turns and 16384
+    tokens, or as long as the model allows, at top_p 0.6, n = 8.
     """
     from retool_mcore.evaluate.cases import evaluate_many
     from retool_mcore.evaluate.defaults import default_config, model_of_server
@@ -106,7 +112,9 @@ def compare_two(
     second: Annotated[Path, typer.Argument(help="another one of the same problems")],
     out: Annotated[Path | None, typer.Option(help="the comparison as JSON")] = None,
 ) -> None:
-    """Two evaluations of the same problems: the paired difference, its interval, and the problems that flipped."""
+    """Two evaluations of the same problems: the paired difference, its interval, and the problems
+    that flipped.
+    """
     from retool_mcore.data.files import replacing
     from retool_mcore.evaluate.compare import compare, read_report
     from retool_mcore.evaluate.table import comparison_lines

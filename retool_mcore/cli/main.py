@@ -34,7 +34,9 @@ def _sft_rank(
 @app.command()
 @guarded
 def sft(config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False) -> None:
-    """Supervised fine-tuning on this node: checks the settings, then starts torchrun on launch/sft_mcore.py."""
+    """Supervised fine-tuning on this node: checks the settings, then starts torchrun on
+    launch/sft_mcore.py.
+    """
     settings = settings_of(overrides, platform)
     run = load_config(SftConfig, config, settings)
     if dry_run:
@@ -78,7 +80,9 @@ def export(
     run_dir: Annotated[Path, typer.Argument(help="a run's folder, or one checkpoint of it")],
     to: Annotated[Path, typer.Option(help="where the Hugging Face model directory is written")],
 ) -> None:
-    """Write the newest checkpoint of a run as a Hugging Face model that transformers and SGLang load."""
+    """Write the newest checkpoint of a run as a Hugging Face model that transformers and SGLang
+    load.
+    """
     from retool_mcore.run.export import export as export_run
 
     typer.echo(f"wrote {export_run(run_dir, to)}")
@@ -90,7 +94,9 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="of the task, the models and the runs")] = 0,
     root: Annotated[Path, typer.Option(help="where everything is written")] = Path("runs/quickstart"),
 ) -> None:
-    """The main job in miniature: task, SFT, export, RL with the tool and without, evaluation, summary."""
+    """The main job in miniature: task, SFT, export, RL with the tool and without, evaluation,
+    summary.
+    """
     from retool_mcore.quickstart import run
 
     run(root, seed)

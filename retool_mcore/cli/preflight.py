@@ -28,7 +28,9 @@ def preflight(
     cluster: Annotated[bool, typer.Option("--cluster", help="only the nodes of the Ray cluster that runs")] = False,
     wait_s: Annotated[float, typer.Option(help="with --cluster: how long to wait for the nodes")] = 30.0,
 ) -> None:
-    """Look at all that a run needs, one line each: ok, warning or error. Exits with 2 when there is an error."""
+    """Look at all that a run needs, one line each: ok, warning or error. Exits with 2 when there is
+    an error.
+    """
     from retool_mcore.preflight.findings import run_checks
 
     run = load_run(config, settings_of(overrides, platform))
@@ -85,7 +87,9 @@ def get(
     words: Annotated[list[str], typer.Argument(help="settings as section.key=value, and the keys to print")],
     platform: PlatformName = None,
 ) -> None:
-    """Print resolved settings of a run on one line, for scripts: retool get CONFIG cluster.nodes run.name."""
+    """Print resolved settings of a run on one line, for scripts: retool get CONFIG cluster.nodes
+    run.name.
+    """
     overrides = [word for word in words if "=" in word]
     run = load_run(config, settings_of(overrides, platform))
     values: list[str] = []

@@ -53,7 +53,9 @@ def score(
 
 
 def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """The row with extracted (null if none), correct and reward. Raises DataError naming file, line and column."""
+    """The row with extracted (null if none), correct and reward. Raises DataError naming file, line
+    and column.
+    """
     for column, kinds in (("response", str), ("answer", str | int | float)):
         if column not in row:
             raise DataError(f"{source}, line {line}: no column {column}; it has {', '.join(row) or 'none'}")

@@ -1,4 +1,6 @@
-"""`retool parse` and `retool rollout`: the reader and the loop on their own, without Ray and without verl."""
+"""`retool parse` and `retool rollout`: the reader and the loop on their own, without Ray and
+without verl.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from retool_mcore.sandbox.server import create_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-# Longer than the clients' own: the side that closes an idle connection must not be the one that cannot retry.
+# # Longer than the clients' own: the side that closes an idle connection must not be the one that
+# cannot retry.
 _KEEP_ALIVE_S = 75
 
 
@@ -92,7 +93,8 @@ def _listen(host: str, port: int, path: Path | None) -> tuple[socket.socket, str
     """A bound socket and the URL for clients. Raises ConfigError when the address is taken."""
     if path is None:
         try:
-            # With the protocol spelled out asyncio sets TCP_NODELAY; without it every answer waits 40 ms for an ACK.
+            # # With the protocol spelled out asyncio sets TCP_NODELAY; without it every answer
+            # waits 40 ms for an ACK.
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))

@@ -1,4 +1,6 @@
-"""What is wrong with a configuration, in a user's words: the key, the value, the rule, the nearest known key."""
+"""What is wrong with a configuration, in a user's words: the key, the value, the rule, the nearest
+known key.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ MOVED = {  # settings of RL that earlier versions had -> where they are now
 
 
 def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
-    """All of pydantic's findings as one sentence each, after the file and the overrides that they come from."""
+    """All of pydantic's findings as one sentence each, after the file and the overrides that they
+    come from.
+    """
     lines: list[str] = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])

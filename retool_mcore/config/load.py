@@ -21,8 +21,8 @@ ConfigT = TypeVar("ConfigT", bound=RunConfig)
 def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ConfigT:
     """Read a TOML run file, apply ``section.key=value`` overrides, validate.
 
-    Values of overrides are TOML (``train.steps=5``, ``sandbox.where=["local"]``); bare words are strings.
-    Raises ConfigError naming the file, the key, the value and the rule.
+    Values of overrides are TOML (``train.steps=5``, ``sandbox.where=["local"]``); bare words are
+    strings. Raises ConfigError naming the file, the key, the value and the rule.
     """
     try:
         with open(path, "rb") as file:
@@ -46,7 +46,9 @@ def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrid
 
 
 def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> SftConfig | RlConfig:
-    """A file with a section [rollout] is an RL run, any other an SFT run. Raises ConfigError like ``load_config``."""
+    """A file with a section [rollout] is an RL run, any other an SFT run. Raises ConfigError like
+    ``load_config``.
+    """
     try:
         with open(path, "rb") as file:
             is_rl = "rollout" in tomllib.load(file)

@@ -1,4 +1,6 @@
-"""Reinforcement learning: how responses are sampled, scored and learnt from, and the rules between the sections."""
+"""Reinforcement learning: how responses are sampled, scored and learnt from, and the rules between
+the sections.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ class RlTrain(Section):
     mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates a step
     micro_batch_tokens: PositiveInt
     mode: Literal["sync", "partial_rollout", "async"] = "sync"  # see rollout/README.md, "Scheduling"
-    # Of both modes that are not "sync". max_staleness: weight syncs that may lie between a prompt's start and the step
-    # that learns from it; when_stale: another prompt takes the place of an older one, or no step comes before it.
+    # # Of both modes that are not "sync". max_staleness: weight syncs that may lie between a
+    # prompt's start and the step # that learns from it; when_stale: another prompt takes the place
+    # of an older one, or no step comes before it.
     prefetch_batches: PositiveFloat = 1.0  # batches of prompts in flight beyond the one waited for
     max_staleness: PositiveInt = 7
     when_stale: Literal["drop", "wait"] = "drop"
@@ -61,9 +64,11 @@ class Rollout(Section):
 
 
 class Validation(Section):
-    """When the policy is scored on held-out problems, and how: of a run's own validation and of `retool eval`.
+    """When the policy is scored on held-out problems, and how: of a run's own validation and of
+    `retool eval`.
 
-    n, temperature and top_p are [rollout]'s group_size, temperature and top_p where they are left out.
+    n, temperature and top_p are [rollout]'s group_size, temperature and top_p where they are left
+    out.
     """
 
     files: list[str] = Field(min_length=1)  # parquet, as data.train_file; problems are counted through all of them
@@ -74,7 +79,9 @@ class Validation(Section):
 
 
 def sampled_as_rollout(tree: Any) -> Any:
-    """A run's tree in which [validation] says how it samples, by what [rollout] says where it says nothing itself."""
+    """A run's tree in which [validation] says how it samples, by what [rollout] says where it says
+    nothing itself.
+    """
     if not isinstance(tree, dict):
         return tree
     sections = cast("dict[str, Any]", tree)
@@ -90,7 +97,8 @@ def sampled_as_rollout(tree: Any) -> Any:
 class Algorithm(Section):
     """GRPO, PPO with a critic, and DAPO's parts, all by verl's own implementations.
 
-    DAPO is GRPO with clip_high above clip_low, loss_agg "token-mean", filter_groups and reward.overlong_buffer_tokens.
+    DAPO is GRPO with clip_high above clip_low, loss_agg "token-mean", filter_groups and
+    reward.overlong_buffer_tokens.
 
     filter_groups         another prompt takes the place of one whose answers are all right or all wrong
     importance_sampling   a token's loss is weighted by how much likelier the trained weights make it than the engine
@@ -116,7 +124,9 @@ class Algorithm(Section):
 
 
 class Critic(Section):
-    """PPO's value model: of the actor's shape and layout, from model.path with a new head, with [optim] but its lr."""
+    """PPO's value model: of the actor's shape and layout, from model.path with a new head, with
+    [optim] but its lr.
+    """
 
     lr: PositiveFloat = 1e-5
     clip_value: PositiveFloat = 0.5  # a value may move so far from its old one before its loss stops to fall
@@ -131,7 +141,9 @@ class Sandbox(Section):
 
 
 class Reward(Section):
-    """The paper's +-1; what is below ``workers`` shapes it, is off by default and is logged as a part of its own."""
+    """The paper's +-1; what is below ``workers`` shapes it, is off by default and is logged as a
+    part of its own.
+    """
 
     correct: float = 1.0
     wrong: float = -1.0
@@ -239,7 +251,9 @@ class RlConfig(RunConfig):
 
 
 def train_gpus(train: RlTrain, rollout: Rollout, nodes: int, gpus_per_node: int) -> int:
-    """Devices that train. Raises ValueError where train.mode fits neither them nor its own bound on staleness."""
+    """Devices that train. Raises ValueError where train.mode fits neither them nor its own bound on
+    staleness.
+    """
     if (train.mode == "async") != (rollout.gpus > 0):
         raise ValueError(
             f'train.mode = "{train.mode}" and rollout.gpus = {rollout.gpus} exclude each other: the engines of mode '

@@ -54,7 +54,8 @@ class Parallel(Section):
 
 
 class Memory(Section):
-    """What is kept, recomputed, shrunk or moved to the host, so that a model fits. Each costs time: see perf/LOG.md.
+    """What is kept, recomputed, shrunk or moved to the host, so that a model fits. Each costs time:
+    see perf/LOG.md.
 
     recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole layers; "auto": whole
                          layers, only in micro-batches longer than train.micro_batch_tokens, which one sequence may
@@ -79,7 +80,8 @@ class Optim(Section):
     lr: PositiveFloat
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     schedule: Literal["constant", "cosine", "linear"]
-    # The schedule moves with every optimizer update, in every mode of RL, too; the first update has the first rate.
+    # # The schedule moves with every optimizer update, in every mode of RL, too; the first update
+    # has the first rate.
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the run's updates
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     beta1: Fraction = 0.9
@@ -94,7 +96,8 @@ class Optim(Section):
 
 
 class Checkpoint(Section):
-    """When checkpoints are saved, and in which form. The last two cost host memory, so they are off by default.
+    """When checkpoints are saved, and in which form. The last two cost host memory, so they are off
+    by default.
 
     export        the last checkpoint's weights also as a model directory, <run>/export, when the run has ended
 
@@ -149,7 +152,9 @@ class RunConfig(Section):
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
 
     def train_gpus(self) -> int:
-        """Devices of [cluster] that train. Raises ValueError where the mode of an RL run leaves none."""
+        """Devices of [cluster] that train. Raises ValueError where the mode of an RL run leaves
+        none.
+        """
         return self.cluster.num_gpus
 
     @property

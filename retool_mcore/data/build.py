@@ -1,7 +1,9 @@
-r"""Code-integrated traces from plain solutions: every calculation becomes a snippet that is run for real.
+r"""Code-integrated traces from plain solutions: every calculation becomes a snippet that is run for
+real.
 
-The source is GSM8K, whose solutions mark their calculations: ``48/2 = <<48/2=24>>24 clips``. The marked expression is
-cut out and becomes a call, the sandbox's output its result, and the text goes on after it. A trace survives when
+The source is GSM8K, whose solutions mark their calculations: ``48/2 = <<48/2=24>>24 clips``. The
+marked expression is cut out and becomes a call, the sandbox's output its result, and the text goes
+on after it. A trace survives when
 
 - source: the solution marks at least one calculation, and its marks are whole;
 - calculation: every snippet runs, and prints what the solution states, to the last digit it states;
@@ -75,7 +77,9 @@ def parse_gsm8k(answer: str) -> Solution:
 
 
 def _code(expression: str) -> str:
-    """A snippet for an arithmetic expression of numbers; anything else in a mark is refused, not run."""
+    """A snippet for an arithmetic expression of numbers; anything else in a mark is refused, not
+    run.
+    """
     text = _LEADING_ZEROS.sub("", expression.strip())
     try:
         tree = ast.parse(text, mode="eval")
@@ -99,9 +103,11 @@ def trace(question: str, solution: Solution, outputs: Sequence[str]) -> list[dic
 
 
 def _reached(solution: Solution) -> str:
-    """What the solution itself arrives at: its last calculation's value, or the last number it names after that.
+    """What the solution itself arrives at: its last calculation's value, or the last number it
+    names after that.
 
-    Of the two the one that agrees with the answer line; where neither does, the trace boxes a wrong answer and fails.
+    Of the two the one that agrees with the answer line; where neither does, the trace boxes a wrong
+    answer and fails.
     """
     last = f"{solution.steps[-1].stated:f}"
     named = [re.sub(r"[$,]", "", text) for text in _NUMBER_IN_TEXT.findall(solution.rest)][-1:]
@@ -127,7 +133,9 @@ class Builder:
         self._outputs: dict[str, asyncio.Task[str]] = {}
 
     async def row(self, where: str, index: int, source: Mapping[str, Any]) -> dict[str, Any]:
-        """An SFT row with data_source, index and ground_truth. Raises Rejected, DataError, SandboxUnavailable."""
+        """An SFT row with data_source, index and ground_truth. Raises Rejected, DataError,
+        SandboxUnavailable.
+        """
         question, answer = source.get("question"), source.get("answer")
         if not isinstance(question, str) or not isinstance(answer, str):
             raise DataError(f"{where}: GSM8K rows have the texts question and answer; here: {', '.join(source)}")
@@ -162,7 +170,9 @@ class Builder:
 async def build_gsm8k(
     rows: Sequence[tuple[str, Mapping[str, Any]]], sandbox: Sandbox, on_row: Callable[[], None] = lambda: None
 ) -> Report:
-    """Build all rows (where, {question, answer}), in order. Raises DataError when a row is of another schema."""
+    """Build all rows (where, {question, answer}), in order. Raises DataError when a row is of
+    another schema.
+    """
     builder = Builder(sandbox)
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = Report(STAGES)

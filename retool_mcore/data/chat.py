@@ -1,8 +1,9 @@
 """The one renderer: SFT rows and rollouts become the same tokens.
 
-A conversation is rendered once by the model's own chat template and cut where a rollout is cut: prompt, model turn,
-tool turn, model turn, ... Each piece is encoded alone, as in a rollout, where the model's tokens are never re-encoded.
-So training sees the token boundaries that sampling sees, also for tokenizers that would merge across a cut.
+A conversation is rendered once by the model's own chat template and cut where a rollout is cut:
+prompt, model turn, tool turn, model turn, ... Each piece is encoded alone, as in a rollout, where
+the model's tokens are never re-encoded. So training sees the token boundaries that sampling sees,
+also for tokenizers that would merge across a cut.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ INTERPRETER_OUTPUT = re.compile(r"(?<=</code>)\s*<interpreter>.*?</interpreter>\
 
 @dataclass(frozen=True)
 class Rendered:
-    """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on what the model is trained on."""
+    """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on what the model is
+    trained on.
+    """
 
     token_ids: list[int]
     loss_mask: list[int]
@@ -53,7 +56,9 @@ class ChatFormat:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Read the tokenizer of a local model directory or hub name. Raises CheckpointError naming the path."""
+    """Read the tokenizer of a local model directory or hub name. Raises CheckpointError naming the
+    path.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -69,12 +74,13 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     """Tokenize a conversation and mark the tokens the model is trained on.
 
-    loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>, 0 on headers, system, user and tool turns,
-    on <interpreter> spans inside an assistant turn, and on the line break after <|im_end|>. Same ids as rendering turn
-    by turn (``render_prompt``, the model's tokens, ``tool_turn_ids``, ...); tests/numerics/test_chat.py holds that for
-    every template style we support.
-    Raises DataError for a message that is neither text nor a tool call, that holds a control token, or that the
-    template renders differently once later messages follow (Qwen3 drops the thinking of earlier user turns).
+    loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>, 0 on headers, system,
+    user and tool turns, on <interpreter> spans inside an assistant turn, and on the line break
+    after <|im_end|>. Same ids as rendering turn by turn (``render_prompt``, the model's tokens,
+    ``tool_turn_ids``, ...); tests/numerics/test_chat.py holds that for every template style we
+    support. Raises DataError for a message that is neither text nor a tool call, that holds a
+    control token, or that the template renders differently once later messages follow (Qwen3 drops
+    the thinking of earlier user turns).
     """
     fmt = chat_format(tokenizer)
     messages = clean_messages(messages, fmt)
@@ -125,7 +131,9 @@ def _require_whole(message: Message, turn: str, index: int) -> None:
 def render_prompt(
     messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """Token ids [T] of a conversation up to and including the header of the assistant turn to be sampled."""
+    """Token ids [T] of a conversation up to and including the header of the assistant turn to be
+    sampled.
+    """
     messages = clean_messages(messages, chat_format(tokenizer))
     if any(message["role"] == "assistant" for message in messages):
         raise DataError("a prompt holds no assistant turn; sampled turns are continued by their own token ids")
@@ -133,10 +141,12 @@ def render_prompt(
 
 
 def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[str]) -> list[int]:
-    """The tokens from the model's closing </tool_call> to the header of its next turn: <|im_end|>, results, header.
+    """The tokens from the model's closing </tool_call> to the header of its next turn: <|im_end|>,
+    results, header.
 
-    ``content`` is one interpreter output, or several for one turn. Derived from the template, so a rollout has the
-    tokens of the one-shot rendering. Markup inside the output is broken up (``neutralise``): code cannot forge turns.
+    ``content`` is one interpreter output, or several for one turn. Derived from the template, so a
+    rollout has the tokens of the one-shot rendering. Markup inside the output is broken up
+    (``neutralise``): code cannot forge turns.
     """
     fmt = chat_format(tokenizer)
     results = [content] if isinstance(content, str) else list(content)
@@ -149,16 +159,20 @@ def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[st
 
 
 def neutralise(content: str, fmt: ChatFormat) -> str:
-    """Break up turn and tool markup in a tool's output ("<|im_end|>" -> "< |im_end|>"); all else is kept."""
+    """Break up turn and tool markup in a tool's output ("<|im_end|>" -> "< |im_end|>"); all else is
+    kept.
+    """
     text = content.encode("utf-8", "replace").decode("utf-8")  # lone surrogates, which tokenizers refuse
     return fmt.markup.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
 @lru_cache(maxsize=8)
 def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
-    """Find the template's turn ending and prove that turn-by-turn rendering equals one-shot rendering for it.
+    """Find the template's turn ending and prove that turn-by-turn rendering equals one-shot
+    rendering for it.
 
-    Cached per tokenizer. Raises CheckpointError when the template cannot be used for tool conversations.
+    Cached per tokenizer. Raises CheckpointError when the template cannot be used for tool
+    conversations.
     """
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if len(str(token).strip()) > 1]
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -204,7 +218,9 @@ def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> 
 
 
 def clean_messages(messages: Sequence[Message], fmt: ChatFormat) -> list[dict[str, Any]]:
-    """Check messages and give them one form: nulls of columnar files dropped, call arguments as a mapping."""
+    """Check messages and give them one form: nulls of columnar files dropped, call arguments as a
+    mapping.
+    """
     return [_clean_message(message, index, fmt) for index, message in enumerate(messages)]
 
 

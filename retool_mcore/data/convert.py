@@ -1,9 +1,9 @@
 r"""ReTool's SFT data, raw or converted, into the parquet that training reads, in either protocol.
 
-Raw rows hold the whole trace in one assistant text: ``<code>\n```python ...\n```\n</code>``, its output in
-``<interpreter>``, the end in ``<answer>``. Converted rows hold messages with tool calls. Both are read into the same
-trace, verified (format, then answer where the truth is known, then execution if asked for), and written in the
-protocol's form.
+Raw rows hold the whole trace in one assistant text: ``<code>\n```python ...\n```\n</code>``, its
+output in ``<interpreter>``, the end in ``<answer>``. Converted rows hold messages with tool calls.
+Both are read into the same trace, verified (format, then answer where the truth is known, then
+execution if asked for), and written in the protocol's form.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def read_trace(messages: Any) -> Trace:
 
 
 def read_inline(text: str) -> tuple[tuple[Step, ...], str]:
-    """Steps and closing words of a raw trace. Raises Rejected("format") when its tags do not pair up in order."""
+    """Steps and closing words of a raw trace. Raises Rejected("format") when its tags do not pair
+    up in order.
+    """
     steps: list[Step] = []
     pending: tuple[str, str] | None = None  # text and code that wait for their output
     start, opened, answers = 0, None, 0
@@ -163,7 +165,9 @@ def _json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Conversion:
-    """How rows are converted. ``truth`` names the column of the ground truth, "" where the data has none."""
+    """How rows are converted. ``truth`` names the column of the ground truth, "" where the data has
+    none.
+    """
 
     protocol: Protocol = "hermes"
     truth: str = ""
@@ -215,7 +219,9 @@ async def convert_sft(
     *,
     bad: Sequence[tuple[str, DataError]] = (),
 ) -> Report:
-    """Convert rows (where, {messages, ...}), in order; ``bad`` are rows (where, why) that could not even be read."""
+    """Convert rows (where, {messages, ...}), in order; ``bad`` are rows (where, why) that could not
+    even be read.
+    """
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = Report(conversion.stages)
     for where, error in bad:

@@ -1,4 +1,6 @@
-"""Reading and writing data files: every error names file, row and column; nothing half-written stays."""
+"""Reading and writing data files: every error names file, row and column; nothing half-written
+stays.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ BATCH_ROWS = 512
 def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row number from 0, {column: value}) of a parquet file, a batch at a time.
 
-    Raises DataError when the file is missing, empty, half-written, no parquet, or lacks one of ``columns``.
+    Raises DataError when the file is missing, empty, half-written, no parquet, or lacks one of
+    ``columns``.
     """
     index = 0
     try:
@@ -62,8 +65,8 @@ def read_jsonl(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, object) of a JSON-lines file; blank lines are passed over.
 
-    Raises DataError for a missing file, invalid UTF-8, a line that is no JSON object. ``on_bad`` is given bad lines
-    (where, what is wrong) instead, and reading goes on.
+    Raises DataError for a missing file, invalid UTF-8, a line that is no JSON object. ``on_bad`` is
+    given bad lines (where, what is wrong) instead, and reading goes on.
     """
     try:
         with open(path, "rb") as file:

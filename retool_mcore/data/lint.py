@@ -1,4 +1,6 @@
-"""What is wrong with data files before anyone trains on them: repeats, leaks, answers, lengths, loss masks."""
+"""What is wrong with data files before anyone trains on them: repeats, leaks, answers, lengths,
+loss masks.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _WORDS = re.compile(r"[^\W_]+", re.UNICODE)
 
 @dataclass(frozen=True)
 class Row:
-    """One SFT row (messages, tools) or RL row (prompt, truth). ``problem`` is the user's words without instructions."""
+    """One SFT row (messages, tools) or RL row (prompt, truth). ``problem`` is the user's words
+    without instructions.
+    """
 
     where: str
     problem: str
@@ -70,7 +74,8 @@ def read_problem_rows(source: str) -> Iterator[Row]:
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
             name = "messages" if is_sft else "prompt"
             raise DataError(f"{where}, column {name}: {type(turns).__name__}, not a list of messages")
-        # An SFT row opens with its problem; an RL prompt ends in it, and may show solved examples before.
+        # # An SFT row opens with its problem; an RL prompt ends in it, and may show solved examples
+        # before.
         users = [turn.get("content") for turn in turns if turn.get("role") == "user"]
         user = users[0 if is_sft else -1] if users else None
         if not isinstance(user, str):
@@ -146,7 +151,9 @@ def histogram(lengths: np.ndarray) -> list[str]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many of ``total`` problems of ``second`` are in ``first``: the same text, or a shared 13-gram of words."""
+    """How many of ``total`` problems of ``second`` are in ``first``: the same text, or a shared
+    13-gram of words.
+    """
 
     first: str
     second: str
@@ -183,7 +190,8 @@ def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:
 
 
 def require_disjoint(train_file: str, val_file: str) -> None:
-    """Raise DataError when more than a tenth of the validation problems are training problems, by their text.
+    """Raise DataError when more than a tenth of the validation problems are training problems, by
+    their text.
 
     Cheap: the files are read once, and nothing is tokenized.
     """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 ANSWER_FORMAT = "Put your final answer within \\boxed{}."
 
-# The paper's inline form. In ReTool's own data the problem follows this mark, after an instruction like ours.
+# # The paper's inline form. In ReTool's own data the problem follows this mark, after an
+# instruction like ours.
 QUESTION_MARK = "*user question:*"
 RETOOL_INSTRUCTION = """Solve the problem step by step. You may write Python code where it helps: it is run, and \
 what it prints is given back to you. Write each piece of code as a complete script in the form
@@ -26,7 +27,9 @@ def hermes_prompt(problem: str) -> str:
 
 
 def retool_prompt(problem: str) -> str:
-    """The user's turn of the inline form, as the rollout writes it; one that has its instruction is kept."""
+    """The user's turn of the inline form, as the rollout writes it; one that has its instruction is
+    kept.
+    """
     if QUESTION_MARK in problem:
         return problem
     return f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\n{plain_problem(problem)}"

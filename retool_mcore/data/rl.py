@@ -1,7 +1,7 @@
 r"""RL problems from the data sets in use, into verl's schema, each problem once.
 
-DAPO-Math-17k is 1.79 million rows that are about 17 thousand problems, each about a hundred times: rows are read one
-by one and only new problems are kept.
+DAPO-Math-17k is 1.79 million rows that are about 17 thousand problems, each about a hundred times:
+rows are read one by one and only new problems are kept.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def convert_rl(
 ) -> RlReport:
     """Rows (where, row) of any known schema into verl's, deduplicated by normalised text.
 
-    ``report`` may hold what was rejected in reading. Raises DataError when nothing is left, and when a row is of no
-    known schema, which ``reject_bad`` makes a reject.
+    ``report`` may hold what was rejected in reading. Raises DataError when nothing is left, and
+    when a row is of no known schema, which ``reject_bad`` makes a reject.
     """
     report = report or RlReport()
     seen: dict[str, str] = {}
@@ -135,7 +135,9 @@ def read_problem(row: Mapping[str, Any], where: str) -> tuple[str, str]:
 
 
 def truth_text(truth: Any, where: str) -> str:
-    """A ground truth as text; a number is written out, 12345678.0 as 12345678. Raises DataError for anything else."""
+    """A ground truth as text; a number is written out, 12345678.0 as 12345678. Raises DataError for
+    anything else.
+    """
     if isinstance(truth, float) and math.isfinite(truth):
         truth = int(truth) if truth.is_integer() else repr(truth)
     if isinstance(truth, int) and not isinstance(truth, bool):
@@ -170,5 +172,7 @@ def name_and_split(source: str) -> tuple[str, str]:
 
 
 def normalised(problem: str) -> str:
-    """A problem's text for comparing: compatibility forms, case, spacing and dollar signs do not count."""
+    """A problem's text for comparing: compatibility forms, case, spacing and dollar signs do not
+    count.
+    """
     return re.sub(r"[\s$]+", "", unicodedata.normalize("NFKC", problem)).casefold()

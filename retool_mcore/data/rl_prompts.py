@@ -18,11 +18,12 @@ Renderer = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]  # messages ->
 
 
 def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
-    """Every prompt of the training and validation files renders, fits the budget and has a truth to be judged by.
+    """Every prompt of the training and validation files renders, fits the budget and has a truth to
+    be judged by.
 
-    ``render`` is the rollout's own (``Protocol.prompt_ids``). Returns what the user should know of the files, a
-    sentence each. Raises DataError with file, row and column; also when validation problems are trained on without
-    leave.
+    ``render`` is the rollout's own (``Protocol.prompt_ids``). Returns what the user should know of
+    the files, a sentence each. Raises DataError with file, row and column; also when validation
+    problems are trained on without leave.
     """
     train, held_out = config.data.train_file, config.validation.files
     rows = {path: _check_file(path, config, render) for path in (train, *held_out)}
@@ -36,7 +37,8 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
 
 
 def messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The turns of a row's prompt, without the nulls that a column gives to all for a key that some have.
+    """The turns of a row's prompt, without the nulls that a column gives to all for a key that some
+    have.
 
     Raises DataError when it is no list of turns.
     """

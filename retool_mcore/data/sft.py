@@ -1,4 +1,6 @@
-"""SFT rows from parquet, tokenized once, dealt into batches that are a pure function of (seed, step)."""
+"""SFT rows from parquet, tokenized once, dealt into batches that are a pure function of (seed,
+step).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ MAX_TOKEN_CHARS = 1024  # no tokenizer has a longer token; a run of spaces may b
 
 @dataclass(frozen=True)
 class SftDataset:
-    """Tokenized conversations of one file. ``too_long`` rows were over the budget and left out, never cut."""
+    """Tokenized conversations of one file. ``too_long`` rows were over the budget and left out,
+    never cut.
+    """
 
     source: str
     examples: tuple[Rendered, ...]
@@ -43,9 +47,11 @@ class SftDataset:
 
 
 def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: int) -> SftDataset:
-    """Read and tokenize a parquet file of rows {messages, tools}; ``tools`` may be null (a text-only row).
+    """Read and tokenize a parquet file of rows {messages, tools}; ``tools`` may be null (a
+    text-only row).
 
-    Raises DataError with file, row and column for anything that is not of that schema, and when no row fits.
+    Raises DataError with file, row and column for anything that is not of that schema, and when no
+    row fits.
     """
     examples: list[Rendered] = []
     too_long: list[int] = []
@@ -76,7 +82,9 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
 
 
 def parse_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """The ``tools`` column: a list of schemas, the same as a JSON string, or null. Nulls of unified structs go."""
+    """The ``tools`` column: a list of schemas, the same as a JSON string, or null. Nulls of unified
+    structs go.
+    """
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -101,10 +109,11 @@ def _without_nulls(value: Any) -> Any:
 class PackedBatches:
     """The batches of one data-parallel rank; the only state is the step number.
 
-    The stream is epoch after epoch, each in an order of its own drawn from (seed, epoch). Step s takes the next
-    ``global_batch`` rows of the stream, whatever dp_size is, and deals them to the ranks: equally many each, at costs
-    as equal as a greedy deal makes them. The cost is tokens, plus attention where ``hidden_size`` is given. A rank's
-    share is packed into micro-batches, without attention across sequences and balanced by cost too, by verl's engine.
+    The stream is epoch after epoch, each in an order of its own drawn from (seed, epoch). Step s
+    takes the next ``global_batch`` rows of the stream, whatever dp_size is, and deals them to the
+    ranks: equally many each, at costs as equal as a greedy deal makes them. The cost is tokens,
+    plus attention where ``hidden_size`` is given. A rank's share is packed into micro-batches,
+    without attention across sequences and balanced by cost too, by verl's engine.
     """
 
     examples: Sequence[Rendered]
@@ -154,14 +163,16 @@ class PackedBatches:
 def cost(num_tokens: int, hidden_size: int | None = None) -> float:
     """Compute of one sequence, in tokens of a short one.
 
-    A layer costs a token 24 h^2 in its matrices and 2 h T in causal attention over T tokens (forward, h hidden size):
-    attention is as dear as the rest at T = 12 h.
+    A layer costs a token 24 h^2 in its matrices and 2 h T in causal attention over T tokens
+    (forward, h hidden size): attention is as dear as the rest at T = 12 h.
     """
     return num_tokens if hidden_size is None else num_tokens * (1 + num_tokens / (12 * hidden_size))
 
 
 def deal(costs: Sequence[float], num_ranks: int) -> list[list[int]]:
-    """Deal positions to ranks, equally many each: the dearest first, always to the cheapest rank with room left."""
+    """Deal positions to ranks, equally many each: the dearest first, always to the cheapest rank
+    with room left.
+    """
     room = len(costs) // num_ranks
     assert room * num_ranks == len(costs), f"{len(costs)} sequences do not divide over {num_ranks} ranks"
     shares: list[list[int]] = [[] for _ in range(num_ranks)]

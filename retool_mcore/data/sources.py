@@ -1,4 +1,6 @@
-"""Rows from a file, a folder of files, or a data set's hub name: parquet or JSON lines, told by the name's ending."""
+"""Rows from a file, a folder of files, or a data set's hub name: parquet or JSON lines, told by the
+name's ending.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ OnBad = Callable[[str, DataError], None]
 
 
 def source_files(source: str, split: str | None = None) -> list[Path]:
-    """The data files behind a path or hub name, in order of name; those whose name holds ``split`` if it is given.
+    """The data files behind a path or hub name, in order of name; those whose name holds ``split``
+    if it is given.
 
-    A hub name ("owner/name") is downloaded once into the hub's cache. Raises DataError when there is nothing to read.
+    A hub name ("owner/name") is downloaded once into the hub's cache. Raises DataError when there
+    is nothing to read.
     """
     path = Path(source)
     if path.is_file():
@@ -44,9 +48,11 @@ def read_source(
     limit: int | None = None,
     on_bad: OnBad | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where it stands, row) over all files of a source. Raises DataError naming file, row and column.
+    """Yield (where it stands, row) over all files of a source. Raises DataError naming file, row
+    and column.
 
-    ``on_bad`` is given the lines that cannot be read instead (where, what is wrong), and reading goes on.
+    ``on_bad`` is given the lines that cannot be read instead (where, what is wrong), and reading
+    goes on.
     """
     yield from itertools.islice(_read_files(source, required, split, on_bad), limit)
 

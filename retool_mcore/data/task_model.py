@@ -1,7 +1,9 @@
-"""The quickstart's model: a Qwen2 architecture of under a million parameters, its tokenizer and its chat template.
+"""The quickstart's model: a Qwen2 architecture of under a million parameters, its tokenizer and its
+chat template.
 
-Random weights; Qwen2's tokenizer class with a byte-level BPE trained on the spot on the task's own words, so each of
-them is one token. Digits stay single, as Qwen2 splits them; any other text still encodes, byte by byte.
+Random weights; Qwen2's tokenizer class with a byte-level BPE trained on the spot on the task's own
+words, so each of them is one token. Digits stay single, as Qwen2 splits them; any other text still
+encodes, byte by byte.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 CONTROL_TOKENS = END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; 256 needs no padding at tp = 1 and 2.
+# # Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; 256 needs no padding
+# at tp = 1 and 2.
 VOCAB_MULTIPLE = 256
 MAX_MODEL_TOKENS = 1024
 MODEL_SHAPE: dict[str, Any] = {
@@ -36,7 +39,8 @@ MODEL_SHAPE: dict[str, Any] = {
 ROPE_THETA = 100.0  # short conversations: high frequencies are what tells neighbouring digits apart
 INITIALIZER_RANGE = 0.06  # with 0.02 copying digits is learnt a hundred steps later, or not at all
 
-# Turns and tool calls as Qwen2.5 lays them out; the tools are introduced by their signatures, which is shorter.
+# # Turns and tool calls as Qwen2.5 lays them out; the tools are introduced by their signatures,
+# which is shorter.
 CHAT_TEMPLATE = """\
 {%- set first = messages[0] -%}
 {%- if tools or first.role == 'system' -%}
@@ -74,11 +78,14 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(rows: Iterable[Mapping[str, Any]]) -> PreTrainedTokenizerBase:
-    """Train the tokenizer on SFT rows {messages, tools}. Digits never merge, so it does not depend on the numbers."""
+    """Train the tokenizer on SFT rows {messages, tools}. Digits never merge, so it does not depend
+    on the numbers.
+    """
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
-    # Qwen2's own class: loading a directory whose config says qwen2 gives it whatever tokenizer_config.json names.
+    # # Qwen2's own class: loading a directory whose config says qwen2 gives it whatever
+    # tokenizer_config.json names.
     blank = Qwen2Tokenizer(eos_token=END_OF_TURN, pad_token=END_OF_TEXT, model_max_length=MAX_MODEL_TOKENS)
     blank.chat_template = CHAT_TEMPLATE
     texts = [str(blank.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)) for row in rows]
@@ -97,7 +104,9 @@ def build_tokenizer(rows: Iterable[Mapping[str, Any]]) -> PreTrainedTokenizerBas
 
 
 def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-    """Write a Qwen2ForCausalLM with weights drawn from ``seed`` (float32), its tokenizer and generation settings."""
+    """Write a Qwen2ForCausalLM with weights drawn from ``seed`` (float32), its tokenizer and
+    generation settings.
+    """
     from safetensors.torch import save_file
     from transformers import GenerationConfig, Qwen2Config
 
@@ -121,9 +130,11 @@ def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) 
 
 
 def _random_weights(config: Qwen2Config, seed: int) -> dict[str, torch.Tensor]:
-    """Qwen2's weights by name, initialised as transformers does: matrices normal, biases 0, norms 1.
+    """Qwen2's weights by name, initialised as transformers does: matrices normal, biases 0, norms
+    1.
 
-    Written out, because importing transformers' Qwen2 modules pulls in torchvision, whose wheel needs CUDA's libraries.
+    Written out, because importing transformers' Qwen2 modules pulls in torchvision, whose wheel
+    needs CUDA's libraries.
     """
     import torch
 

@@ -1,13 +1,14 @@
 """The quickstart's task: generated arithmetic word problems in the schema of ReTool's data.
 
-A problem has three-digit operands and a six-digit answer, out of reach of mental arithmetic for a tiny model and one
-line of Python with a tool. Widths are fixed because a tiny model learns to copy digits of fixed width in a hundred
-steps and of varying width in thousands.
+A problem has three-digit operands and a six-digit answer, out of reach of mental arithmetic for a
+tiny model and one line of Python with a tool. Widths are fixed because a tiny model learns to copy
+digits of fixed width in a hundred steps and of varying width in thousands.
 
-SFT rows are of two sorts. Tool traces: problem, code call, interpreter output, boxed answer; in a stated fraction of
-them the code has a plausible wrong habit (an inclusive range without its last number, a dropped operand), and output
-and boxed answer are what that code gives. Text traces: no tools offered, the right answer boxed at once, so that the
-text-only baseline has been taught format and truth. RL with the tool can learn to prefer the right habit.
+SFT rows are of two sorts. Tool traces: problem, code call, interpreter output, boxed answer; in a
+stated fraction of them the code has a plausible wrong habit (an inclusive range without its last
+number, a dropped operand), and output and boxed answer are what that code gives. Text traces: no
+tools offered, the right answer boxed at once, so that the text-only baseline has been taught format
+and truth. RL with the tool can learn to prefer the right habit.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of problems over operands a, b, c of three digits each; ``right`` and ``wrong`` are its codes."""
+    """A family of problems over operands a, b, c of three digits each; ``right`` and ``wrong`` are
+    its codes.
+    """
 
     name: str
     question: str
@@ -184,10 +187,12 @@ def sft_rows(stream: Iterator[Problem], count: int, spec: TaskSpec, draw: random
 
 
 def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None) -> bool:
-    """Write the task of ``seed``: model/, sft_{train,val}.parquet, rl_{train,val}.parquet, eval.parquet, manifest.json.
+    """Write the task of ``seed``: model/, sft_{train,val}.parquet, rl_{train,val}.parquet,
+    eval.parquet, manifest.json.
 
-    The manifest comes last and holds every file's hash: what has one is whole. Returns False, and writes nothing, when
-    it is there for the same seed and sizes and the files still match it. Raises DataError when nothing can be written.
+    The manifest comes last and holds every file's hash: what has one is whole. Returns False, and
+    writes nothing, when it is there for the same seed and sizes and the files still match it.
+    Raises DataError when nothing can be written.
     """
     directory, spec = Path(directory), spec or TaskSpec()
     identity = {"format": FORMAT_VERSION, "seed": seed, "sizes": asdict(spec)}

@@ -1,6 +1,8 @@
-"""The paper's two verifications of built data: the trace has the right form, and it ends in the right answer.
+"""The paper's two verifications of built data: the trace has the right form, and it ends in the
+right answer.
 
-Also what every conversion reports: the rows that survived, and each reject with the stage and the reason.
+Also what every conversion reports: the rows that survived, and each reject with the stage and the
+reason.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ class Report:
 def format_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
     """What is wrong with the form of a trace, or None.
 
-    Right is: a system turn or none, one user turn, then assistant turns with calls, each followed by as many results,
-    and at the end one assistant turn without calls. Only that turn holds an answer, one, and no turn holds markup
-    as text.
+    Right is: a system turn or none, one user turn, then assistant turns with calls, each followed
+    by as many results, and at the end one assistant turn without calls. Only that turn holds an
+    answer, one, and no turn holds markup as text.
     """
     turns = list(messages)
     if turns and turns[0]["role"] == "system":
@@ -86,7 +88,9 @@ def format_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def final_answer_problem(text: str) -> str | None:
-    """What is wrong with the closing words of a trace, or None: they give one answer, though it may be repeated."""
+    """What is wrong with the closing words of a trace, or None: they give one answer, though it may
+    be repeated.
+    """
     if last_answer(text) is None:
         return "its last turn gives no answer"
     different = list(dict.fromkeys(boxes(text)))
@@ -94,7 +98,9 @@ def final_answer_problem(text: str) -> str | None:
 
 
 def answer_problem(messages: Sequence[Mapping[str, Any]], truth: str) -> str | None:
-    """What is wrong with the answer of a trace of the right form, or None. Equivalence, not equality of text."""
+    """What is wrong with the answer of a trace of the right form, or None. Equivalence, not
+    equality of text.
+    """
     answer = last_answer(messages[-1]["content"])
     if answer is None:
         return "it gives no answer"

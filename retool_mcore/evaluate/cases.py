@@ -1,4 +1,6 @@
-"""Several evaluations after another on local servers: another model of the same shape only replaces their weights."""
+"""Several evaluations after another on local servers: another model of the same shape only replaces
+their weights.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,12 @@ def evaluate_many(
     on_start: OnStart = lambda name, finished, total: None,
     on_sample: OnSample = lambda name, correct: None,
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate each case as ``config`` validates; write ``out/<case>/report.json``; return the reports by case name.
+    """Evaluate each case as ``config`` validates; write ``out/<case>/report.json``; return the
+    reports by case name.
 
-    ``data`` and ``n`` are [validation]'s where they are left out. Cases should be ordered so that models of one shape
-    follow each other. ``url``: a running server that already holds the only model; none is started. Raises ReToolError
-    subclasses; run again to continue.
+    ``data`` and ``n`` are [validation]'s where they are left out. Cases should be ordered so that
+    models of one shape follow each other. ``url``: a running server that already holds the only
+    model; none is started. Raises ReToolError subclasses; run again to continue.
     """
     n = n or config.validation.n
     data = data or [Path(path) for path in config.validation.files]

@@ -1,7 +1,8 @@
-"""Two evaluations of the same problems: the paired difference, its interval, and the problems that flipped.
+"""Two evaluations of the same problems: the paired difference, its interval, and the problems that
+flipped.
 
-Pairing takes out how hard the problems are, which is most of what makes a mean over few problems uncertain: the
-interval of the difference is narrower than the two intervals suggest.
+Pairing takes out how hard the problems are, which is most of what makes a mean over few problems
+uncertain: the interval of the difference is narrower than the two intervals suggest.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ SOLVED = 0.5  # a problem counts as solved when more than this share of its samp
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """A problem that one evaluation solved, by more than half of its samples, and the other did not."""
+    """A problem that one evaluation solved, by more than half of its samples, and the other did
+    not.
+    """
 
     id: int
     truth: str

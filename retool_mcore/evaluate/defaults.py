@@ -1,4 +1,6 @@
-"""What `retool eval` takes for granted without a configuration: the paper's rollout, as long as the model allows."""
+"""What `retool eval` takes for granted without a configuration: the paper's rollout, as long as the
+model allows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ SERVER_WAIT_S = 10.0
 
 
 def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
-    """The paper's rollout (8 turns, 2048 + 16384 tokens, temperature 1.0, validation's top_p 0.6) on this machine.
+    """The paper's rollout (8 turns, 2048 + 16384 tokens, temperature 1.0, validation's top_p 0.6)
+    on this machine.
 
     A model with a shorter context gets a shorter response. Raises ConfigError for a bad override.
     """
@@ -49,7 +52,9 @@ def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
 
 
 def model_of_server(url: str) -> str:
-    """The model that a running SGLang server says it holds. Raises ConfigError when nothing answers."""
+    """The model that a running SGLang server says it holds. Raises ConfigError when nothing
+    answers.
+    """
 
     async def ask() -> dict[str, Any]:
         async with SglangEngine(url, timeout_s=SERVER_WAIT_S, retry_s=SERVER_WAIT_S) as engine:

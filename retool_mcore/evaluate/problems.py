@@ -1,4 +1,6 @@
-"""Problems to evaluate on, from a parquet file of verl's schema or a JSON-lines file of question and answer."""
+"""Problems to evaluate on, from a parquet file of verl's schema or a JSON-lines file of question
+and answer.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Evaluating a model: n trajectories of each problem through the loop RL trains with, judged as the reward judges.
+"""Evaluating a model: n trajectories of each problem through the loop RL trains with, judged as the
+reward judges.
 
-Finished samples are appended to ``samples.jsonl``; an evaluation that was stopped continues from there.
+Finished samples are appended to ``samples.jsonl``; an evaluation that was stopped continues from
+there.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ Judge = Callable[[str | None, str], Awaitable[bool]]  # (what the model boxed, t
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What makes two evaluations comparable. ``n`` samples a problem; ``concurrency`` trajectories in flight."""
+    """What makes two evaluations comparable. ``n`` samples a problem; ``concurrency`` trajectories
+    in flight.
+    """
 
     limits: Limits
     max_prompt_tokens: int
@@ -48,7 +52,9 @@ class Settings:
 
     @classmethod
     def of(cls, config: RlConfig, n: int, tool: bool, servers: int = 1) -> Settings:
-        """n samples a problem, rolled out as the run's validation rolls out, with the tool or without."""
+        """n samples a problem, rolled out as the run's validation rolls out, with the tool or
+        without.
+        """
         rollout = config.rollout.model_copy(update={"tool": tool})
         return cls(
             limits=Limits.of(config.model_copy(update={"rollout": rollout})),
@@ -115,8 +121,8 @@ async def sample_all(
 ) -> None:
     """Sample what is not in ``samples`` yet, judge it, and append it there.
 
-    ``on_sample`` is told each new verdict. Raises DataError for a prompt that is too long, RolloutError when outages
-    dropped a sample twice; what is finished stays in the file.
+    ``on_sample`` is told each new verdict. Raises DataError for a prompt that is too long,
+    RolloutError when outages dropped a sample twice; what is finished stays in the file.
     """
     slots = asyncio.Semaphore(settings.concurrency)
     limit = settings.max_prompt_tokens

@@ -1,4 +1,6 @@
-"""The SGLang servers of an evaluation: as many as the node's devices hold, all with the same weights."""
+"""The SGLang servers of an evaluation: as many as the node's devices hold, all with the same
+weights.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class SpreadEngine:
 
 
 class Servers:
-    """The servers of one model at a time: kept while only weights change, replaced when their shape does.
+    """The servers of one model at a time: kept while only weights change, replaced when their shape
+    does.
 
     ``url``: one that runs already and holds the only model; none is started then.
     """
@@ -103,7 +106,9 @@ async def _load(urls: Sequence[str], model: str) -> None:
 
 
 def shape_of(model: str) -> dict[str, Any]:
-    """What of a model's config.json must be equal for one server to take its weights. Raises CheckpointError."""
+    """What of a model's config.json must be equal for one server to take its weights. Raises
+    CheckpointError.
+    """
     path = Path(model) / "config.json"
     try:
         shape = json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,10 @@
-"""Estimators over k samples of each problem. mean, best, worst and maj equal verl's validation metrics, draw for draw.
+"""Estimators over k samples of each problem. mean, best, worst and maj equal verl's validation
+metrics, draw for draw.
 
-verl (trainer/ppo/metric_utils.py) estimates best@n, worst@n and maj@n by 1000 draws of n samples with replacement, seed
-42, for n = 2, 4, ... and k, problem by problem, and averages over problems. pass@k is the unbiased estimator of Chen et
-al. 2021 (https://arxiv.org/abs/2107.03374), without replacement.
+verl (trainer/ppo/metric_utils.py) estimates best@n, worst@n and maj@n by 1000 draws of n samples
+with replacement, seed 42, for n = 2, 4, ... and k, problem by problem, and averages over problems.
+pass@k is the unbiased estimator of Chen et al. 2021 (https://arxiv.org/abs/2107.03374), without
+replacement.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ INTERVAL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """The k samples of one problem: a score each, and a vote each (the answer in a normal form; None: no answer)."""
+    """The k samples of one problem: a score each, and a vote each (the answer in a normal form;
+    None: no answer).
+    """
 
     scores: Sequence[float]
     votes: Sequence[Hashable]
@@ -31,7 +35,9 @@ class Samples:
 
 
 def summarize(problems: Sequence[Samples]) -> dict[str, float]:
-    """mean@k, best@n, worst@n, maj@n, pass@n, averaged over problems of k samples each; of each NAME/low, /high."""
+    """mean@k, best@n, worst@n, maj@n, pass@n, averaged over problems of k samples each; of each
+    NAME/low, /high.
+    """
     k = len(problems[0].scores)
     assert all(len(problem.scores) == k for problem in problems), "problems of unequal numbers of samples"
     draws = {n: _draws(k, n) for n in sizes(k)}
@@ -85,7 +91,8 @@ def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 def _draws(k: int, n: int) -> np.ndarray:
-    # The legacy generator on purpose: verl seeds numpy's global one anew for each problem and metric.
+    # # The legacy generator on purpose: verl seeds numpy's global one anew for each problem and
+    # metric.
     return np.random.RandomState(VERL_SEED).choice(k, size=(VERL_DRAWS, n), replace=True)
 
 
@@ -100,7 +107,9 @@ def _at(problem: Samples, draws: np.ndarray) -> dict[str, float]:
 
 
 def _majority(problem: Samples, scores: np.ndarray, draw: np.ndarray) -> float:
-    """The score of the most frequent vote's first sample; of equally frequent votes the one drawn first."""
+    """The score of the most frequent vote's first sample; of equally frequent votes the one drawn
+    first.
+    """
     counts: dict[Hashable, int] = {}
     first: dict[Hashable, int] = {}
     for index in draw:

@@ -1,4 +1,6 @@
-"""An evaluation for people: a table on the terminal, and ``report.md`` with the matrix of problems and samples."""
+"""An evaluation for people: a table on the terminal, and ``report.md`` with the matrix of problems
+and samples.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from retool_mcore.model.shape import ModelShape, of_config
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """``config.json`` of a local model directory; {} for a hub name, which only the hub can answer for.
+    """``config.json`` of a local model directory; {} for a hub name, which only the hub can answer
+    for.
 
     Raises CheckpointError when the directory is not a complete Hugging Face checkpoint.
     """
@@ -63,7 +64,8 @@ def _check_shards(folder: Path) -> None:
 
 
 def of_model(path: str) -> ModelShape:
-    """From a local model directory, else by the name's likeness to a published one ("runs/sft_qwen2.5_7b/export").
+    """From a local model directory, else by the name's likeness to a published one
+    ("runs/sft_qwen2.5_7b/export").
 
     Raises ConfigError when neither tells the shape.
     """

@@ -1,4 +1,6 @@
-"""Shapes as published in each model's config.json, for plans on a machine that has no copy of the model."""
+"""Shapes as published in each model's config.json, for plans on a machine that has no copy of the
+model.
+"""
 
 from __future__ import annotations
 

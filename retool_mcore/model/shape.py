@@ -13,7 +13,9 @@ NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Dimensions of a decoder with gated feed-forward layers (Qwen2, Qwen2.5, Qwen3, Llama), dense or with experts."""
+    """Dimensions of a decoder with gated feed-forward layers (Qwen2, Qwen2.5, Qwen3, Llama), dense
+    or with experts.
+    """
 
     layers: int
     hidden: int
@@ -48,17 +50,20 @@ class ModelShape:
 
     @property
     def compute_params(self) -> int:
-        """Weights that multiply a token: not the embedding, which is looked up; of experts, those it is routed to."""
+        """Weights that multiply a token: not the embedding, which is looked up; of experts, those
+        it is routed to.
+        """
         ffn = 3 * self.hidden * self.ffn
         mlp = ffn * self.experts_per_token + self.hidden * self.experts if self.experts else ffn
         return self.layers * (self.attention_params + mlp) + self.head_params
 
     def train_flops(self, lengths: Sequence[int]) -> float:
-        """Model FLOPs of one forward and backward pass over sequences of ``lengths`` tokens: what MFU counts.
+        """Model FLOPs of one forward and backward pass over sequences of ``lengths`` tokens: what
+        MFU counts.
 
-        ``6 N T``, with N = ``compute_params``, plus ``6 L heads head_dim T^2`` a sequence for causal attention.
-        Recomputation is not counted. Source: PaLM (arXiv 2204.02311), appendix B, with half of its attention term, as
-        causal attention computes half.
+        ``6 N T``, with N = ``compute_params``, plus ``6 L heads head_dim T^2`` a sequence for
+        causal attention. Recomputation is not counted. Source: PaLM (arXiv 2204.02311), appendix B,
+        with half of its attention term, as causal attention computes half.
         """
         tokens, squares = sum(lengths), sum(length * length for length in lengths)
         return 6.0 * self.compute_params * tokens + 6.0 * self.layers * self.heads * self.head_dim * squares
@@ -67,8 +72,8 @@ class ModelShape:
     def kept_bytes(self) -> int:
         """Of one token, what one layer with fused kernels keeps in bfloat16 for its backward pass.
 
-        The inputs of both norms, q, k, v, the attention's output, and three of the MLP's width: the gate's and the
-        up-projection's output, and their product.
+        The inputs of both norms, q, k, v, the attention's output, and three of the MLP's width: the
+        gate's and the up-projection's output, and their product.
         """
         ffn = self.ffn * (self.experts_per_token or 1)
         attended, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -81,7 +86,9 @@ class ModelShape:
 
 
 def of_config(values: Mapping[str, Any]) -> ModelShape:
-    """From the content of a Hugging Face ``config.json``. Raises ConfigError where it is not a decoder's."""
+    """From the content of a Hugging Face ``config.json``. Raises ConfigError where it is not a
+    decoder's.
+    """
     # Published files say num_experts; transformers 5 writes num_local_experts in its place.
     experts = values.get("num_experts") or values.get("num_local_experts") or 0
     width = "moe_intermediate_size" if experts else "intermediate_size"

@@ -1,11 +1,13 @@
-"""What is reached of the data sheets: the planner's only fitted numbers, each with the measurement it comes from.
+"""What is reached of the data sheets: the planner's only fitted numbers, each with the measurement
+it comes from.
 
-SFT: fitted to two rows of perf/LOG.md, "SFT of a 7B shape on 2 H200" (2026-11-21): CP 2 as kept, with its profile, and
-CP 2 before its cross-entropy was changed. The table's other rows are predictions, and tests/planner holds them to 10 %
-of memory and 20 % of time. RL: one run of the 1.5B shape, TP 2, two H200, 64 responses of 1024 tokens, 8.7 s a step: of
-it generation 4.7, old log-probabilities 1.1, update 2.0; met because fitted, which is no test. A run of the 7B shape is
-one: of it only the weight sync was fitted (0.71 s, of which the weights' way into the engine takes 0.4).
-"assumed" marks what no run of ours has measured.
+SFT: fitted to two rows of perf/LOG.md, "SFT of a 7B shape on 2 H200" (2026-11-21): CP 2 as kept,
+with its profile, and CP 2 before its cross-entropy was changed. The table's other rows are
+predictions, and tests/planner holds them to 10 % of memory and 20 % of time. RL: one run of the
+1.5B shape, TP 2, two H200, 64 responses of 1024 tokens, 8.7 s a step: of it generation 4.7, old
+log-probabilities 1.1, update 2.0; met because fitted, which is no test. A run of the 7B shape is
+one: of it only the weight sync was fitted (0.71 s, of which the weights' way into the engine takes
+0.4). "assumed" marks what no run of ours has measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Devices as a roofline sees them. Figures of data sheets; what is reached of them is in calibration.py."""
+"""Devices as a roofline sees them. Figures of data sheets; what is reached of them is in
+calibration.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ DEVICES_PER_NODE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator. Rates per second; ``link`` and ``network`` are bytes out of one device, in one direction."""
+    """One accelerator. Rates per second; ``link`` and ``network`` are bytes out of one device, in
+    one direction.
+    """
 
     name: str
     platform: str
@@ -24,8 +28,8 @@ class Device:
     link: float  # to the devices of its node
     network: float  # to other nodes
     fused: bool  # the platform's layers fuse activation and residual, and keep less for backward
-    # rollout.engine_memory_fraction is of all memory, with all that the engine needs (vLLM); or of what is free when it
-    # starts, with activations and graphs on top (SGLang).
+    # # rollout.engine_memory_fraction is of all memory, with all that the engine needs (vLLM); or
+    # of what is free when it # starts, with activations and graphs on top (SGLang).
     engine_counts_all: bool
     cp_cuts_heads: bool  # context parallelism shares out attention heads, not only the sequence
     decoding_fitted: bool  # what an engine does when cut otherwise is known: it was measured
@@ -104,7 +108,9 @@ def parse(name: str) -> Hardware:
 
 
 def of_run(config: RunConfig) -> Hardware:
-    """From the name of the configuration, which ends in it ("rl_qwen2.5_32b_h100x16"). Raises ConfigError."""
+    """From the name of the configuration, which ends in it ("rl_qwen2.5_32b_h100x16"). Raises
+    ConfigError.
+    """
     words = (config.source.rpartition("/")[2].removesuffix(".toml"), config.run.name)
     for word in words:
         try:

@@ -30,7 +30,9 @@ class TrainMemory:
 
     @property
     def idle(self) -> float:
-        """What stays on the device while the rollout engine works, with memory.offload_idle = false."""
+        """What stays on the device while the rollout engine works, with memory.offload_idle =
+        false.
+        """
         return self.weights + self.gradients + self.optimizer
 
 
@@ -57,18 +59,22 @@ def params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]
 
 
 def state_params_of_rank(shape: ModelShape, parallel: Parallel, dp: int) -> float:
-    """Parameters whose optimizer state is on one device. Only 1 / ep of the replicas hold the same experts."""
+    """Parameters whose optimizer state is on one device. Only 1 / ep of the replicas hold the same
+    experts.
+    """
     experts, others = params_of_rank(shape, parallel)
     return (experts * parallel.ep + others) / (dp * parallel.cp)
 
 
 def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True) -> tuple[float, float]:
-    """Bytes of one token that one layer keeps for its backward pass, and that it needs while it is recomputed.
+    """Bytes of one token that one layer keeps for its backward pass, and that it needs while it is
+    recomputed.
 
-    bfloat16; sequence parallelism splits all of it over ``tp``; fused attention keeps no scores. Kept is what
-    ``activations.layer_bytes`` lists; layers that are not ``fused`` also keep the gate's activation and, at norms
-    and residuals, four more hidden states (measured: the first two rows of perf/LOG.md's table differ by so much).
-    "auto" keeps all of them: its micro-batches are at their fullest where nothing is recomputed.
+    bfloat16; sequence parallelism splits all of it over ``tp``; fused attention keeps no scores.
+    Kept is what ``activations.layer_bytes`` lists; layers that are not ``fused`` also keep the
+    gate's activation and, at norms and residuals, four more hidden states (measured: the first two
+    rows of perf/LOG.md's table differ by so much). "auto" keeps all of them: its micro-batches are
+    at their fullest where nothing is recomputed.
     """
     hidden, ffn = shape.hidden, shape.ffn * (shape.experts_per_token or 1)
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)
@@ -110,9 +116,11 @@ def train_memory(
 def rollout_memory(
     shape: ModelShape, train: TrainMemory, memory: Memory, *, engine_tp: int, fraction: float, device: Device
 ) -> RolloutMemory:
-    """Of one device; ``fraction`` of it is the engine's weights and cache. A cache below 0 does not fit.
+    """Of one device; ``fraction`` of it is the engine's weights and cache. A cache below 0 does not
+    fit.
 
-    SGLang takes its fraction of what is free when it starts, beside the actor; vLLM of the whole device.
+    SGLang takes its fraction of what is free when it starts, beside the actor; vLLM of the whole
+    device.
     """
     weights = 2 * shape.params / engine_tp / GIB
     training = of("buffers_gib") if memory.offload_idle else train.idle + of("buffers_gib")

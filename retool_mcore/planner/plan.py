@@ -81,7 +81,8 @@ class Plan:
     def missing_gib(self) -> float:
         """How much more memory a device would have to have; negative: what is left.
 
-        Training must leave a share for what fragments; in a rollout the engine has seen to that (``engine_gib``).
+        Training must leave a share for what fragments; in a rollout the engine has seen to that
+        (``engine_gib``).
         """
         missing = self.training_gib - of("usable") * self.device_gib
         if self.rollout is not None:
@@ -205,5 +206,6 @@ def _sandboxes(config: RlConfig, seconds: float) -> Sandboxes:
     calls = config.train.prompts_per_step * config.rollout.group_size * of("calls") / seconds
     nodes = config.cluster.nodes
     cores = calls * of("execution_cpu_s") / nodes
-    # Calls come in bursts: all responses of a step start together. Twice the mean, and at least a few.
+    # # Calls come in bursts: all responses of a step start together. Twice the mean, and at least a
+    # few.
     return Sandboxes(calls_per_s=calls, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))

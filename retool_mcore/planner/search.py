@@ -1,4 +1,6 @@
-"""Which settings would be faster: layouts, recomputation, offloading and the engines' share, each as far as it fits."""
+"""Which settings would be faster: layouts, recomputation, offloading and the engines' share, each
+as far as it fits.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ def proposals(
 ) -> list[Plan]:
     """The fastest settings of each layout (TP, PP, CP, EP) that fits, best layout first.
 
-    Batch, lengths and the optimizer's precision are the run's own. The optimizer is on the host only where nothing
-    else fits: nobody has measured its steps there. Of settings that are equally fast, those that take less memory.
+    Batch, lengths and the optimizer's precision are the run's own. The optimizer is on the host
+    only where nothing else fits: nobody has measured its steps there. Of settings that are equally
+    fast, those that take less memory.
     """
     found: list[Plan] = []
     for on_cpu in (0.0, 1.0):
@@ -83,7 +86,8 @@ def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[
 def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
     """Ways to recompute. Micro-batches hold just the longest sequence, with "auto" less.
 
-    Of a model with experts everything is recomputed: how many tokens an expert gets is not known ahead.
+    Of a model with experts everything is recomputed: how many tokens an expert gets is not known
+    ahead.
     """
     whole = math.ceil(config.max_sequence_tokens / config.parallel.cp)
     layers = math.ceil(shape.layers / config.parallel.pp)

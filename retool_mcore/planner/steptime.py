@@ -1,4 +1,6 @@
-"""Seconds of one step, phase by phase, from a roofline: matrix products, attention, messages, memory."""
+"""Seconds of one step, phase by phase, from a roofline: matrix products, attention, messages,
+memory.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Work:
 
 
 def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float) -> float:
-    """Seconds of ``passes`` forward-equivalents (forward 1, forward and backward 3, with full recomputation 4)."""
+    """Seconds of ``passes`` forward-equivalents (forward 1, forward and backward 3, with full
+    recomputation 4).
+    """
     devices, flops = hardware.count, hardware.device.flops
     products = 2 * shape.compute_params * work.tokens * passes / (devices * flops * calibrated("gemm"))
     attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes
@@ -50,7 +54,9 @@ def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work
 
 
 def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, passes: float) -> float:
-    """Tensor parallelism gathers and scatters a layer's input twice a forward pass; context parallelism its keys."""
+    """Tensor parallelism gathers and scatters a layer's input twice a forward pass; context
+    parallelism its keys.
+    """
     tokens_of_rank = work.tokens / (hardware.count / parallel.model_parallel) / parallel.cp
     tp, cp = parallel.tp, parallel.cp
     tp_bytes = 4 * 2 * shape.hidden * tokens_of_rank * shape.layers / parallel.pp * (tp - 1) / tp * passes
@@ -71,7 +77,9 @@ def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memor
 
 
 def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> float:
-    """How much longer a pass takes for a pipeline: its filling and draining, and its last stage, which has the head."""
+    """How much longer a pass takes for a pipeline: its filling and draining, and its last stage,
+    which has the head.
+    """
     bubble = 1 + (parallel.pp - 1) / (parallel.vpp * max(1.0, micro_batches))
     layers = shape.compute_params - shape.head_params
     return bubble * (layers / parallel.pp + shape.head_params) / ((layers + shape.head_params) / parallel.pp)
@@ -79,7 +87,9 @@ def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> floa
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Of sequences: evenly spread about their mean, as far as the longest or down to nothing, whichever is nearer."""
+    """Of sequences: evenly spread about their mean, as far as the longest or down to nothing,
+    whichever is nearer.
+    """
 
     mean: float
     longest: float
@@ -87,7 +97,8 @@ class Lengths:
     def recomputed(self, shape: ModelShape, parallel: Parallel, memory: Memory, micro_batch_tokens: int) -> float:
         """Share of all layers' forward work that ``memory.recompute = "auto"`` does twice.
 
-        A sequence above the budget of a micro-batch is alone in one; shorter ones are packed to it and keep all.
+        A sequence above the budget of a micro-batch is alone in one; shorter ones are packed to it
+        and keep all.
         """
         high = min(self.longest, 2 * self.mean)
         low, layers = 2 * self.mean - high, ceil(shape.layers / parallel.pp)
@@ -111,7 +122,9 @@ def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
 
 
 def offload_s(train: TrainMemory) -> float:
-    """Weights out and in at old log-probabilities, update and weight sync; the optimizer's states at the update."""
+    """Weights out and in at old log-probabilities, update and weight sync; the optimizer's states
+    at the update.
+    """
     return 2 * (3 * train.weights + train.optimizer) * GIB / calibrated("host_rate")
 
 
@@ -165,7 +178,9 @@ def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: floa
 
 
 def _touched_params(shape: ModelShape, at_once: float) -> float:
-    """Weights read for one token each of ``at_once`` sequences; an expert is read if one of them is routed to it."""
+    """Weights read for one token each of ``at_once`` sequences; an expert is read if one of them is
+    routed to it.
+    """
     if not shape.experts:
         return shape.compute_params
     experts = 3 * shape.hidden * shape.ffn * shape.layers

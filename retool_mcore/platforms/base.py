@@ -58,7 +58,9 @@ class Platform(ABC):
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
-        """Every patch the platform makes, in any kind of process; for `retool preflight` and the tests."""
+        """Every patch the platform makes, in any kind of process; for `retool preflight` and the
+        tests.
+        """
 
     def sglang_patches(self) -> Sequence[Patch]:
         """Those of patches() that SGLang's processes apply, through sglang_plugin."""
@@ -71,23 +73,30 @@ class Platform(ABC):
         return torch.accelerator.device_count()
 
     def facts(self) -> Mapping[str, str]:
-        """Driver, collectives and their like, for `retool preflight`. Raises PlatformError when one will not do."""
+        """Driver, collectives and their like, for `retool preflight`. Raises PlatformError when one
+        will not do.
+        """
         return {}
 
     def mapping(self) -> str:
-        """How a CUDA run's settings are mapped, as a Markdown table for `retool plan`; "" where nothing is."""
+        """How a CUDA run's settings are mapped, as a Markdown table for `retool plan`; "" where
+        nothing is.
+        """
         return ""
 
     def tested_versions(self) -> Sequence[str]:
-        """Requirements of what pip does not install with the extra of the platform's name; for `retool preflight`."""
+        """Requirements of what pip does not install with the extra of the platform's name; for
+        `retool preflight`.
+        """
         return ()
 
     @abstractmethod
     def activate(self) -> None:
-        """Make this process one of the platform's. Call it first, before torch.distributed, megatron and verl are used.
+        """Make this process one of the platform's. Call it first, before torch.distributed,
+        megatron and verl are used.
 
-        Checks the machine, sets the environment and applies the patches that every process needs. Calling it again
-        does nothing. Raises PlatformError.
+        Checks the machine, sets the environment and applies the patches that every process needs.
+        Calling it again does nothing. Raises PlatformError.
         """
 
     @abstractmethod
@@ -104,9 +113,11 @@ class Platform(ABC):
         tp: int = 1,
         engine_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """The command that starts a standalone SGLang server on 127.0.0.1, for evaluation. Run it in process_env().
+        """The command that starts a standalone SGLang server on 127.0.0.1, for evaluation. Run it
+        in process_env().
 
-        ``engine_args``: of SGLang's ServerArgs, by their names; ``rollout_engine_kwargs()`` come first.
+        ``engine_args``: of SGLang's ServerArgs, by their names; ``rollout_engine_kwargs()`` come
+        first.
         """
         command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
@@ -128,11 +139,15 @@ class Platform(ABC):
         """Wait until the device has done what this process has asked of it; for clocks."""
 
     def check_settings(self, config: RunConfig) -> None:
-        """Raise ConfigError for a setting without a counterpart here, PlatformError when it is not installed."""
+        """Raise ConfigError for a setting without a counterpart here, PlatformError when it is not
+        installed.
+        """
         self.check_dtype(config)
 
     def check_dtype(self, config: RunConfig) -> None:
-        """Raise ConfigError when model.dtype is not one of this kind of machine's, whatever this machine is."""
+        """Raise ConfigError when model.dtype is not one of this kind of machine's, whatever this
+        machine is.
+        """
         if config.model.dtype not in self.training.dtypes:
             known = " or ".join(f'"{dtype}"' for dtype in self.training.dtypes)
             raise ConfigError(
@@ -141,13 +156,18 @@ class Platform(ABC):
             )
 
     def check_room(self, config: RunConfig) -> None:  # noqa: B027  where devices are counted there is no more to ask
-        """Raise ConfigError when this machine is too small for so many processes; devices are counted elsewhere."""
+        """Raise ConfigError when this machine is too small for so many processes; devices are
+        counted elsewhere.
+        """
 
     def extend_verl(self) -> None:  # noqa: B027  verl knows the others
-        """Register the platform with verl, in every process of a run that imports verl. For those verl lacks."""
+        """Register the platform with verl, in every process of a run that imports verl. For those
+        verl lacks.
+        """
 
     def server_devices(self, config: RlConfig) -> list[list[int]]:
-        """The devices of each rollout server of an evaluation: rollout.engine_tp of [cluster]'s node that are here.
+        """The devices of each rollout server of an evaluation: rollout.engine_tp of [cluster]'s
+        node that are here.
 
         Raises ConfigError when this machine has too few for one.
         """
@@ -163,10 +183,14 @@ class Platform(ABC):
 
     @abstractmethod
     def peak_memory_gib(self) -> float:
-        """The most memory of the device this process has held: allocator's peak, on `cpu` the resident set's."""
+        """The most memory of the device this process has held: allocator's peak, on `cpu` the
+        resident set's.
+        """
 
     def gpu_percent(self) -> float | None:
-        """Share of the last second in which this process's device was busy; None where nothing counts it."""
+        """Share of the last second in which this process's device was busy; None where nothing
+        counts it.
+        """
         return None
 
     def process_env(self) -> dict[str, str]:
@@ -177,7 +201,9 @@ class Platform(ABC):
 
 
 def sglang_options(args: Mapping[str, Any]) -> list[str]:
-    """Fields of SGLang's ServerArgs as options of its command: a flag for True, nothing for False, JSON for a table."""
+    """Fields of SGLang's ServerArgs as options of its command: a flag for True, nothing for False,
+    JSON for a table.
+    """
     options: list[str] = []
     for name, value in args.items():
         option = "--" + name.replace("_", "-")
@@ -191,7 +217,9 @@ def sglang_options(args: Mapping[str, Any]) -> list[str]:
 
 
 def check_entry_points(*groups: str) -> None:
-    """Raise PlatformError where verl or SGLang would not find our plugin: both then go on silently without it."""
+    """Raise PlatformError where verl or SGLang would not find our plugin: both then go on silently
+    without it.
+    """
     for group in groups:
         ours = entry_points(group=group).select(name="retool_mcore")
         if not any(importlib.util.find_spec(entry.module) for entry in ours):
@@ -203,7 +231,8 @@ def check_entry_points(*groups: str) -> None:
 
 
 def get_platform(name: str) -> Platform:
-    """The platform object of a name in a run's configuration. Importing it loads no torch and no engine.
+    """The platform object of a name in a run's configuration. Importing it loads no torch and no
+    engine.
 
     Raises PlatformError for an unknown name or one whose package is missing.
     """

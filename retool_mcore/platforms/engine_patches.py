@@ -1,4 +1,6 @@
-"""What every platform with patches changes in verl's Megatron engine, and in Megatron's checkpoint writer."""
+"""What every platform with patches changes in verl's Megatron engine, and in Megatron's checkpoint
+writer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _as_many_as_asked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _chunks_share_a_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The original for the first chunk of a model; then Megatron's interleaved schedule gets the functions of all."""
+    """The original for the first chunk of a model; then Megatron's interleaved schedule gets the
+    functions of all.
+    """
 
     @wraps(original)
     def register_megatron_training_hooks(model: list[Any], optimizer: Any) -> None:

@@ -1,4 +1,6 @@
-"""Changes made to other people's code at run time, as records: listed, version-checked, revertible, deletable."""
+"""Changes made to other people's code at run time, as records: listed, version-checked, revertible,
+deletable.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ _originals: dict[str, Any] = {}  # target -> what stood there before; the patche
 class Patch:
     """One attribute of a foreign module or class, and what replaces it.
 
-    ``target`` is a dotted path to the attribute. ``replace`` makes the replacement from the original.
-    ``applies_to`` is a requirement ("torch>=2.9,<2.14"); outside of it the patch refuses to apply.
+    ``target`` is a dotted path to the attribute. ``replace`` makes the replacement from the
+    original. ``applies_to`` is a requirement ("torch>=2.9,<2.14"); outside of it the patch refuses
+    to apply.
     """
 
     target: str
@@ -57,7 +60,9 @@ class Patch:
         setattr(owner, name, _originals.pop(self.target))
 
     def check_version(self) -> None:
-        """Raise PlatformError unless the package is installed in a version that the patch was written for."""
+        """Raise PlatformError unless the package is installed in a version that the patch was
+        written for.
+        """
         requirement = Requirement(self.applies_to)
         try:
             version = importlib.metadata.version(requirement.name)
@@ -107,9 +112,11 @@ def apply_all(patches: Iterable[Patch]) -> None:
 
 
 class ModuleView(ModuleType):
-    """A module seen from one foreign file with a few names replaced; all other names are the module's own.
+    """A module seen from one foreign file with a few names replaced; all other names are the
+    module's own.
 
-    Set as the file's global (``some.module.torch``), it changes what that file sees and nothing else.
+    Set as the file's global (``some.module.torch``), it changes what that file sees and nothing
+    else.
     """
 
     def __init__(self, module: ModuleType, **replaced: Any) -> None:

@@ -35,13 +35,16 @@ class Rollout:
     engine: str  # verl's name for it
     free_cache_engine: bool  # it gives its memory back while the actor trains
     enforce_eager: bool  # it runs without captured graphs
-    # To engines on other devices: verl's checkpoint engine, and the module that registers it if verl does not.
+    # # To engines on other devices: verl's checkpoint engine, and the module that registers it if
+    # verl does not.
     weight_transport: tuple[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What a run wants of the machine around its devices; read by preflight and where Ray is started."""
+    """What a run wants of the machine around its devices; read by preflight and where Ray is
+    started.
+    """
 
     shm_gib: float = 16.0  # Ray's object store and the data of a weight update
     open_files: int = 65_536  # Ray's own advice for clusters

@@ -1,4 +1,6 @@
-"""SGLang's entry point (group ``sglang.srt.plugins``), called in each of its processes; inert outside a run of ours."""
+"""SGLang's entry point (group ``sglang.srt.plugins``), called in each of its processes; inert
+outside a run of ours.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every node of a running Ray cluster: there, with its devices, and with the same code, data and clock."""
+"""Every node of a running Ray cluster: there, with its devices, and with the same code, data and
+clock.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ LOOK_TIMEOUT_S = 60.0
 
 
 def check_cluster(config: RunConfig, platform: Platform, wait_s: float) -> Iterator[Finding]:
-    """Connect to the cluster of RAY_ADDRESS and wait up to ``wait_s`` for its nodes. Raises PlatformError."""
+    """Connect to the cluster of RAY_ADDRESS and wait up to ``wait_s`` for its nodes. Raises
+    PlatformError.
+    """
     import ray
 
     env = {"env_vars": platform.process_env()}

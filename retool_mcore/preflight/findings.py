@@ -37,7 +37,9 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def run_checks(checks: Sequence[tuple[str, Check]], tell: Callable[[Finding], None]) -> list[Finding]:
-    """Run every check, telling each finding as it comes. A ReToolError of a check is that check's error."""
+    """Run every check, telling each finding as it comes. A ReToolError of a check is that check's
+    error.
+    """
     found: list[Finding] = []
     for name, check in checks:
         try:

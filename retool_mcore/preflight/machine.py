@@ -1,4 +1,6 @@
-"""This machine: Python and package versions, devices, driver, disk, shared memory, limits, clock, ports."""
+"""This machine: Python and package versions, devices, driver, disk, shared memory, limits, clock,
+ports.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _TIMEX_BYTES = 512  # of struct timex, rounded up
 
 
 def versions(platform: Platform) -> Iterator[Finding]:
-    """Installed packages against the ranges that were tested: this package's extra of the platform's name."""
+    """Installed packages against the ranges that were tested: this package's extra of the
+    platform's name.
+    """
     if sys.version_info[:2] not in PYTHONS:
         wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
         yield error("python", f"{host.python_version()} is not supported. Use {wanted}: verl 0.9.1 and SGLang need it.")

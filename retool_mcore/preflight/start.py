@@ -1,4 +1,6 @@
-"""What a run is asked when it starts, in one place for `retool sft` and `rl` and for the ranks of torchrun."""
+"""What a run is asked when it starts, in one place for `retool sft` and `rl` and for the ranks of
+torchrun.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,20 @@ from retool_mcore.rollout.protocol import protocol_of
 
 
 def check_run(config: RunConfig, platform: Platform) -> None:
-    """Settings against model, machine and platform; nothing is imported for it. Raises ConfigError or PlatformError."""
+    """Settings against model, machine and platform; nothing is imported for it. Raises ConfigError
+    or PlatformError.
+    """
     check_model(config)
     platform.check_room(config)
     platform.check_settings(config)
 
 
 def check_data(config: RunConfig) -> list[str]:
-    """What the user should know of the data. Raises DataError, and ConfigError for a protocol without its tags.
+    """What the user should know of the data. Raises DataError, and ConfigError for a protocol
+    without its tags.
 
-    Of RL every prompt is rendered, by the model's tokenizer: call it after ``Platform.activate()``, as transformers
-    looks once for what is installed. SFT renders its rows where it loads them.
+    Of RL every prompt is rendered, by the model's tokenizer: call it after ``Platform.activate()``,
+    as transformers looks once for what is installed. SFT renders its rows where it loads them.
     """
     if isinstance(config, SftConfig):
         if not config.data.allow_overlap:

@@ -1,7 +1,8 @@
-"""Is an answer equivalent to the truth? Plain numbers at once, everything else by math-verify in checker processes.
+"""Is an answer equivalent to the truth? Plain numbers at once, everything else by math-verify in
+checker processes.
 
-A checker has a hard time and memory limit (see ``checker``), so no answer can hang or crash the caller. What it does
-not show to be equal within its limit is wrong.
+A checker has a hard time and memory limit (see ``checker``), so no answer can hang or crash the
+caller. What it does not show to be equal within its limit is wrong.
 """
 
 from __future__ import annotations
@@ -34,19 +35,24 @@ How = Literal["exact", "math-verify", "timeout", "crash", "too long"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """``how``: compared as text or plain numbers, by math-verify, or given up on (then not equivalent)."""
+    """``how``: compared as text or plain numbers, by math-verify, or given up on (then not
+    equivalent).
+    """
 
     equivalent: bool
     how: How
 
 
 def is_equivalent(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-    """True when the answer equals the truth mathematically: "034" and 34, 1/2 and 0.5, (x+1)^2 and x^2+2x+1."""
+    """True when the answer equals the truth mathematically: "034" and 34, 1/2 and 0.5, (x+1)^2 and
+    x^2+2x+1.
+    """
     return check(answer, truth, timeout_s=timeout_s).equivalent
 
 
 def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
-    """As ``is_equivalent``, and tells how it was found. Thread-safe; takes at most about ``timeout_s`` once started.
+    """As ``is_equivalent``, and tells how it was found. Thread-safe; takes at most about
+    ``timeout_s`` once started.
 
     Raises RewardError when no checker process can be started, never for what the answer is.
     """
@@ -87,7 +93,9 @@ class Checkers:
             self._idle.put(None)  # a place whose process is not started yet
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request's reply; {"failed": "timeout" | "crash"} for one that a checker hung on or died of."""
+        """One request's reply; {"failed": "timeout" | "crash"} for one that a checker hung on or
+        died of.
+        """
         checker = self._idle.get()
         try:
             if checker is None:
@@ -178,7 +186,9 @@ NUM_CHECKERS = 2  # per process that scores; verl runs `reward.workers` of those
 
 
 def _checkers() -> Checkers:
-    """This process's checkers. A forked child gets its own: two processes on one pipe would swap replies."""
+    """This process's checkers. A forked child gets its own: two processes on one pipe would swap
+    replies.
+    """
     global _shared  # noqa: PLW0603  one pool per process, behind a lock
     with _lock:
         if _shared is None or _shared[0] != os.getpid():

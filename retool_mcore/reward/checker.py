@@ -1,8 +1,9 @@
 """The process that asks math-verify: one JSON line in, one out, and never longer than its limit.
 
-Run as ``python -m retool_mcore.reward.checker`` by ``answer.Checkers``. sympy can hang inside C code and eat all memory
-on hostile LaTeX, so the limits are the kernel's: an alarm whose default action ends the process, and an address-space
-limit. What they end is a fork of this process, so the next check finds sympy imported and warm.
+Run as ``python -m retool_mcore.reward.checker`` by ``answer.Checkers``. sympy can hang inside C
+code and eat all memory on hostile LaTeX, so the limits are the kernel's: an alarm whose default
+action ends the process, and an address-space limit. What they end is a fork of this process, so the
+next check finds sympy imported and warm.
 """
 
 from __future__ import annotations

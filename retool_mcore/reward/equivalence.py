@@ -1,7 +1,8 @@
-r"""Are two answers the same mathematics? math-verify's judgement, reached sooner where a sound short cut exists.
+r"""Are two answers the same mathematics? math-verify's judgement, reached sooner where a sound
+short cut exists.
 
-math-verify spends most of its time on reading tuples and sets (its grammar backtracks) and on simplifying differences
-that are plainly not zero. So:
+math-verify spends most of its time on reading tuples and sets (its grammar backtracks) and on
+simplifying differences that are plainly not zero. So:
 - tuples, intervals and sets in the same brackets are compared element by element;
 - ``y = f`` and ``y = g`` are compared by f and g;
 - a difference that expands to 0 is 0, and two expressions with clearly other values at two points are not equal.
@@ -30,7 +31,8 @@ _BRACKETS = re.compile(
     r"(?:\\left)?\s*(?P<open>\(|\[|\\\{)(?P<inner>.*?)(?:\\right)?\s*(?P<close>\)|\]|\\\})", re.DOTALL
 )
 _DEPTH = re.compile(r"\\[{}]|[(\[{]|[)\]}]|,|\\.", re.DOTALL)
-# Where a product has no sign: "2(3)", "(2)(3)", "(2)3". math-verify takes them for mixed numbers, 2 + 3.
+# # Where a product has no sign: "2(3)", "(2)(3)", "(2)3". math-verify takes them for mixed numbers,
+# 2 + 3.
 _PRODUCT = re.compile(r"(?<=[\d)])(?<!_\d)\s*(?=\(\s*[-+]?\d)|(?<=\))\s*(?=\d)")
 _ASSIGNMENT = re.compile(r"([a-zA-Z])\s*=([^=<>]+)")
 
@@ -57,7 +59,9 @@ def equivalent(answer: str, truth: str) -> bool:
 
 @lru_cache(maxsize=256)
 def parse_truth(truth: str) -> list[Any]:
-    """math-verify's readings of a truth: sympy objects, and the text as it stands; empty when it cannot be read."""
+    """math-verify's readings of a truth: sympy objects, and the text as it stands; empty when it
+    cannot be read.
+    """
     return _parse(truth)
 
 
@@ -74,7 +78,9 @@ SET = "\\{\\}"
 
 
 def _collection(text: str) -> tuple[str, list[str]] | None:
-    """Brackets and elements of a tuple, interval or set: ("(]", ["1", "x"]); None for anything else."""
+    """Brackets and elements of a tuple, interval or set: ("(]", ["1", "x"]); None for anything
+    else.
+    """
     match = _BRACKETS.fullmatch(text.strip())
     if match is None or (match["open"] == "\\{") != (match["close"] == "\\}"):
         return None
@@ -122,7 +128,9 @@ def _verify(gold: list[Any], target: list[Any]) -> bool:
 
 
 def _known(gold: list[Any], target: list[Any]) -> bool | None:
-    """Whether two readings of one plain expression each are equal, where that is cheap to tell; else None."""
+    """Whether two readings of one plain expression each are equal, where that is cheap to tell;
+    else None.
+    """
     from sympy import Expr
 
     mine, theirs = ([each for each in readings if not isinstance(each, str)] for readings in (target, gold))
@@ -148,7 +156,9 @@ def _expands_to_zero(a: Expr, b: Expr) -> bool:
 
 
 def _differ(a: Expr, b: Expr) -> bool:
-    """Have they clearly other values at each of two points? Branches of roots and logarithms may differ at one."""
+    """Have they clearly other values at each of two points? Branches of roots and logarithms may
+    differ at one.
+    """
     from sympy import Float
 
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)

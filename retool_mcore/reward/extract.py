@@ -1,7 +1,9 @@
-r"""Finding the answer in what a model wrote: the last ``\boxed{...}`` or ``<answer>...</answer>`` of its last turn.
+r"""Finding the answer in what a model wrote: the last ``\boxed{...}`` or ``<answer>...</answer>``
+of its last turn.
 
-Only the model's own words after the last interpreter output count. Calls and outputs are left out, so printing a box
-from code earns nothing; the renderer (``data.chat.neutralise``) keeps outputs from closing their block themselves.
+Only the model's own words after the last interpreter output count. Calls and outputs are left out,
+so printing a box from code earns nothing; the renderer (``data.chat.neutralise``) keeps outputs
+from closing their block themselves.
 """
 
 from __future__ import annotations
@@ -21,21 +23,26 @@ _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(response: str) -> str | None:
-    """The answer of a whole response with its interpreter outputs, or None. Linear in the length of the text."""
+    """The answer of a whole response with its interpreter outputs, or None. Linear in the length of
+    the text.
+    """
     return last_answer(model_text(response))
 
 
 def model_text(response: str) -> str:
     """What the model wrote after the last interpreter output, without its calls.
 
-    Accepts a response decoded with or without control tokens. A call or output block without an end is left out too.
+    Accepts a response decoded with or without control tokens. A call or output block without an end
+    is left out too.
     """
     start = max(response.rfind(end) + len(end) if end in response else 0 for end in OUTPUT_ENDS)
     return _BLOCKS.sub(" ", response[start:])
 
 
 def last_answer(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` whose braces balance, or of an ``<answer>`` block after it."""
+    r"""The content of the last ``\boxed{...}`` whose braces balance, or of an ``<answer>`` block
+    after it.
+    """
     text = _FENCED_CODE.sub(" ", text)
     box = max(_boxes(text), key=lambda span: span[1], default=None)
     block = next(reversed(list(_ANSWER.finditer(text))), None)

@@ -1,6 +1,7 @@
 r"""Writing an answer in the one way math-verify reads best, and the fast path for plain numbers.
 
-What is dropped: delimiters, spacing commands, currency signs, thousands separators, units, a full stop.
+What is dropped: delimiters, spacing commands, currency signs, thousands separators, units, a full
+stop.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Normal:
 
 
 def normalise(answer: str) -> Normal:
-    """Bring an answer into normal form; never fails, and is linear in practice on texts of MAX_ANSWER_CHARS."""
+    """Bring an answer into normal form; never fails, and is linear in practice on texts of
+    MAX_ANSWER_CHARS.
+    """
     text = _unwrap(answer)
     text = re.sub(r"(?<!\\)\\[,;:! ]|~|\\quad|\\displaystyle", _spacing, text).strip()
     text = text.replace("{,}", ",").replace("−", "-")
@@ -68,7 +71,9 @@ def normalise(answer: str) -> Normal:
 
 
 def vote(answer: str | None) -> str:
-    """What maj@k counts: the same for answers that are written differently only ("034", "34", "$34$"); "" for none."""
+    """What maj@k counts: the same for answers that are written differently only ("034", "34",
+    "$34$"); "" for none.
+    """
     if answer is None:
         return ""
     normal = normalise(answer)
@@ -76,7 +81,9 @@ def vote(answer: str | None) -> str:
 
 
 def plain_number(text: str) -> Fraction | None:
-    """The exact value of an integer, decimal, or fraction of integers; None for anything else or absurdly long."""
+    """The exact value of an integer, decimal, or fraction of integers; None for anything else or
+    absurdly long.
+    """
     if len(text) > MAX_EXACT_DIGITS:
         text = text.lstrip("0") if text.isdigit() else text
     if len(text) > MAX_EXACT_DIGITS:
@@ -89,9 +96,11 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def numeric_collection(text: str) -> tuple[str, tuple[Fraction, ...], str] | None:
-    r"""Brackets and values of a tuple, interval or set of plain numbers, "(1, 1/2]"; None for anything else.
+    r"""Brackets and values of a tuple, interval or set of plain numbers, "(1, 1/2]"; None for
+    anything else.
 
-    Sets, ``\{2, 1\}``, come in order and without repeats. math-verify would need fifty milliseconds for each.
+    Sets, ``\{2, 1\}``, come in order and without repeats. math-verify would need fifty milliseconds
+    for each.
     """
     match = _COLLECTION.fullmatch(text)
     if match is None or (match["open"] == "\\{") != (match["close"] == "\\}"):
@@ -104,7 +113,9 @@ def numeric_collection(text: str) -> tuple[str, tuple[Fraction, ...], str] | Non
 
 
 def equal_numbers(answer: Fraction, answer_percent: bool, truth: Fraction, truth_percent: bool) -> bool:
-    """Exact equality; a percent sign on one side only may mean a unit (50% is 50) or a hundredth (50% is 0.5)."""
+    """Exact equality; a percent sign on one side only may mean a unit (50% is 50) or a hundredth
+    (50% is 0.5).
+    """
     if answer == truth:
         return True
     return answer_percent != truth_percent and answer == (truth / 100 if truth_percent else truth * 100)

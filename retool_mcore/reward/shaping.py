@@ -41,7 +41,9 @@ class Shaping:
         return right and not (self.require_format and behavior["malformed"])
 
     def parts(self, right: bool, base: float, behavior: Mapping[str, Any]) -> dict[str, float]:
-        """The parts to add to ``base``, by name; those of the options that are on, so the same for every response."""
+        """The parts to add to ``base``, by name; those of the options that are on, so the same for
+        every response.
+        """
         parts: dict[str, float] = {}
         if self.call_bonus:
             bonus = min(self.call_bonus * behavior["calls"], max(self.call_bonus_cap - base, 0.0))
@@ -55,7 +57,9 @@ class Shaping:
 
 
 def behavior_of(extra_info: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What the agent loop counted. Raises RewardError where it is missing: shaping would silently do nothing."""
+    """What the agent loop counted. Raises RewardError where it is missing: shaping would silently
+    do nothing.
+    """
     behavior = (extra_info or {}).get("behavior")
     if not isinstance(behavior, Mapping):
         raise RewardError("reward shaping needs the counts of our agent loop (extra_info behavior), and has none")

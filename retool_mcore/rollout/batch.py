@@ -23,7 +23,9 @@ from retool_mcore.sandbox.open import open_sandbox
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What is run: ``n`` trajectories of each prompt, ``concurrency`` at a time, on the server at ``url``."""
+    """What is run: ``n`` trajectories of each prompt, ``concurrency`` at a time, on the server at
+    ``url``.
+    """
 
     url: str
     model: str
@@ -37,7 +39,9 @@ class Batch:
     limits: Limits
 
     async def run(self, prompts: Sequence[Sequence[Mapping[str, Any]]], out: Path) -> int:
-        """Run all and write one line each to ``out``. Returns the number of trajectories dropped by outages."""
+        """Run all and write one line each to ``out``. Returns the number of trajectories dropped by
+        outages.
+        """
         protocol = open_protocol(self.protocol, load_tokenizer(self.model), tool=self.tool, calls=self.calls)
         slots = asyncio.Semaphore(self.concurrency)
         dropped = 0

@@ -54,7 +54,8 @@ class Limits:
 class CallResult:
     """One executed call: what the interpreter said, and what of it the model was shown.
 
-    ``wall_s`` is from request to answer: queue_s for a free place and run_s of it, and the way and retries besides.
+    ``wall_s`` is from request to answer: queue_s for a free place and run_s of it, and the way and
+    retries besides.
     """
 
     code: str
@@ -69,7 +70,9 @@ class CallResult:
 
 @dataclass(kw_only=True)
 class Turn:
-    """One model turn: what it said, where it starts among the response tokens, and what its calls gave."""
+    """One model turn: what it said, where it starts among the response tokens, and what its calls
+    gave.
+    """
 
     start: int
     tokens: int
@@ -83,10 +86,11 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Trajectory:
-    """A finished trajectory. ``drop_error`` names the outage when it was dropped; such a one is never trained on.
+    """A finished trajectory. ``drop_error`` names the outage when it was dropped; such a one is
+    never trained on.
 
-    ``context_tokens`` were sent to the engine, over all its requests, and ``cached_tokens`` of them were in its prefix
-    cache; of requests whose answer says so.
+    ``context_tokens`` were sent to the engine, over all its requests, and ``cached_tokens`` of them
+    were in its prefix cache; of requests whose answer says so.
     """
 
     ledger: Ledger
@@ -130,9 +134,11 @@ async def run_trajectory(
     sampling: Sampling,
     trajectory_id: str,
 ) -> Trajectory:
-    """Sample one trajectory from prompt_ids [T] to its end. ``sandbox`` may be None for a text-only protocol.
+    """Sample one trajectory from prompt_ids [T] to its end. ``sandbox`` may be None for a text-only
+    protocol.
 
-    Never raises for what the model does, nor for an outage of sandbox or engine: that trajectory comes back dropped.
+    Never raises for what the model does, nor for an outage of sandbox or engine: that trajectory
+    comes back dropped.
     """
     started = time.perf_counter()
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens), started_unix_s=time.time())
@@ -202,7 +208,8 @@ class _Conversation:
                 raise EngineUnavailable(f"the engine ended ({sampled.stop}) without sampling a token")
             elif sampled.stop == "length":
                 break
-            # Otherwise go on from here: after an abort, or after a token that only looked like the end of a call.
+            # # Otherwise go on from here: after an abort, or after a token that only looked like
+            # the end of a call.
             complete = sampled.stop == "stop" and self.protocol.ended(ledger.response_ids[start:])
         turn_ids = ledger.response_ids[start:]
         text = self.protocol.text(turn_ids)
@@ -239,7 +246,9 @@ class _Conversation:
         return sampled
 
     async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:
-        """What the model is told: the output of each call, run side by side, or why the call cannot be read."""
+        """What the model is told: the output of each call, run side by side, or why the call cannot
+        be read.
+        """
         if parsed.kind == "malformed":
             return [self.protocol.shown(f"Error: {parsed.error}", self.limits.max_tool_output_tokens)[0]]
         started = time.perf_counter()

@@ -35,8 +35,9 @@ def batch_metrics(
     filtered: Mapping[float, int] | None = None,
     discarded: int = 0,
 ) -> dict[str, float]:
-    """accuracy, reward's parts, and what rollout.metrics and rollout.telemetry count; the last two arguments are of
-    ``group_shares``."""
+    """accuracy, reward's parts, and what rollout.metrics and rollout.telemetry count; the last two
+    arguments are of ``group_shares``.
+    """
     results = [extra.get("reward_extra_info") or {} for extra in extras]
     correct = [bool(result.get("acc", 0.0)) for result in results]
     behaviors = [Behavior(**extra["behavior"]) for extra in extras]
@@ -80,7 +81,9 @@ def _said(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Columns [P] and [T] of one trajectory; the last two are None before a step has learnt from it."""
+    """Columns [P] and [T] of one trajectory; the last two are None before a step has learnt from
+    it.
+    """
     actor_T, advantage_T = row.get("old_log_probs"), row.get("advantages")
     return {
         "reward": float(row["rm_scores"].sum()),
@@ -105,7 +108,8 @@ def _rounded(values_T: torch.Tensor) -> list[float]:
 
 
 def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:
-    """How far the engine that sampled is from the weights that are trained; log-probabilities [N] of the same tokens.
+    """How far the engine that sampled is from the weights that are trained; log-probabilities [N]
+    of the same tokens.
 
     mismatch/kl    mean of rollout - actor: estimates the divergence of the two over sampled tokens
     mismatch/max, mismatch/p99    of |rollout - actor| over tokens, in nats

@@ -1,7 +1,8 @@
 """Behaviour of trajectories: every number's definition, per trajectory and over a batch.
 
-``Behavior.of`` counts within one trajectory; ``summarize`` turns counts into the ``behavior/`` metrics of a training
-step or an evaluation. A ratio whose denominator is 0 (the executable fraction of no calls) is left out, not invented.
+``Behavior.of`` counts within one trajectory; ``summarize`` turns counts into the ``behavior/``
+metrics of a training step or an evaluation. A ratio whose denominator is 0 (the executable fraction
+of no calls) is left out, not invented.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Behavior:
     response_tokens       all response tokens; model_tokens: without interpreter output and template
     self_corrections      executed calls that failed and whose next executed call is different code that ran
     cut_outputs           results over the budget, shown with their middle cut; cut_tokens: the tokens cut of them
-    malformed, repairs    calls that could not be read, by kind of problem; repairs made in reading, by kind
+    malformed, repairs    calls that could not be read, by kind of problem; repairs made in reading,
+    by kind
     call_s                seconds of each executed call from request to answer; of them call_queue_s waiting for a free
                           place in the sandbox and call_run_s running
     context_tokens        tokens sent to the engine over all requests; of them cached_tokens in its prefix cache. 0 of
@@ -112,7 +114,8 @@ def _self_corrections(results: Sequence[CallResult]) -> int:
 
 
 def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = None) -> dict[str, float]:
-    """``behavior/`` metrics over trajectories that were not dropped; ``correct`` [N]: was the answer right.
+    """``behavior/`` metrics over trajectories that were not dropped; ``correct`` [N]: was the
+    answer right.
 
     code_ratio              trajectories with an executed call / trajectories
     calls, turns            per trajectory

@@ -1,13 +1,16 @@
-"""Trajectories as JSON lines: what was said, called and returned, with tokens, mask and log-probabilities.
+"""Trajectories as JSON lines: what was said, called and returned, with tokens, mask and
+log-probabilities.
 
-Of training and its validation, <run>/trajectories/*.jsonl, whole groups (``rollout.record_groups`` a step):
+Of training and its validation, <run>/trajectories/*.jsonl, whole groups (``rollout.record_groups``
+a step):
 
 key                 prompt's id of this run, session, part; a group is the rows of one prompt's id
 step, partition     "train": of the step that learnt from it; "val": of the step it follows
 prompt, truth       the prompt as the model read it, and the data's answer
 reward, reward_info of the whole trajectory, and the reward's parts
 behavior            rollout.metrics.Behavior
-stop_reason, answer, started_unix_s, wall_s, turns   how it went: ``record``; wall_s, engine_s, tool_s ... in seconds
+stop_reason, answer, started_unix_s, wall_s, turns   how it went: ``record``; wall_s, engine_s,
+tool_s ... in seconds
 prompt_ids          [P]; of the T tokens of the response: response_ids, loss_mask (1: learnt from), versions (of the
                     weights that sampled it; -1: not sampled)
 logprobs            [T] of the engine, in nats; 0 where not sampled
@@ -44,9 +47,9 @@ def group_rank(uid: str, seed: int) -> float:
 def is_candidate(uid: str, config: RlConfig) -> bool:
     """May this prompt's group be one of the ``rollout.record_groups`` lowest of its step?
 
-    What is said of a trajectory travels with it from here on, so it is only asked of a few groups more than are
-    needed: of a training step fewer than that many are among them less than once in a million steps. A validation of
-    fewer prompts than train.prompts_per_step may find fewer.
+    What is said of a trajectory travels with it from here on, so it is only asked of a few groups
+    more than are needed: of a training step fewer than that many are among them less than once in a
+    million steps. A validation of fewer prompts than train.prompts_per_step may find fewer.
     """
     wanted = config.rollout.record_groups
     expected = wanted + 6 * math.sqrt(wanted) + 8 if wanted else 0.0
@@ -93,7 +96,9 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 class RecordWriter:
-    """Appends records to ``folder/NAME.jsonl``; a full file is renamed to NAME.1.jsonl, and so on. One process each."""
+    """Appends records to ``folder/NAME.jsonl``; a full file is renamed to NAME.1.jsonl, and so on.
+    One process each.
+    """
 
     def __init__(
         self, folder: Path, name: str = "trajectories", *, rotate_bytes: int = ROTATE_BYTES, keep: int = KEEP_FILES
@@ -114,7 +119,9 @@ class RecordWriter:
             file.write(line)
 
     def keep_up_to(self, step: int) -> None:
-        """Drop the rows of later steps, which a resumed run does again, and a line that a kill cut short."""
+        """Drop the rows of later steps, which a resumed run does again, and a line that a kill cut
+        short.
+        """
         for index in range(self.keep + 1):  # newest first
             path = self.folder / f"{self.name}.{index}.jsonl" if index else self.path
             if not path.exists():

@@ -28,11 +28,13 @@ _LIBC = ctypes.CDLL(None)
 
 
 class SglangServer:
-    """Starts the server of a model directory on a free port of 127.0.0.1, waits until it answers, ends all of it.
+    """Starts the server of a model directory on a free port of 127.0.0.1, waits until it answers,
+    ends all of it.
 
-    ``log_path`` takes its output. ``port``: a fixed one, for a server that takes another's place. ``engine_args``: of
-    SGLang's ServerArgs, by their names; ``extra_args``: further options of ``sglang.launch_server``. ``devices``: by
-    their numbers here, the only ones that it sees; all of them where none is named.
+    ``log_path`` takes its output. ``port``: a fixed one, for a server that takes another's place.
+    ``engine_args``: of SGLang's ServerArgs, by their names; ``extra_args``: further options of
+    ``sglang.launch_server``. ``devices``: by their numbers here, the only ones that it sees; all of
+    them where none is named.
     """
 
     def __init__(
@@ -104,7 +106,9 @@ class SglangServer:
         self.stop()
 
     def wait_until_healthy(self) -> None:
-        """Return when it answers. Raises RolloutError, with its last words, and it is stopped, when it does not."""
+        """Return when it answers. Raises RolloutError, with its last words, and it is stopped, when
+        it does not.
+        """
         try:
             self._wait()
         except BaseException:
@@ -140,7 +144,8 @@ class SglangServer:
         process, self._process = self._process, None
         if process is None:
             return
-        # The scheduler and the detokenizer are children in the same group; SIGTERM lets them leave shared memory.
+        # # The scheduler and the detokenizer are children in the same group; SIGTERM lets them
+        # leave shared memory.
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
@@ -151,7 +156,8 @@ class SglangServer:
 def free_port() -> int:
     """A TCP port nobody listens on, below the range from which the kernel gives ports to clients.
 
-    The server takes half a minute to bind it; a port of the kernel's range would be taken by then now and then.
+    The server takes half a minute to bind it; a port of the kernel's range would be taken by then
+    now and then.
     """
     while True:
         port = random.randrange(*SERVER_PORTS)
@@ -163,7 +169,8 @@ def free_port() -> int:
 def _die_with_parent() -> None:
     """In the child, before it becomes the server: a parent that is killed takes it along.
 
-    Not by SIGTERM, upon which SGLang waits for requests that nobody will read any more. Its own processes follow it.
+    Not by SIGTERM, upon which SGLang waits for requests that nobody will read any more. Its own
+    processes follow it.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

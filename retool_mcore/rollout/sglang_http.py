@@ -1,4 +1,6 @@
-"""Any SGLang server over HTTP as our ``Engine``: POST /generate with token ids, back come token ids and logprobs."""
+"""Any SGLang server over HTTP as our ``Engine``: POST /generate with token ids, back come token ids
+and logprobs.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class _Unreachable(Exception):
 class SglangEngine:
     """Client of one SGLang server, for any number of trajectories at once.
 
-    ``retry_s``: how long a request is tried again while the server is away (restarting); sampling repeats the turn from
-    its start. ``timeout_s``: of one turn; past it the attempt counts as failed.
+    ``retry_s``: how long a request is tried again while the server is away (restarting); sampling
+    repeats the turn from its start. ``timeout_s``: of one turn; past it the attempt counts as
+    failed.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
@@ -48,7 +51,9 @@ class SglangEngine:
         await self._client.aclose()
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
-        """See ``Engine.generate``. Raises RolloutError when the server refuses the request (it would do so again)."""
+        """See ``Engine.generate``. Raises RolloutError when the server refuses the request (it
+        would do so again).
+        """
         answer = await self._post("/generate", self.body(request))
         meta = answer["meta_info"]
         logprobs = [float(entry[0]) for entry in meta.get("output_token_logprobs") or []]
@@ -82,7 +87,8 @@ class SglangEngine:
         return {"input_ids": list(request.token_ids), "sampling_params": params, "return_logprob": True}
 
     async def load(self, model_path: str, version: int = 0) -> None:
-        """Replace the server's weights by those of a directory of the same architecture, and forget its cache.
+        """Replace the server's weights by those of a directory of the same architecture, and forget
+        its cache.
 
         Raises RolloutError when the server cannot read it.
         """

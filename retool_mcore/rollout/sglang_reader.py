@@ -1,7 +1,7 @@
 """SGLang's own FunctionCallParser as the first reader of hermes calls, where SGLang is the engine.
 
-On the calls it reads it agrees with ours (tests/rollout/test_sglang_reader.py); it drops those it cannot read, and then
-ours repairs them or tells the model why not.
+On the calls it reads it agrees with ours (tests/rollout/test_sglang_reader.py); it drops those it
+cannot read, and then ours repairs them or tells the model why not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""How long, how soon, how full: distributions over a step's trajectories and calls, and what its groups have learnt.
+"""How long, how soon, how full: distributions over a step's trajectories and calls, and what its
+groups have learnt.
 
-A percentile is the smallest value that so many of 100 do not exceed; one of nothing is left out, not invented.
+A percentile is the smallest value that so many of 100 do not exceed; one of nothing is left out,
+not invented.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
     """Over trajectories that were not dropped:
 
-    length/REASON/p50, p90, p99, max   response tokens of those that ended so
-    tool/latency_s/p50, p95, p99       seconds of a call from request to answer, the way and retries with it, over calls
-    tool/queue_s/..., tool/run_s/...   of these, waiting for a free place in the sandbox, and running
+    length/REASON/p50, p90, p99, max   response tokens of those that ended so tool/latency_s/p50,
+    p95, p99       seconds of a call from request to answer, the way and retries with it, over calls
+    tool/queue_s/..., tool/run_s/...   of these, waiting for a free place in the sandbox, and
+    running
     engine/cache_hit_rate              tokens of requests that the engine had in its prefix cache / tokens of requests
     """
     rows = list(behaviors)
@@ -49,12 +52,14 @@ def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
 def group_shares(
     uids: Sequence[str], correct: Sequence[bool], filtered: Mapping[float, int] | None = None, discarded: int = 0
 ) -> dict[str, float]:
-    """``uids`` [N]: the prompt of each trajectory; ``correct`` [N]: was its answer right. A group is a prompt's.
+    """``uids`` [N]: the prompt of each trajectory; ``correct`` [N]: was its answer right. A group
+    is a prompt's.
 
     groups/all_right, groups/all_wrong   groups whose answers are all so / groups
 
-    Before algorithm.filter_groups: what it put aside counts, ``filtered``: groups by the accuracy that all of their
-    trajectories shared, and ``discarded``: mixed ones that were more than the batch needed.
+    Before algorithm.filter_groups: what it put aside counts, ``filtered``: groups by the accuracy
+    that all of their trajectories shared, and ``discarded``: mixed ones that were more than the
+    batch needed.
     """
     groups: dict[str, list[bool]] = {}
     for uid, right in zip(uids, correct, strict=True):

@@ -1,8 +1,8 @@
 """Reading a model turn: a tool call, an answer, text, or a malformed call.
 
-Pure text in, one ``Parsed`` out; the sampled tokens are never touched. A call that is not valid is repaired when it has
-exactly one reading, and the kinds of repair are named so that they can be counted. Else the reason is given, in words
-the model is shown.
+Pure text in, one ``Parsed`` out; the sampled tokens are never touched. A call that is not valid is
+repaired when it has exactly one reading, and the kinds of repair are named so that they can be
+counted. Else the reason is given, in words the model is shown.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _CALL_SHAPE = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "..."}}}}'
 class Parsed:
     """What one model turn says.
 
-    ``codes`` holds the code of every call in the turn, in order; more than one only where the turn was not cut at the
-    first call. ``problem`` is the kind of a malformed call, ``error`` its explanation for the model.
+    ``codes`` holds the code of every call in the turn, in order; more than one only where the turn
+    was not cut at the first call. ``problem`` is the kind of a malformed call, ``error`` its
+    explanation for the model.
     """
 
     kind: Kind
@@ -64,10 +65,12 @@ CallReader = Callable[[str], list[tuple[str | None, Any]]]  # model text -> (nam
 
 
 def parse_hermes(text: str, first: CallReader | None = None) -> Parsed:
-    """Read a turn of Qwen's form: ``<tool_call>\\n{"name": ..., "arguments": {"code": ...}}\\n</tool_call>``.
+    """Read a turn of Qwen's form: ``<tool_call>\\n{"name": ..., "arguments": {"code":
+    ...}}\\n</tool_call>``.
 
-    Every call of the turn must be readable, or the turn is malformed: no call is dropped in silence. ``first`` is
-    asked first (the engine's own reader); where it reads fewer calls than there are tags, the text is read here.
+    Every call of the turn must be readable, or the turn is malformed: no call is dropped in
+    silence. ``first`` is asked first (the engine's own reader); where it reads fewer calls than
+    there are tags, the text is read here.
     """
     if CALL_START not in text and CALL_END not in text:
         answer = last_answer(text)
@@ -85,7 +88,8 @@ def parse_hermes(text: str, first: CallReader | None = None) -> Parsed:
 
 
 def parse_retool(text: str) -> Parsed:
-    """Read a turn of the paper's form, up to its first </code>: ``<code>\\n```python\\n...\\n```\\n</code>``.
+    """Read a turn of the paper's form, up to its first </code>:
+    ``<code>\\n```python\\n...\\n```\\n</code>``.
 
     Code without its fence is taken as it stands.
     """
@@ -149,7 +153,9 @@ def _read_call(body: str, repairs: list[str]) -> str:
 
 
 def _code_of(name: Any, arguments: Any, repairs: list[str]) -> str:
-    """The code of a call that could be read as JSON. Raises _Malformed when it is not one of our tool."""
+    """The code of a call that could be read as JSON. Raises _Malformed when it is not one of our
+    tool.
+    """
     if name != TOOL_NAME:
         raise _Malformed("name", f"there is no tool named {name!r}. The only tool is {TOOL_NAME!r}")
     if isinstance(arguments, str):
@@ -181,7 +187,9 @@ def _without_fence(code: str, repairs: list[str]) -> str:
 
 
 def _read_object(body: str, repairs: list[str]) -> Any:
-    """Value of ``body``. Raises _Malformed with the strict reader's complaint unless it has exactly one reading."""
+    """Value of ``body``. Raises _Malformed with the strict reader's complaint unless it has exactly
+    one reading.
+    """
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
@@ -216,8 +224,9 @@ _CLOSED = 2  # braces that close the arguments and the call
 def _usual_shape(body: str) -> _Reading:
     """The call as we ask for it, its code not escaped as JSON wants.
 
-    Such code has two readings: with its escapes decoded, and as it stands. "\\n" between two statements is a line break
-    in the first; "\\n" in a string literal belongs to the second. That one is taken which is Python; both are not.
+    Such code has two readings: with its escapes decoded, and as it stands. "\\n" between two
+    statements is a line break in the first; "\\n" in a string literal belongs to the second. That
+    one is taken which is Python; both are not.
     """
     match = _SHAPE.fullmatch(body)
     if match is None:
@@ -271,7 +280,9 @@ def _is_python(code: str) -> bool:
 
 
 def _relaxed(body: str) -> _Reading:
-    """Any other object: control characters in strings, braces missing at the end, or text after the end."""
+    """Any other object: control characters in strings, braces missing at the end, or text after the
+    end.
+    """
     decoder = json.JSONDecoder(strict=False)
     kinds = ["control_characters"] if re.search(r"[\x00-\x1f]", body.strip()) else []
     for braces in ("", "}", "}}"):

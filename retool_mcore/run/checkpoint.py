@@ -8,9 +8,10 @@
         state.json                 the step, the identity of the run and the parallel layout it was saved on; written
                                    last, so its presence means complete
 
-The folders are verl's, so that its own tools read our checkpoints. A folder without state.json is what a kill left
-behind: never resumed from, deleted when an SFT run goes on, and overwritten when an RL run comes to that step again. A
-kill at any moment leaves the previous checkpoint valid, also while an asynchronous save is being written.
+The folders are verl's, so that its own tools read our checkpoints. A folder without state.json is
+what a kill left behind: never resumed from, deleted when an SFT run goes on, and overwritten when
+an RL run comes to that step again. A kill at any moment leaves the previous checkpoint valid, also
+while an asynchronous save is being written.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from retool_mcore.run.folder import write_whole
 
 STATE_FILE = "state.json"
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "dp")
-# Of what identity() holds: may change between a save and its resume, and then counts from the next step on.
+# # Of what identity() holds: may change between a save and its resume, and then counts from the
+# next step on.
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 NOT_RECORDED = "(not recorded)"
 
@@ -49,7 +51,9 @@ class Saved:
     reshardable: bool
 
     def has_random_states_of(self, config: RunConfig) -> bool:
-        """They are saved for each pipeline and tensor parallel rank, and are equal over the data-parallel ones."""
+        """They are saved for each pipeline and tensor parallel rank, and are equal over the
+        data-parallel ones.
+        """
         now = layout(config)
         return all(self.layout[size] == now[size] for size in ("tp", "pp"))
 
@@ -63,7 +67,8 @@ class Pending(Protocol):
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must not change between a save and its resume for the run to continue as if it had not been stopped.
+    """What must not change between a save and its resume for the run to continue as if it had not
+    been stopped.
 
     But for what FREE names, a change of which is meant, takes effect and is told.
     """
@@ -220,7 +225,9 @@ def publish(config: RunConfig, step: int) -> None:
 
 @contextmanager
 def full_disk_is_told(folder: Path) -> Iterator[None]:
-    """Turn "no space left", which each library that writes a part says in a class of its own, into CheckpointError."""
+    """Turn "no space left", which each library that writes a part says in a class of its own, into
+    CheckpointError.
+    """
     try:
         yield
     except Exception as error:
@@ -233,7 +240,9 @@ def full_disk_is_told(folder: Path) -> Iterator[None]:
 
 
 def delete_incomplete(config: RunConfig) -> None:
-    """Delete what kills have left in the run's folder. For a process that holds the run (process.lock_run)."""
+    """Delete what kills have left in the run's folder. For a process that holds the run
+    (process.lock_run).
+    """
     for path in (config.run.dir / "checkpoints").glob("global_step_*"):
         if not (path / STATE_FILE).is_file():
             shutil.rmtree(path)
@@ -242,9 +251,10 @@ def delete_incomplete(config: RunConfig) -> None:
 class Saver:
     """Writes the checkpoints of a run and publishes them, at most one of them in flight.
 
-    ``write(folder, step)`` returns what is still being written, or None when all is. Under SFT it is collective, as all
-    methods are: every rank calls it with the same arguments. Under RL one process speaks for all. On leaving the
-    ``with`` block the save in flight is completed, or, after an error, given up.
+    ``write(folder, step)`` returns what is still being written, or None when all is. Under SFT it
+    is collective, as all methods are: every rank calls it with the same arguments. Under RL one
+    process speaks for all. On leaving the ``with`` block the save in flight is completed, or, after
+    an error, given up.
     """
 
     def __init__(

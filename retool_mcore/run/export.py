@@ -1,7 +1,8 @@
 """From a run's checkpoint to a model directory that transformers and SGLang load.
 
-The bridge writes Hugging Face weights into every checkpoint, so exporting is to find them, check that they are whole,
-and copy them to where the user wants them: no process group, no second copy of the model in memory.
+The bridge writes Hugging Face weights into every checkpoint, so exporting is to find them, check
+that they are whole, and copy them to where the user wants them: no process group, no second copy of
+the model in memory.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ _WEIGHTS = Path("actor", "model", "huggingface")
 
 
 def export(run_dir: Path, to: Path) -> Path:
-    """Copy the newest complete checkpoint's weights, configuration and tokenizer to ``to``, all or nothing.
+    """Copy the newest complete checkpoint's weights, configuration and tokenizer to ``to``, all or
+    nothing.
 
-    Raises CheckpointError when there is none, when it is incomplete, or when ``to`` holds something else.
+    Raises CheckpointError when there is none, when it is incomplete, or when ``to`` holds something
+    else.
     """
     source = find_weights(run_dir)
     read_config(str(source))
@@ -39,7 +42,9 @@ def export(run_dir: Path, to: Path) -> Path:
 
 
 def _tell_dtype(folder: Path) -> None:
-    """The bridge keeps config.json of the model that was trained on, whose weights may have had another dtype."""
+    """The bridge keeps config.json of the model that was trained on, whose weights may have had
+    another dtype.
+    """
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
     for key in {"dtype", "torch_dtype"} & values.keys() or {"dtype"}:
@@ -48,13 +53,17 @@ def _tell_dtype(folder: Path) -> None:
 
 
 def export_at_end(config: RunConfig) -> None:
-    """Export the run that has saved its last step to ``<run>/export``, where ``checkpoint.export`` asks for it."""
+    """Export the run that has saved its last step to ``<run>/export``, where ``checkpoint.export``
+    asks for it.
+    """
     if config.checkpoint.export and config.checkpoint.every_steps:
         export(config.run.dir, config.run.dir / "export")
 
 
 def find_weights(run_dir: Path) -> Path:
-    """The Hugging Face folder of a run's newest complete checkpoint, or of the one checkpoint given."""
+    """The Hugging Face folder of a run's newest complete checkpoint, or of the one checkpoint
+    given.
+    """
     checkpoints = run_dir / "checkpoints"
     candidates = [run_dir, *(saved.path for saved in reversed(complete_checkpoints(checkpoints)))]
     for folder in candidates:

@@ -1,4 +1,6 @@
-"""What must be the same on every node of a run: code, packages, data, model. Cheap enough to take at each start."""
+"""What must be the same on every node of a run: code, packages, data, model. Cheap enough to take
+at each start.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def lock_run(run_dir: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A draft beside ``path`` that takes its name when the block ends well and its bytes are on disk.
+    """A draft beside ``path`` that takes its name when the block ends well and its bytes are on
+    disk.
 
     It goes when the block does not end well, and ``path`` stays what it was. Raises OSError.
     """

@@ -1,4 +1,5 @@
-"""Where numbers go: one JSONL line and one set of TensorBoard scalars per step, with every name and unit listed.
+"""Where numbers go: one JSONL line and one set of TensorBoard scalars per step, with every name and
+unit listed.
 
 loss          nats per trained token, mean over the global batch
 lr, grad_norm the rate that the optimizer held in the step's last update; grad_norm before clipping
@@ -11,7 +12,8 @@ mfu           flops / (peak FLOPs * GPUs * seconds of data, forward_backward and
 memory_gib    highest so far on any rank: the device's allocator, or resident memory on a CPU; memory_gib/rank_N: on one
 gpu_percent   share of the last second in which the logging rank's device was busy; where there is such a counter
 unix_s        when the row was written, seconds since 1970
-time_*_s      wall time by phase; the phases add up to time_step_s. RL's tool_wait is the interpreter's part in the
+time_*_s      wall time by phase; the phases add up to time_step_s. RL's tool_wait is the
+interpreter's part in the
               trajectory that the step waited for, engine_sleep the engine's giving back of its memory; generation
               is without both. Three are outside of RL's step: validate_after, metrics (these numbers and the trajectory
               file) and between_steps, from the last row to this step (verl's clean-up and console). With time_step_s
@@ -99,7 +101,9 @@ class PhaseTimer:
 
 
 class MetricWriter:
-    """Appends to ``metrics.jsonl`` and to TensorBoard's event files; a resumed run drops what it will write again."""
+    """Appends to ``metrics.jsonl`` and to TensorBoard's event files; a resumed run drops what it
+    will write again.
+    """
 
     def __init__(self, run_dir: Path, *, resumed_step: int) -> None:
         self._path = run_dir / "metrics.jsonl"

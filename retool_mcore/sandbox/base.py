@@ -1,8 +1,9 @@
 """What every sandbox is to its callers: one protocol, one request, one result.
 
-The executed code's own failure is always an ``ExecResult``. A failure of the sandbox itself is always
-``SandboxUnavailable``. A request that no sandbox would run (a path that leaves the working directory, a
-limit that is not a positive number) is a ``ConfigError``: the caller's mistake, found before anything runs.
+The executed code's own failure is always an ``ExecResult``. A failure of the sandbox itself is
+always ``SandboxUnavailable``. A request that no sandbox would run (a path that leaves the working
+directory, a limit that is not a positive number) is a ``ConfigError``: the caller's mistake, found
+before anything runs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Status = Literal["finished", "time_limit", "memory_limit"]
 class Level(StrEnum):
     """How strongly an execution is kept from everything else, weakest first.
 
-    ``none`` is what a foreign server is taken for when it does not tell its level; the local sandbox
-    never runs at it.
+    ``none`` is what a foreign server is taken for when it does not tell its level; the local
+    sandbox never runs at it.
     """
 
     NONE = "none"
@@ -49,11 +50,12 @@ class Level(StrEnum):
 class ExecResult:
     """What one execution of model code did.
 
-    ``return_code`` is None when the code was stopped at a limit; negative for a signal (-11: segfault).
-    ``stdout`` and ``stderr`` keep head and tail of longer output, with a line in between that tells the
-    number of bytes dropped; bytes that are not UTF-8 are escaped. ``run_s`` is wall time from the start of
-    the code, ``queue_s`` the wait before it, ``cpu_s`` user and system time (0.0 where the server does not tell).
-    ``files`` holds those of ``fetch_files`` that existed at the end.
+    ``return_code`` is None when the code was stopped at a limit; negative for a signal (-11:
+    segfault). ``stdout`` and ``stderr`` keep head and tail of longer output, with a line in between
+    that tells the number of bytes dropped; bytes that are not UTF-8 are escaped. ``run_s`` is wall
+    time from the start of the code, ``queue_s`` the wait before it, ``cpu_s`` user and system time
+    (0.0 where the server does not tell). ``files`` holds those of ``fetch_files`` that existed at
+    the end.
     """
 
     status: Status
@@ -76,7 +78,9 @@ class ExecResult:
 
     @property
     def text(self) -> str:
-        """What the model is shown: stdout, then stderr or traceback, then why it ended, if not by itself."""
+        """What the model is shown: stdout, then stderr or traceback, then why it ended, if not by
+        itself.
+        """
         parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n"), self._ending()]
         return "\n".join(part for part in parts if part)
 
@@ -96,7 +100,9 @@ class ExecResult:
 
 
 class Sandbox(Protocol):
-    """Runs untrusted Python. Hundreds of calls may be in flight; a bounded number executes, in order of arrival."""
+    """Runs untrusted Python. Hundreds of calls may be in flight; a bounded number executes, in
+    order of arrival.
+    """
 
     async def execute(
         self,
@@ -111,12 +117,13 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run ``code`` as a notebook cell: the value of a last expression is echoed.
 
-        The time limit counts from the start of execution, not from the call. ``files`` are laid into the
-        working directory first; ``fetch_files`` are read from it at the end. ``session`` names a trajectory
-        whose definitions survive between calls, where the sandbox was opened with sessions.
+        The time limit counts from the start of execution, not from the call. ``files`` are laid
+        into the working directory first; ``fetch_files`` are read from it at the end. ``session``
+        names a trajectory whose definitions survive between calls, where the sandbox was opened
+        with sessions.
 
-        Raises ConfigError for a request that cannot be run at all, SandboxUnavailable when the sandbox
-        itself failed, after retries. Never raises for what the code does.
+        Raises ConfigError for a request that cannot be run at all, SandboxUnavailable when the
+        sandbox itself failed, after retries. Never raises for what the code does.
         """
         ...
 
@@ -161,8 +168,8 @@ class ExecRequest:
     ) -> ExecRequest:
         """Validate and clamp. Raises ConfigError naming the value and the rule.
 
-        Limits above the maximum are clamped to it (600 s, 65536 MB); zero, negative or non-finite ones
-        are errors, since no caller can mean them.
+        Limits above the maximum are clamped to it (600 s, 65536 MB); zero, negative or non-finite
+        ones are errors, since no caller can mean them.
         """
         if not isinstance(code, str):
             raise ConfigError(f"code is a {type(code).__name__}, not a string. Pass Python source as str.")

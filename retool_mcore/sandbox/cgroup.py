@@ -1,7 +1,7 @@
 """A memory cgroup per seat, where this process may make one.
 
-RLIMIT_AS bounds one process; only a cgroup bounds an execution that forks many. Version 1 and 2 are supported;
-where neither is writable the sandbox runs without and says so.
+RLIMIT_AS bounds one process; only a cgroup bounds an execution that forks many. Version 1 and 2 are
+supported; where neither is writable the sandbox runs without and says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MOUNT = Path("/sys/fs/cgroup")
-# What the kernel charges beside the code's own memory: page tables, pipes, the private copy of the warm image.
+# # What the kernel charges beside the code's own memory: page tables, pipes, the private copy of
+# the warm image.
 OVERHEAD_MB = 160
 
 

@@ -1,4 +1,6 @@
-"""The sandbox behind one or several SandboxFusion-compatible URLs: least busy first, retried with backoff."""
+"""The sandbox behind one or several SandboxFusion-compatible URLs: least busy first, retried with
+backoff.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ logger = logging.getLogger(__name__)
 # Below the 5 s after which uvicorn, under SandboxFusion, closes an idle connection.
 _KEEP_ALIVE_S = 4.0
 _CONNECT_TIMEOUT_S = 5.0
-# What an answer may take beyond the run timeout: the queue of the server, and its own start of the code.
+# # What an answer may take beyond the run timeout: the queue of the server, and its own start of
+# the code.
 _QUEUE_ALLOWANCE_S = 120.0
 # An endpoint that failed is asked last for this long.
 _COOL_DOWN_S = 5.0
@@ -53,7 +56,9 @@ class _Endpoint:
 
 
 class RemoteSandbox:
-    """Runs model code on other machines (or in another process). See ``base.Sandbox`` and ``base.open_sandbox``."""
+    """Runs model code on other machines (or in another process). See ``base.Sandbox`` and
+    ``base.open_sandbox``.
+    """
 
     def __init__(
         self,
@@ -75,7 +80,9 @@ class RemoteSandbox:
     # -------------------------------------------------------------- opening
 
     async def open(self) -> None:
-        """Ask every server for its level. Raises SandboxUnavailable below min_level or when one does not answer."""
+        """Ask every server for its level. Raises SandboxUnavailable below min_level or when one
+        does not answer.
+        """
         async with self._opening:
             if not self._opened:
                 await asyncio.gather(*(self._check(endpoint) for endpoint in self._endpoints))
@@ -219,7 +226,9 @@ def _pack(request: ExecRequest) -> bytes:
 
 
 def _read(endpoint: _Endpoint, answer: httpx.Response, round_trip_s: float) -> ExecResult:
-    """Raises ConfigError for a request the server refused, SandboxUnavailable or ValueError for its own failure."""
+    """Raises ConfigError for a request the server refused, SandboxUnavailable or ValueError for its
+    own failure.
+    """
     if answer.status_code in (400, 413, 422):
         raise ConfigError(f"the sandbox at {endpoint.url} refused the request: {answer.text[:2000]}")
     if answer.status_code != 200:

@@ -1,4 +1,5 @@
-"""From an ordinary process to a confined one: the policy of each level, in the order the kernel asks for.
+"""From an ordinary process to a confined one: the policy of each level, in the order the kernel
+asks for.
 
 Runs in the zygote (once) and in its children (per execution), before any code of the model's.
 """
@@ -18,7 +19,8 @@ from typing import Any
 from retool_mcore.sandbox import kernel
 from retool_mcore.sandbox.seccomp import for_process
 
-# The functions behind the module's: without enums made of what they return, which are pages copied after the fork.
+# # The functions behind the module's: without enums made of what they return, which are pages
+# copied after the fork.
 _signal: Any = sys.modules["_signal"]
 
 NOBODY = 65534
@@ -62,7 +64,9 @@ def visible_paths() -> list[str]:
 
 
 def _ids_of_root() -> bool:
-    """Whether this process is root of a user namespace in which `nobody` exists, so that uid 0 can be given up."""
+    """Whether this process is root of a user namespace in which `nobody` exists, so that uid 0 can
+    be given up.
+    """
     if os.geteuid() != 0:
         return False
     with open("/proc/self/uid_map", encoding="ascii") as uid_map:
@@ -71,7 +75,8 @@ def _ids_of_root() -> bool:
 
 
 def enter_namespaces() -> bool:
-    """Unshare user, mount, pid, network, IPC and UTS namespaces; the next child is pid 1 of the new ones.
+    """Unshare user, mount, pid, network, IPC and UTS namespaces; the next child is pid 1 of the new
+    ones.
 
     Returns True when uid 0 is mapped too and has to be dropped later, by ``become_nobody``.
     """
@@ -109,7 +114,9 @@ def enter_namespaces() -> bool:
 
 
 def build_root(root: str) -> None:
-    """Make ``root`` the root directory: a read-only tmpfs with Python, system libraries, four devices and /box."""
+    """Make ``root`` the root directory: a read-only tmpfs with Python, system libraries, four
+    devices and /box.
+    """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     hardened = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
@@ -155,14 +162,17 @@ def become_nobody() -> None:
 
 
 def confine_in_namespaces(seccomp_program: bytes, *, proc: bool) -> None:
-    """A child's part: own /box, own /proc, own user namespace without capabilities, limits, seccomp."""
+    """A child's part: own /box, own /proc, own user namespace without capabilities, limits,
+    seccomp.
+    """
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("tmpfs", BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _TMPFS)
     if proc:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
     os.chdir(BOX)
-    # A user namespace of its own: it has no power over the mounts just made, and RLIMIT_NPROC counts only itself.
+    # # A user namespace of its own: it has no power over the mounts just made, and RLIMIT_NPROC
+    # counts only itself.
     kernel.unshare(kernel.CLONE_NEWUSER)
     set_limits(MAX_PROCESSES)
     kernel.drop_all_capabilities()
@@ -190,7 +200,8 @@ class SharedPaths:
 
 
 def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int | None, processes: int) -> None:
-    """A child's part without namespaces: own uid where root, Landlock on the file system, limits, seccomp.
+    """A child's part without namespaces: own uid where root, Landlock on the file system, limits,
+    seccomp.
 
     The working directory is already the execution's own.
     """

@@ -1,4 +1,5 @@
-"""Without a pid namespace: a process that outlives the execution and kills whatever it leaves behind.
+"""Without a pid namespace: a process that outlives the execution and kills whatever it leaves
+behind.
 
 It adopts the orphans of its tree (``kernel.adopt_orphans``), so that no double fork gets away.
 """
@@ -21,7 +22,9 @@ def block_signals() -> None:
 
 
 def outlive(child: int) -> NoReturn:
-    """Wait for ``child``, kill it when told to (SIGTERM), kill all it left, and end the way it ended."""
+    """Wait for ``child``, kill it when told to (SIGTERM), kill all it left, and end the way it
+    ended.
+    """
     status: int | None = None
     while status is None:
         if signal.sigwait(_WAITED) == signal.SIGTERM:
@@ -48,10 +51,11 @@ def _reap_until_none(child: int) -> int | None:
 
 
 def kill_descendants() -> None:
-    """SIGKILL every descendant until none is left. Needs ``kernel.adopt_orphans``, so that orphans come back here.
+    """SIGKILL every descendant until none is left. Needs ``kernel.adopt_orphans``, so that orphans
+    come back here.
 
-    A fork bomb forks while it is being killed: each process found is first forbidden to fork (RLIMIT_NPROC 0, which
-    its children inherit), and its whole process group is killed at once.
+    A fork bomb forks while it is being killed: each process found is first forbidden to fork
+    (RLIMIT_NPROC 0, which its children inherit), and its whole process group is killed at once.
     """
     while True:
         try:

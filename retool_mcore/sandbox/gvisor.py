@@ -1,9 +1,10 @@
 """The gvisor level: one runsc container per execution, each with a kernel of its own in user space.
 
-The zygote of this level holds no warm Python. It writes one OCI bundle, then forks a guardian per execution whose
-child becomes ``runsc run``: so the supervisor deals with a container exactly as with any other child. Open files do
-not cross gVisor's boundary except the three standard ones, and these may be sockets: the control socket is the
-container's fd 0, which ``inside.py`` moves to where every child has it.
+The zygote of this level holds no warm Python. It writes one OCI bundle, then forks a guardian per
+execution whose child becomes ``runsc run``: so the supervisor deals with a container exactly as
+with any other child. Open files do not cross gVisor's boundary except the three standard ones, and
+these may be sockets: the control socket is the container's fd 0, which ``inside.py`` moves to where
+every child has it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ def find_runsc() -> str:
 
 
 def write_bundle(parent: str, hidden: Sequence[str], seccomp: bytes) -> str:
-    """Make the OCI bundle that every container of a zygote shares, in a directory of its own under ``parent``.
+    """Make the OCI bundle that every container of a zygote shares, in a directory of its own under
+    ``parent``.
 
-    ``hidden`` are the path prefixes whose frames a traceback leaves out, ``seccomp`` is the program of the other
-    levels: in here it keeps the code from most of gVisor's own kernel, and its answers the same.
+    ``hidden`` are the path prefixes whose frames a traceback leaves out, ``seccomp`` is the program
+    of the other levels: in here it keeps the code from most of gVisor's own kernel, and its answers
+    the same.
     """
     directory = Path(tempfile.mkdtemp(dir=parent))  # a zygote that was killed has left one behind
     directory.chmod(0o711)
@@ -98,7 +101,9 @@ def _make_mount_point(path: str, target: Path) -> None:
 
 
 def _write_boot(boot: Path) -> None:
-    """Our modules as a package, compiled: nothing can be written in a container to keep it for the next one."""
+    """Our modules as a package, compiled: nothing can be written in a container to keep it for the
+    next one.
+    """
     package = boot / "retool_mcore" / "sandbox"
     package.mkdir(parents=True)
     for init in (package / "__init__.py", package.parent / "__init__.py"):
@@ -133,7 +138,8 @@ def _config(
 
 
 def become_container(runsc: str, bundle: str, fds: Sequence[int]) -> NoReturn:
-    """Replace this process by ``runsc run``. ``fds``: control, stdout, stderr, ..., the seat's directory.
+    """Replace this process by ``runsc run``. ``fds``: control, stdout, stderr, ..., the seat's
+    directory.
 
     What runsc keeps on disk about the container lies in the seat's directory, and goes with it.
     """
@@ -156,7 +162,9 @@ def become_container(runsc: str, bundle: str, fds: Sequence[int]) -> NoReturn:
 
 
 def words_of(directory: Path) -> str:
-    """What runsc wrote about a container that did not start: each error once, and the cause of a Go panic."""
+    """What runsc wrote about a container that did not start: each error once, and the cause of a Go
+    panic.
+    """
     words: list[str] = []
     with contextlib.suppress(OSError):
         words += [line for line in (directory / _PANIC_LOG).read_text(errors="replace").splitlines()[:1] if line]
@@ -172,7 +180,8 @@ def words_of(directory: Path) -> str:
 def return_code(status: int) -> int:
     """What runsc's own wait status says about the code: 128 and above is a signal, as in a shell.
 
-    Used only where the container could not say it itself: its first process was killed, or the control socket shut.
+    Used only where the container could not say it itself: its first process was killed, or the
+    control socket shut.
     """
     code = os.waitstatus_to_exitcode(status)
     if code > 128:
@@ -181,6 +190,8 @@ def return_code(status: int) -> int:
 
 
 def library_prefixes() -> list[str]:
-    """Where libraries lie, under every name they go by: frames from there are left out of tracebacks."""
+    """Where libraries lie, under every name they go by: frames from there are left out of
+    tracebacks.
+    """
     paths = [*confine.python_paths(), sysconfig.get_path("stdlib")]
     return sorted({os.path.join(form, "") for path in paths for form in (path, os.path.realpath(path))})

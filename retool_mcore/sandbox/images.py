@@ -37,7 +37,9 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a child: wait status as of ``os.wait`` and CPU seconds of it and its reaped children."""
+    """The end of a child: wait status as of ``os.wait`` and CPU seconds of it and its reaped
+    children.
+    """
 
     status: int
     cpu_s: float
@@ -45,7 +47,9 @@ class Exit:
 
 @dataclass(frozen=True)
 class Child:
-    """A started child. ``pidfd`` is the caller's to close; ``exit`` raises SandboxUnavailable if the zygote died."""
+    """A started child. ``pidfd`` is the caller's to close; ``exit`` raises SandboxUnavailable if
+    the zygote died.
+    """
 
     pidfd: int
     exit: asyncio.Future[Exit]
@@ -134,7 +138,9 @@ class WarmImage:
         }
 
     def _filter(self) -> bytes:
-        """The seccomp program. Signals are kept in by a pid namespace, by Landlock from ABI 6, else by seccomp."""
+        """The seccomp program. Signals are kept in by a pid namespace, by Landlock from ABI 6, else
+        by seccomp.
+        """
         if self._level == Level.RLIMITS:
             return b""
         scoped = (
@@ -194,7 +200,9 @@ class WarmImage:
             self._lost("the zygote died")
 
     def _lost(self, reason: str) -> None:
-        """The zygote is gone, and with it every child: fail who waits; the next spawn starts a new one."""
+        """The zygote is gone, and with it every child: fail who waits; the next spawn starts a new
+        one.
+        """
         if self._channel is not None:
             asyncio.get_running_loop().remove_reader(self._channel)
             self._channel.close()
@@ -212,7 +220,9 @@ class WarmImage:
             self._process = None
 
     def kill(self, pidfd: int) -> None:
-        """End a child and all it started: pid 1 of a namespace takes it along, a guardian cleans up first."""
+        """End a child and all it started: pid 1 of a namespace takes it along, a guardian cleans up
+        first.
+        """
         with contextlib.suppress(ProcessLookupError):
             is_init = self._level == Level.NAMESPACES
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if is_init else signal.SIGTERM)

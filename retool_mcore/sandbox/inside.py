@@ -1,7 +1,8 @@
-"""The first process of a gVisor container: start the interpreter as a child, outlive it, tell how it ended.
+"""The first process of a gVisor container: start the interpreter as a child, outlive it, tell how
+it ended.
 
-Is copied into the container beside the two modules that it imports. Libraries that the code names are
-imported before the clock starts, as they lie ready in the warm images of the other levels.
+Is copied into the container beside the two modules that it imports. Libraries that the code names
+are imported before the clock starts, as they lie ready in the warm images of the other levels.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class ContainerInterpreter(runner.Interpreter):
         self._seccomp = seccomp
 
     def prepare(self, request: dict[str, Any]) -> None:
-        """Import what the code names: here, in a process that is confined already, it may be parsed."""
+        """Import what the code names: here, in a process that is confined already, it may be
+        parsed.
+        """
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             for name in sorted(runner.heavy_imports(ast.parse(request["code"]))):
                 with contextlib.suppress(Exception):  # the code's own import will say so
@@ -51,7 +54,9 @@ class ContainerInterpreter(runner.Interpreter):
 
 
 def main() -> NoReturn:
-    """Entry point; the one argument is JSON: ``paths`` for sys.path, ``hidden`` for tracebacks, ``seccomp`` in hex."""
+    """Entry point; the one argument is JSON: ``paths`` for sys.path, ``hidden`` for tracebacks,
+    ``seccomp`` in hex.
+    """
     arguments = json.loads(sys.argv[1])
     sys.path[:] = arguments["paths"]
     os.dup2(0, _CONTROL_FD, inheritable=False)

@@ -1,6 +1,8 @@
-"""The system calls Python does not offer, by ctypes. No policy here: who calls what, and when, is elsewhere.
+"""The system calls Python does not offer, by ctypes. No policy here: who calls what, and when, is
+elsewhere.
 
-Everything raises OSError with the kernel's errno and the call's name, so that a refusal can be told to the user.
+Everything raises OSError with the kernel's errno and the call's name, so that a refusal can be told
+to the user.
 """
 
 from __future__ import annotations
@@ -122,7 +124,9 @@ LAST_CAPABILITY = _last_capability()
 
 
 def raise_all_capabilities() -> None:
-    """Make every capability effective; they must be permitted (the owner of a user namespace has them)."""
+    """Make every capability effective; they must be permitted (the owner of a user namespace has
+    them).
+    """
     everything = (1 << (LAST_CAPABILITY + 1)) - 1
     _capset(everything, everything)
 
@@ -130,7 +134,8 @@ def raise_all_capabilities() -> None:
 def drop_all_capabilities() -> None:
     """Give up every capability, for this process and whatever it executes.
 
-    The bounding set can be lowered only by a process that has CAP_SETPCAP; without it there is nothing to lower.
+    The bounding set can be lowered only by a process that has CAP_SETPCAP; without it there is
+    nothing to lower.
     """
     for capability in range(LAST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
@@ -150,10 +155,11 @@ _MADV_COLLAPSE = 25
 
 
 def collapse_into_huge_pages(maps: str) -> int:
-    """Move this process's anonymous memory into 2 MiB pages; returns how many. ``maps``: text of /proc/self/maps.
+    """Move this process's anonymous memory into 2 MiB pages; returns how many. ``maps``: text of
+    /proc/self/maps.
 
-    A fork copies page tables, one entry for each page: with huge pages it costs half. Linux 6.1 or newer; elsewhere,
-    and where memory is too fragmented, nothing changes but the speed.
+    A fork copies page tables, one entry for each page: with huge pages it costs half. Linux 6.1 or
+    newer; elsewhere, and where memory is too fragmented, nothing changes but the speed.
     """
     num_collapsed = 0
     for line in maps.splitlines():
@@ -178,7 +184,9 @@ LANDLOCK_ABI_WITH_SIGNAL_SCOPE = 6
 
 
 def landlock_abi() -> int:
-    """The kernel's Landlock version. Raises OSError where it has none (ENOSYS) or it is off (EOPNOTSUPP)."""
+    """The kernel's Landlock version. Raises OSError where it has none (ENOSYS) or it is off
+    (EOPNOTSUPP).
+    """
     version = _libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     return _check(version, "landlock_create_ruleset")
 

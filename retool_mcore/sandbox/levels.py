@@ -1,4 +1,5 @@
-"""Which isolation this machine gives, found by trying: start a zygote at a level, then attack it once.
+"""Which isolation this machine gives, found by trying: start a zygote at a level, then attack it
+once.
 
 Never a silent step down: every refusal is kept, and a caller who asked for more gets all of them.
 """
@@ -29,7 +30,8 @@ _HINTS = {
     Level.RLIMITS: "needs Linux with a readable Python",
 }
 
-# What must be refused at a level. Each line is tried inside; the first that is not refused ends the probe.
+# # What must be refused at a level. Each line is tried inside; the first that is not refused ends
+# the probe.
 _ATTACKS = {
     Level.GVISOR: """
         refused("open", lambda: open("/etc/passwd"))
@@ -75,7 +77,9 @@ open("probe", "w").write("the working directory is writable")
 
 
 async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
-    """Start a light image and attack it once. Raises SandboxUnavailable when either fails; the image is closed then."""
+    """Start a light image and attack it once. Raises SandboxUnavailable when either fails; the
+    image is closed then.
+    """
     try:
         await image.start()
         seat.prepare(memory_limit_mb=256)

@@ -1,6 +1,7 @@
 """The sandbox in this process: warm images, a bounded number of executions, one confined fork each.
 
-Opened in a rollout worker or behind ``retool sandbox serve``. All state belongs to one asyncio loop.
+Opened in a rollout worker or behind ``retool sandbox serve``. All state belongs to one asyncio
+loop.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 # One zygote forks serially, a few milliseconds each; more workers than this get another one.
 _WORKERS_PER_ZYGOTE = 16
 _WAITING_MEMORY_MB = 1024  # of a container that has no request yet, where a cgroup bounds it
-# A guess from the text, only to start in the right image: hostile code is never parsed in this process. The child
-# reads the AST and sends back what the guess got wrong.
+# # A guess from the text, only to start in the right image: hostile code is never parsed in this
+# process. The child # reads the AST and sends back what the guess got wrong.
 _HEAVY_IMPORT = re.compile(
     r"(?:^|[;:])[ \t]*(?:import|from)[ \t][^\n;]{0,200}?\b(?:" + "|".join(sorted(HEAVY_PACKAGES)) + r")\b", re.MULTILINE
 )
@@ -52,7 +53,9 @@ class LocalSandbox:
         sessions: int = 0,
         attempts: int = 3,
     ) -> None:
-        """``max_level`` stays below what the machine gives (tests); ``attempts`` counts tries per execution."""
+        """``max_level`` stays below what the machine gives (tests); ``attempts`` counts tries per
+        execution.
+        """
         self._min_level, self._max_level = min_level, max_level
         self._workers = workers or len(os.sched_getaffinity(0))
         if 0 < sessions < self._workers:
@@ -89,7 +92,9 @@ class LocalSandbox:
 
     @property
     def memory_is_bounded_per_execution(self) -> bool:
-        """Whether a cgroup bounds all processes of an execution together, rather than each by itself."""
+        """Whether a cgroup bounds all processes of an execution together, rather than each by
+        itself.
+        """
         return self._state is not None and self._state.cgroups is not None
 
     # -------------------------------------------------------------- opening
@@ -236,7 +241,9 @@ class LocalSandbox:
         return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
 
     def _take_seat(self) -> Seat:
-        """The free seat whose container has waited longest; so no more containers wait than there are workers."""
+        """The free seat whose container has waited longest; so no more containers wait than there
+        are workers.
+        """
         seat = next((seat for seat in self._seats if seat in self._spares), self._seats[0])
         self._seats.remove(seat)
         return seat
@@ -254,9 +261,11 @@ class LocalSandbox:
         return await ChildProcess.spawn(image, seat)
 
     async def _leave_spare(self, seat: Seat) -> None:
-        """Start the container of the next execution at this seat, so that it starts while nobody waits for it.
+        """Start the container of the next execution at this seat, so that it starts while nobody
+        waits for it.
 
-        It has seen no request, and it runs one. Not earlier than now: two containers would share one worker's CPU.
+        It has seen no request, and it runs one. Not earlier than now: two containers would share
+        one worker's CPU.
         """
         if self._closed:
             return

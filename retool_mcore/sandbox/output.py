@@ -29,7 +29,9 @@ class BoundedOutput:
         return self._total_bytes > 2 * self._half
 
     def text(self) -> tuple[str, int]:
-        """The stream as text and the number of bytes dropped; bytes that are not UTF-8 are escaped (``\\xff``)."""
+        """The stream as text and the number of bytes dropped; bytes that are not UTF-8 are escaped
+        (``\\xff``).
+        """
         tail = bytes(self._tail[-self._half :]) if self._half else b""
         if not self.overflowed:
             return _decode(bytes(self._head) + tail), 0

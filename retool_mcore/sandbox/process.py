@@ -1,6 +1,8 @@
-"""One confined child as the supervisor sees it: its request, its two streams, its control frames, its end.
+"""One confined child as the supervisor sees it: its request, its two streams, its control frames,
+its end.
 
-Everything that comes from the child after its code started is untrusted: sizes are bounded, unknown frames ignored.
+Everything that comes from the child after its code started is untrusted: sizes are bounded, unknown
+frames ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _END_TIMEOUT_S = 10.0
 _READ_BYTES = 64 << 10
 # What a child has to say on its control socket beside files; more is an attack and is cut off.
 _CONTROL_BYTES = 4 << 10
-# Once a stream is over its cap it is read at leisure: the writer then waits on its full pipe, not we on it.
+# # Once a stream is over its cap it is read at leisure: the writer then waits on its full pipe, not
+# we on it.
 _OVERFLOW_PAUSE_S = 0.002
 
 
@@ -114,10 +117,11 @@ class ChildProcess:
     # ------------------------------------------------------------- one turn
 
     async def run(self, request: ExecRequest, *, session: bool) -> Turn:
-        """Run one request. On the time limit, and without ``session`` in any case, the child is dead on return.
+        """Run one request. On the time limit, and without ``session`` in any case, the child is
+        dead on return.
 
-        Raises SandboxUnavailable when the confinement was refused or the zygote died. When cancelled, the child
-        is killed before the cancellation goes on.
+        Raises SandboxUnavailable when the confinement was refused or the zygote died. When
+        cancelled, the child is killed before the cancellation goes on.
         """
         self._begin_turn(request, session=session)
         sending = asyncio.ensure_future(self._send(request, session=session))
@@ -154,7 +158,8 @@ class ChildProcess:
 
     def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
         self._turn = self._loop.create_future()
-        # Which frames may end the turn. Code can forge each of them, so one that is not expected must mean nothing.
+        # # Which frames may end the turn. Code can forge each of them, so one that is not expected
+        # must mean nothing.
         self._endings = {runner.ENDED} if self._image.in_containers else set[bytes]()
         self._endings |= {runner.DONE} if session else set[bytes]()
         self._endings |= {runner.NEEDS_FULL} if self._image.light else set[bytes]()
@@ -203,7 +208,9 @@ class ChildProcess:
         )
 
     def _code_of(self, exit_: Exit) -> int:
-        """The code's return code. A container's first process tells it; where that was kept from it, runsc does."""
+        """The code's return code. A container's first process tells it; where that was kept from
+        it, runsc does.
+        """
         if not self._image.in_containers:
             return os.waitstatus_to_exitcode(exit_.status)
         if self._return_code is not None:
@@ -244,7 +251,9 @@ class ChildProcess:
         self._loop.add_reader(fd, self._read_stream, fd)
 
     def _drain(self) -> None:
-        """Take what lies in the pipes and the control socket. Bounded: each holds at most what a pipe holds."""
+        """Take what lies in the pipes and the control socket. Bounded: each holds at most what a
+        pipe holds.
+        """
         for fd in self._streams:
             for _ in range(64):
                 if fd not in self._open:

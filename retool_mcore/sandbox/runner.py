@@ -1,7 +1,7 @@
 """Inside a confined process: run the model's code as a notebook cell and report to the supervisor.
 
-Runs in the child of a zygote, after confinement. It trusts nothing that happens after the code starts; what it
-then writes on the control socket is read by the supervisor as untrusted data.
+Runs in the child of a zygote, after confinement. It trusts nothing that happens after the code
+starts; what it then writes on the control socket is read by the supervisor as untrusted data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-# Importing one of these calls for the full image, in which those the mathematics needs are already resident.
+# # Importing one of these calls for the full image, in which those the mathematics needs are
+# already resident.
 _HEAVY = "numpy scipy sympy mpmath pandas networkx matplotlib sklearn statsmodels numba cvxpy pulp torch"
 HEAVY_PACKAGES = frozenset(_HEAVY.split())
 # Kept free above the code's own limit so that a MemoryError can still be reported.
@@ -56,13 +57,17 @@ def _read_exactly(control: socket.socket, count: int) -> bytes:
 
 
 def read_request(control: socket.socket) -> dict[str, Any]:
-    """The next request: what ``local.py`` packs. Comes from the supervisor, so marshal is safe here."""
+    """The next request: what ``local.py`` packs. Comes from the supervisor, so marshal is safe
+    here.
+    """
     (length,) = struct.unpack("=I", _read_exactly(control, 4))
     return marshal.loads(_read_exactly(control, length))
 
 
 def heavy_imports(tree: ast.AST) -> set[str]:
-    """The modules of the full image's packages that import statements anywhere in the code may name."""
+    """The modules of the full image's packages that import statements anywhere in the code may
+    name.
+    """
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -73,7 +78,9 @@ def heavy_imports(tree: ast.AST) -> set[str]:
 
 
 class _HeavyImports(importlib.abc.MetaPathFinder):
-    """In the light image: an import that the AST did not show (``__import__``, ``exec``) asks for the full one."""
+    """In the light image: an import that the AST did not show (``__import__``, ``exec``) asks for
+    the full one.
+    """
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -98,7 +105,9 @@ class Interpreter:
     def __init__(
         self, control: socket.socket, *, light: bool, hidden_prefixes: Sequence[str], mapped_bytes: int
     ) -> None:
-        """``mapped_bytes``: the address space of the warm image, on top of which the memory limit counts."""
+        """``mapped_bytes``: the address space of the warm image, on top of which the memory limit
+        counts.
+        """
         self._control = control
         self._mapped_bytes = mapped_bytes
         self._light = light
@@ -127,7 +136,9 @@ class Interpreter:
             send_frame(self._control, DONE, struct.pack("=i", return_code))
 
     def prepare(self, request: dict[str, Any]) -> None:
-        """What a level does after the first request has come and before its limits count. Here: nothing."""
+        """What a level does after the first request has come and before its limits count. Here:
+        nothing.
+        """
 
     def _become_main(self) -> None:
         sys.modules["__main__"] = self._module
@@ -142,7 +153,9 @@ class Interpreter:
         reseed()
 
     def _limit(self, memory_limit_mb: int, run_timeout_s: float) -> None:
-        """Address space: what the image already maps plus the limit. CPU seconds: a backstop to the wall clock."""
+        """Address space: what the image already maps plus the limit. CPU seconds: a backstop to the
+        wall clock.
+        """
         if self._cells == 0:
             soft = self._mapped_bytes + (memory_limit_mb << 20)
             _set_limit(resource.RLIMIT_AS, soft, soft + _REPORT_BYTES)
@@ -168,7 +181,9 @@ class Interpreter:
 
     @staticmethod
     def _lay_files(files: dict[str, bytes]) -> int:
-        """Write the request's files; 1 and a line on stderr when one cannot be (``a`` and ``a/b``, no space)."""
+        """Write the request's files; 1 and a line on stderr when one cannot be (``a`` and ``a/b``,
+        no space).
+        """
         for name, content in files.items():
             try:
                 os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
@@ -188,7 +203,9 @@ class Interpreter:
                     send_frame(self._control, FILE, struct.pack("=I", index) + file.read())
 
     def run_cell(self, source: str, filename: str) -> int:
-        """Execute one cell, echo the value of a last expression, print a traceback. Returns the exit code."""
+        """Execute one cell, echo the value of a last expression, print a traceback. Returns the
+        exit code.
+        """
         self._cells += 1
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         try:
@@ -210,7 +227,9 @@ class Interpreter:
         return 0
 
     def _print_traceback(self, error: BaseException) -> None:
-        """As Python would, without frames of this file and of libraries: the model's own lines, then the error."""
+        """As Python would, without frames of this file and of libraries: the model's own lines,
+        then the error.
+        """
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         error.__traceback__ = self._without_hidden(error.__traceback__)
@@ -279,7 +298,8 @@ def _exit_code(code: object) -> int:
 
 
 def reseed() -> None:
-    """New random state in every execution: the generators were forked together with everything else.
+    """New random state in every execution: the generators were forked together with everything
+    else.
 
     ``random`` sees to its own at a fork. A seed of 32 bits spares numpy a SeedSequence, half a ms.
     """

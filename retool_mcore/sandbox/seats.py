@@ -1,4 +1,6 @@
-"""What an execution gets besides its process: a memory cgroup, and at the weaker levels a uid and a directory."""
+"""What an execution gets besides its process: a memory cgroup, and at the weaker levels a uid and a
+directory.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.cgroup import MemoryCgroup
 from retool_mcore.sandbox.state import StateDirectory, remove_directory
 
-# Above what distributions hand out and below `nobody`; the pid spreads the sandboxes of one machine over the range.
+# # Above what distributions hand out and below `nobody`; the pid spreads the sandboxes of one
+# machine over the range.
 _FIRST_UID, _NUM_UIDS = 61_000, 4_000
 
 
@@ -19,7 +22,8 @@ _FIRST_UID, _NUM_UIDS = 61_000, 4_000
 class Seat:
     """One place to execute at, used by one execution (or session) at a time.
 
-    ``uid`` is set only where this process is root, ``directory`` only at levels without a mount namespace.
+    ``uid`` is set only where this process is root, ``directory`` only at levels without a mount
+    namespace.
     """
 
     uid: int | None = None
@@ -40,7 +44,9 @@ class Seat:
         return cls(uid=uid, directory=state.path / f"seat{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
-        """Set the limit and make the directory for the execution to come. Raises SandboxUnavailable."""
+        """Set the limit and make the directory for the execution to come. Raises
+        SandboxUnavailable.
+        """
         self.limit(memory_limit_mb)
         try:
             if self.directory is not None:
@@ -52,7 +58,9 @@ class Seat:
             raise SandboxUnavailable(f"a seat could not be prepared: {error}") from error
 
     def limit(self, memory_limit_mb: int) -> None:
-        """Bound the memory of the execution to come, where there is a cgroup. Raises SandboxUnavailable."""
+        """Bound the memory of the execution to come, where there is a cgroup. Raises
+        SandboxUnavailable.
+        """
         try:
             if self.cgroup is not None:
                 self.cgroup.limit(memory_limit_mb)

@@ -1,8 +1,8 @@
 """The system calls an execution may make: a list of what is allowed, compiled once by libseccomp.
 
-What is not named here is answered ENOSYS, as an old kernel would, so that libraries fall back; what an attacker
-or a curious model would try is answered EPERM, which reads better in a traceback. libseccomp gives the numbers of
-the machine's own architecture and refuses all others.
+What is not named here is answered ENOSYS, as an old kernel would, so that libraries fall back; what
+an attacker or a curious model would try is answered EPERM, which reads better in a traceback.
+libseccomp gives the numbers of the machine's own architecture and refuses all others.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX = 0x541B, 0x5421, 0x5451, 0x5450
 def compile_filter(*, only_own_signals: bool) -> bytes:
     """The filter as a BPF program, to be passed through ``for_process`` before it is installed.
 
-    ``only_own_signals`` refuses kill and tgkill for every other process: needed where neither a pid namespace
-    nor Landlock (ABI 6) keeps signals in. Raises OSError or RuntimeError where libseccomp is not installed.
+    ``only_own_signals`` refuses kill and tgkill for every other process: needed where neither a pid
+    namespace nor Landlock (ABI 6) keeps signals in. Raises OSError or RuntimeError where libseccomp
+    is not installed.
     """
     import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
 
@@ -92,7 +93,8 @@ def compile_filter(*, only_own_signals: bool) -> bytes:
         add(pyseccomp.ALLOW, "prctl", pyseccomp.Arg(0, is_value, option))
     for command in (termios.TCGETS, _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX):
         add(pyseccomp.ALLOW, "ioctl", pyseccomp.Arg(1, is_value, command))
-    # Only the own limits, and no F_SETOWN or F_SETSIG: at landlock, as an ordinary user, the trainer has our uid.
+    # # Only the own limits, and no F_SETOWN or F_SETSIG: at landlock, as an ordinary user, the
+    # trainer has our uid.
     add(pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, is_value, 0))
     add(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
     for command in _FCNTL_COMMANDS:

@@ -1,7 +1,9 @@
-"""The sandbox over HTTP, as SandboxFusion speaks it: POST /run_code, GET /v1/ping, and GET /metrics for Prometheus.
+"""The sandbox over HTTP, as SandboxFusion speaks it: POST /run_code, GET /v1/ping, and GET /metrics
+for Prometheus.
 
-Whatever a client sends, it gets an answer in the protocol's own form: 422 for a request that cannot be run, 413 for
-one too large, 408 for one that comes too slowly, 503 when too many wait. Code that fails is a 200.
+Whatever a client sends, it gets an answer in the protocol's own form: 422 for a request that cannot
+be run, 413 for one too large, 408 for one that comes too slowly, 503 when too many wait. Code that
+fails is a 200.
 """
 
 from __future__ import annotations
@@ -150,7 +152,8 @@ async def _read_body(request: Request) -> bytes:
 def _parse(body: bytes) -> ExecRequest:
     """Raises _Refused with every field that is wrong, and why."""
     try:
-        # json.loads, not pydantic's parser: a lone surrogate in the code is the model's mistake, not a bad request.
+        # # json.loads, not pydantic's parser: a lone surrogate in the code is the model's mistake,
+        # not a bad request.
         return RunCodeRequest.model_validate(json.loads(body)).checked()
     except ValidationError as error:
         fields = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors(include_url=False))

@@ -15,7 +15,9 @@ IDLE_S = 600.0
 
 @dataclass(eq=False)
 class Session:
-    """One trajectory's interpreter. ``lost`` tells that an earlier one is gone, with its definitions."""
+    """One trajectory's interpreter. ``lost`` tells that an earlier one is gone, with its
+    definitions.
+    """
 
     process: ChildProcess | None = None
     lost: bool = False
@@ -41,7 +43,9 @@ class Session:
 
 
 class Sessions:
-    """At most ``limit`` live interpreters; the one idle longest makes room. All names are remembered until ended."""
+    """At most ``limit`` live interpreters; the one idle longest makes room. All names are
+    remembered until ended.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -49,7 +53,9 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[Session]:
-        """The session, for one call at a time. A child that is dead afterwards is cleaned up and marked lost."""
+        """The session, for one call at a time. A child that is dead afterwards is cleaned up and
+        marked lost.
+        """
         session = self._sessions.setdefault(name, Session())
         async with session.busy:
             if session.expiry is not None:

@@ -19,10 +19,11 @@ _YOUNG_S = 60.0  # a directory just made is not locked yet
 
 
 class StateDirectory:
-    """Mount points and logs of the zygotes, working directories at the weaker levels; and the cgroups' tree.
+    """Mount points and logs of the zygotes, working directories at the weaker levels; and the
+    cgroups' tree.
 
-    A lock is held for as long as the owner lives. A rollout worker is often killed without a word: the next
-    sandbox of this machine removes what it finds unlocked.
+    A lock is held for as long as the owner lives. A rollout worker is often killed without a word:
+    the next sandbox of this machine removes what it finds unlocked.
     """
 
     def __init__(self, path: Path, lock_fd: int, cgroups: CgroupTree | None) -> None:
@@ -32,7 +33,9 @@ class StateDirectory:
 
     @classmethod
     def create(cls) -> Self:
-        """Make one, after removing what killed owners left. Raises OSError when the temporary directory is full."""
+        """Make one, after removing what killed owners left. Raises OSError when the temporary
+        directory is full.
+        """
         remove_stale(Path(tempfile.gettempdir()))
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         path.chmod(0o711)  # executions under their own uid pass through it
@@ -52,7 +55,9 @@ class StateDirectory:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove state directories whose owner is gone, with their cgroups. Others' directories are left alone."""
+    """Remove state directories whose owner is gone, with their cgroups. Others' directories are
+    left alone.
+    """
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = path.stat()
@@ -78,7 +83,9 @@ def _lock(path: Path) -> int | None:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete a tree whatever permissions its files have. Follows no symlink; a missing tree is fine."""
+    """Delete a tree whatever permissions its files have. Follows no symlink; a missing tree is
+    fine.
+    """
     with contextlib.suppress(FileNotFoundError):
         for _, _, _, fd in os.fwalk(path, onerror=_make_enterable):
             os.fchmod(fd, 0o700)

@@ -1,5 +1,6 @@
-"""SandboxFusion's HTTP messages, for our server and our client. Field names are theirs; `retool` is our addition,
-which their clients ignore and which tells what theirs cannot."""
+"""SandboxFusion's HTTP messages, for our server and our client. Field names are theirs; `retool` is
+our addition, which their clients ignore and which tells what theirs cannot.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """The warm process: imports once, then forks one confined child per execution.
 
-Single-threaded, started with a clean environment, and never sees request data: what it holds in memory is what
-every child can read. Code reaches the child on a control socket that the zygote only passes on.
+Single-threaded, started with a clean environment, and never sees request data: what it holds in
+memory is what every child can read. Code reaches the child on a control socket that the zygote only
+passes on.
 
-Supervisor to zygote: `SPAWN` with the fds [control, stdout, stderr, cgroup.procs (where there is a cgroup),
-working directory (weaker levels)].
-Zygote to supervisor: READY (JSON facts) or FAILED (text) once; then per job STARTED (with a pidfd), EXITED, or
-FAILED. One message is one SEQPACKET datagram.
+Supervisor to zygote: `SPAWN` with the fds [control, stdout, stderr, cgroup.procs (where there is a
+cgroup), working directory (weaker levels)]. Zygote to supervisor: READY (JSON facts) or FAILED
+(text) once; then per job STARTED (with a pidfd), EXITED, or FAILED. One message is one SEQPACKET
+datagram.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Zygote:
         self._hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
 
     def set_up(self) -> None:
-        """Confine the zygote itself, import the image, and tell the supervisor. Raises OSError when refused."""
+        """Confine the zygote itself, import the image, and tell the supervisor. Raises OSError when
+        refused.
+        """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.path[:] = confine.python_paths()
         # An editable install may find its sources by a finder of its own: only Python's three stay.
@@ -138,7 +141,8 @@ class Zygote:
         self._maps_fd = os.open("/proc/self/maps", os.O_RDONLY)
 
     def _reach_python_by_fd(self) -> None:
-        """Where root's Python lies under a directory that others may not enter (/root), go through open fds.
+        """Where root's Python lies under a directory that others may not enter (/root), go through
+        open fds.
 
         An execution runs under an ordinary uid and still has to import what is not preloaded.
         """
@@ -203,7 +207,8 @@ class Zygote:
     def _fork(self, fds: list[int], uid: int | None, has_cgroup: bool) -> int:
         cgroup = fds[3] if has_cgroup else None
         if self._level == "namespaces":
-            # unshare(CLONE_NEWPID) works once per process, unless it goes back to its own namespace in between.
+            # # unshare(CLONE_NEWPID) works once per process, unless it goes back to its own
+            # namespace in between.
             kernel.enter_namespace(self._pid_namespace, kernel.CLONE_NEWPID)
             kernel.unshare(kernel.CLONE_NEWPID)
             return _fork_into(lambda: self._run_in_namespaces(fds, cgroup))
@@ -220,7 +225,9 @@ class Zygote:
         self._confine_and_run(control, lambda: confine.confine_in_namespaces(self._seccomp, proc=self._has_proc))
 
     def _guard(self, fds: list[int], cgroup: int | None, uid: int | None, processes: int) -> None:
-        """Weaker levels: fork the execution once more and outlive it, to kill whatever it leaves behind."""
+        """Weaker levels: fork the execution once more and outlive it, to kill whatever it leaves
+        behind.
+        """
         _join(cgroup)
         self._channel.close()
         confine.reset_signals()
@@ -277,7 +284,9 @@ class Zygote:
                 self._channel.send(EXITED + EXITED_BODY.pack(job, status, usage.ru_utime + usage.ru_stime))
 
     def _end_all(self) -> NoReturn:
-        """The supervisor is gone. Pid 1 takes its namespace along; elsewhere the guardians end their trees."""
+        """The supervisor is gone. Pid 1 takes its namespace along; elsewhere the guardians end
+        their trees.
+        """
         if self._level != "namespaces":
             for pid in self._jobs:
                 with contextlib.suppress(ProcessLookupError):
@@ -348,7 +357,9 @@ def preload(names: Sequence[str]) -> list[str]:
 
 
 def _warm_up(numpy: Any, sympy: Any) -> None:
-    """Do once what traces do, so that lazy imports and caches are filled before the fork and not after each."""
+    """Do once what traces do, so that lazy imports and caches are filled before the fork and not
+    after each.
+    """
     str(numpy.linalg.solve(numpy.eye(3) + 1, numpy.arange(3.0)))
     x, y, n = sympy.symbols("x y n")
     for value in (

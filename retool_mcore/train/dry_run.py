@@ -1,4 +1,5 @@
-"""``--dry-run``: a run's settings resolved through verl's own classes, and what differs from verl's defaults.
+"""``--dry-run``: a run's settings resolved through verl's own classes, and what differs from verl's
+defaults.
 
 Starts nothing and needs no device: a login node can do it for a machine it is not.
 """
@@ -17,7 +18,9 @@ from retool_mcore.verl.resolve import differences, resolve
 
 
 def dry_run(config: RunConfig) -> str:
-    """The report that ``--dry-run`` prints. Raises ConfigError for whatever would fail for its settings alone."""
+    """The report that ``--dry-run`` prints. Raises ConfigError for whatever would fail for its
+    settings alone.
+    """
     platform = get_platform(config.run.platform)
     notes = _prepare(platform)
     try:
@@ -44,7 +47,9 @@ def dry_run(config: RunConfig) -> str:
 
 
 def _prepare(platform: Platform) -> list[str]:
-    """Make this process the platform's where the machine allows it; else say why it could not run here."""
+    """Make this process the platform's where the machine allows it; else say why it could not run
+    here.
+    """
     try:
         platform.check_machine()
     except PlatformError as error:

@@ -1,6 +1,7 @@
 """Supervised fine-tuning: our loop over verl's Megatron training worker.
 
-verl's own SFT trainer neither measures its step nor writes checkpoints atomically; everything else here is its worker.
+verl's own SFT trainer neither measures its step nor writes checkpoints atomically; everything else
+here is its worker.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRe
 
 
 class RankLost(ReToolError, RuntimeError):
-    """Another process of the run has ended; only a consequence, so torchrun ends this one before it speaks."""
+    """Another process of the run has ended; only a consequence, so torchrun ends this one before it
+    speaks.
+    """
 
 
 def train(config: SftConfig) -> None:
     """Run to ``train.steps``, resuming where the newest checkpoint left off.
 
-    Called by every rank of a torchrun. Raises ReToolError subclasses for whatever the user can mend.
+    Called by every rank of a torchrun. Raises ReToolError subclasses for whatever the user can
+    mend.
     """
     die_with_parent()
     platform = get_platform(config.run.platform)
@@ -81,7 +85,9 @@ def _join_group(config: SftConfig, platform: Platform) -> int:
 
 
 def _require_equal_nodes(config: SftConfig) -> None:
-    """Raise ConfigError on every rank when a node has other code, packages, data or model files than node 0."""
+    """Raise ConfigError on every rank when a node has other code, packages, data or model files
+    than node 0.
+    """
     if config.cluster.nodes == 1:
         return
     prints: list[dict[str, str] | None] = [None] * dist.get_world_size()
@@ -154,7 +160,8 @@ def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platfor
 
 
 def validation_batches(data: SftDataset, global_batch: int, *, dp_size: int, dp_rank: int) -> list[list[Rendered]]:
-    """This rank's part of every validation row, in batches of about ``global_batch`` over all ranks.
+    """This rank's part of every validation row, in batches of about ``global_batch`` over all
+    ranks.
 
     Raises DataError when there are fewer rows than ranks.
     """

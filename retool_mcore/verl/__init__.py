@@ -1,1 +1,3 @@
-"""What drives verl: its keys from our settings, its trainer, workers and agent loop with our steps in them."""
+"""What drives verl: its keys from our settings, its trainer, workers and agent loop with our steps
+in them.
+"""

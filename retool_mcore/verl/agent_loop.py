@@ -1,7 +1,8 @@
-"""Our loop inside verl: verl's agent-loop worker instantiates ``ReToolAgentLoop`` once per trajectory.
+"""Our loop inside verl: verl's agent-loop worker instantiates ``ReToolAgentLoop`` once per
+trajectory.
 
-The run's settings come as JSON through the file named by rollout.agent.agent_loop_config_path. What trajectories of
-one worker process share (protocol, sandbox) is opened at the first of them.
+The run's settings come as JSON through the file named by rollout.agent.agent_loop_config_path. What
+trajectories of one worker process share (protocol, sandbox) is opened at the first of them.
 
 What verl does with the outputs:
 - a trajectory: stored in TransferQueue; ``extra_fields`` stays with it, reaches the reward function in ``extra_info``
@@ -47,7 +48,9 @@ logger = logging.getLogger(__name__)
 
 
 class ReToolAgentLoop(AgentLoopBase):
-    """One trajectory of a run. ``settings_json``: its RlConfig, see ``verl.keys.rollout.write_agent_loop``."""
+    """One trajectory of a run. ``settings_json``: its RlConfig, see
+    ``verl.keys.rollout.write_agent_loop``.
+    """
 
     def __init__(self, *args: Any, settings_json: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -121,8 +124,8 @@ def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
 class VerlEngine:
     """verl's client of its rollout servers as our ``Engine``.
 
-    ``options``: further sampling parameters of SGLang. ``seeded``: requests have a seed of their own, by SGLang's name;
-    vLLM's loops over such requests one by one.
+    ``options``: further sampling parameters of SGLang. ``seeded``: requests have a seed of their
+    own, by SGLang's name; vLLM's loops over such requests one by one.
     """
 
     def __init__(
@@ -165,7 +168,9 @@ class VerlEngine:
 
 
 def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
-    """Of a trajectory of a row of ``verl.dataset``: of what is held out the one that `retool eval` gives it."""
+    """Of a trajectory of a row of ``verl.dataset``: of what is held out the one that `retool eval`
+    gives it.
+    """
     problem, sample = int(row["row"]), int(row["session_id"])
     if row["held_out"]:
         return trajectory_seed(run_seed, problem, sample)
@@ -175,7 +180,9 @@ def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
 def _stop(
     reason: str | None, token_ids: Sequence[int], stop_token_ids: Sequence[int]
 ) -> Literal["stop", "length", "abort"]:
-    """verl passes on what the engine calls it: SGLang "stop", vLLM "completed"; both "length" and "abort(ed)"."""
+    """verl passes on what the engine calls it: SGLang "stop", vLLM "completed"; both "length" and
+    "abort(ed)".
+    """
     if reason in ("abort", "aborted"):
         return "abort"
     if reason == "length":
@@ -196,7 +203,8 @@ def _output(trajectory: Trajectory, said: dict[str, Any] | None) -> AgentLoopOut
         extra_fields={
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
-            # For the reward: what the model boxed in its last turn, not what an interpreter may have printed.
+            # # For the reward: what the model boxed in its last turn, not what an interpreter may
+            # have printed.
             "answer": trajectory.answer,
             "behavior": Behavior.of(trajectory).to_json(),
             "record": said,

@@ -1,9 +1,10 @@
-"""The engine's side of a checkpoint: written beside the training that goes on, and read onto another layout.
+"""The engine's side of a checkpoint: written beside the training that goes on, and read onto
+another layout.
 
-verl 0.9.1 can ask Megatron for asynchronous writes, and nothing in it asks whether they have ended. Megatron's own
-queue of them hands every write's results through one queue of the process, in the order in which they end, so the two
-folders of a checkpoint could take each other's. Here one process for each rank's engine does all its writes, one after
-another.
+verl 0.9.1 can ask Megatron for asynchronous writes, and nothing in it asks whether they have ended.
+Megatron's own queue of them hands every write's results through one queue of the process, in the
+order in which they end, so the two folders of a checkpoint could take each other's. Here one
+process for each rank's engine does all its writes, one after another.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ CHILDREN_POLL_S = 0.2
 
 
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
-    """Weights, optimizer and schedule, and random states: the saved ones, or with ``new_seed`` fresh ones from it.
+    """Weights, optimizer and schedule, and random states: the saved ones, or with ``new_seed``
+    fresh ones from it.
 
-    The saved random states are those of the pipeline and tensor parallel ranks they were saved on. Of the schedule only
-    the position is the checkpoint's: its learning rates and weight decay are the run's own.
+    The saved random states are those of the pipeline and tensor parallel ranks they were saved on.
+    Of the schedule only the position is the checkpoint's: its learning rates and weight decay are
+    the run's own.
     """
     engine.lr_scheduler.num_steps = 0  # loading adds the saved updates to it
     manager = engine.checkpoint_mananager  # verl's spelling
@@ -56,11 +59,12 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
 @contextmanager
 def _own_schedule(engine: Any) -> Iterator[None]:
-    """Keep what the run file says of the schedule over a load, which puts the saved values over it without a word.
+    """Keep what the run file says of the schedule over a load, which puts the saved values over it
+    without a word.
 
-    Megatron has them twice: in the schedule, and as each parameter group's bounds, which come first and are saved with
-    the optimizer. Its own switch for this, override_opt_param_scheduler, leaves the groups', and with it verl does not
-    load the position.
+    Megatron has them twice: in the schedule, and as each parameter group's bounds, which come first
+    and are saved with the optimizer. Its own switch for this, override_opt_param_scheduler, leaves
+    the groups', and with it verl does not load the position.
     """
     schedule = engine.lr_scheduler
     own = {name: value for name, value in vars(schedule).items() if name not in ("optimizer", "num_steps")}
@@ -80,7 +84,8 @@ def seed_at(seed: int, step: int) -> int:
 
 
 class Writer:
-    """Jobs done one after another by a forked process, which has the memory of the moment of the fork.
+    """Jobs done one after another by a forked process, which has the memory of the moment of the
+    fork.
 
     Killed when this process ends; so is whatever the jobs start.
     """
@@ -126,7 +131,9 @@ def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
 
 
 def _end_with_a_killed_child(sender: Any) -> None:
-    """Megatron waits for ever for a process of its own that was killed: by a kernel out of memory, most likely."""
+    """Megatron waits for ever for a process of its own that was killed: by a kernel out of memory,
+    most likely.
+    """
     running: set[Any] = set()
     while True:
         still = set(multiprocessing.active_children())
@@ -140,7 +147,9 @@ def _end_with_a_killed_child(sender: Any) -> None:
 
 @contextmanager
 def failed_write_is_told(folder: str) -> Iterator[None]:
-    """Megatron raises what stands outside of ``Exception``, on all ranks, and tells only the first one why."""
+    """Megatron raises what stands outside of ``Exception``, on all ranks, and tells only the first
+    one why.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -165,7 +174,9 @@ class PendingSave:
         return not any(running)
 
     def finish(self) -> None:
-        """Wait for every rank's writer, then write what describes the files. Raises CheckpointError on all ranks."""
+        """Wait for every rank's writer, then write what describes the files. Raises CheckpointError
+        on all ranks.
+        """
         errors: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(errors, self._writer.wait())
         found = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error is not None]
@@ -181,10 +192,11 @@ class PendingSave:
 
 
 def start_save(engine: Any, folder: str, step: int) -> PendingSave:
-    """Collective. Copies what is saved to the host, and leaves writing it to a process beside each rank.
+    """Collective. Copies what is saved to the host, and leaves writing it to a process beside each
+    rank.
 
-    The engine's checkpoint configuration must ask for asynchronous saves. With NVIDIA's Megatron-Bridge the weights
-    are written here and now: it gathers and writes in one.
+    The engine's checkpoint configuration must ask for asynchronous saves. With NVIDIA's
+    Megatron-Bridge the weights are written here and now: it gathers and writes in one.
     """
     manager = engine.checkpoint_mananager
     jobs: list[Callable[[], object]] = []
@@ -222,7 +234,9 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
 
 @contextmanager
 def _results_queue_of(manager: Any) -> Iterator[None]:
-    """Megatron's one queue of a process, one for each engine: RL's actor and critic are written side by side."""
+    """Megatron's one queue of a process, one for each engine: RL's actor and critic are written
+    side by side.
+    """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     filesystem_async._results_queue = manager.__dict__.get("_results_queue")

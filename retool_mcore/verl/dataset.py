@@ -1,7 +1,9 @@
-"""The rows that verl's trainer hands to our agent loop, of files as verl's own scripts write them and others.
+"""The rows that verl's trainer hands to our agent loop, of files as verl's own scripts write them
+and others.
 
-Chosen through data.custom_cls. Of a file's columns only those go on that we read: any other is handed to the agent loop
-by its name, where ``agent_name`` puts one of verl's loops into ours's place and ``output`` or ``trace`` ends the run.
+Chosen through data.custom_cls. Of a file's columns only those go on that we read: any other is
+handed to the agent loop by its name, where ``agent_name`` puts one of verl's loops into ours's
+place and ``output`` or ``trace`` ends the run.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ READ = ("data_source", "extra_info", "index", "dummy_tensor")
 class ReToolDataset(RLHFDataset):
     """Rows of one or several files, whose columns need not be alike.
 
-    A row's ``row`` counts through all files from 0; with ``held_out``, True of what is validated on, it tells which
-    problem a trajectory is of, in every run of the same files.
+    A row's ``row`` counts through all files from 0; with ``held_out``, True of what is validated
+    on, it tells which problem a trajectory is of, in every run of the same files.
     """
 
     held_out = False

@@ -1,8 +1,8 @@
 """Which trajectories each optimizer update of a step learns from.
 
-Trajectories come in the order in which they ended, which is the order of their lengths. verl 0.9.1 cuts a step's
-mini-batches from that order: short answers, most of them right, would be learnt from first, and long ones last, when
-the weights have moved furthest from those that sampled them.
+Trajectories come in the order in which they ended, which is the order of their lengths. verl 0.9.1
+cuts a step's mini-batches from that order: short answers, most of them right, would be learnt from
+first, and long ones last, when the weights have moved furthest from those that sampled them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 
 def deal(groups: Sequence[str | None], updates: int, seed: Sequence[int]) -> list[list[int]]:
-    """Rows of each update: whole groups, in a random order that ``seed`` decides, as many to each as to any other.
+    """Rows of each update: whole groups, in a random order that ``seed`` decides, as many to each
+    as to any other.
 
-    groups [N]: the group of each row, None for a row that only fills the batch up. Each update gets N / updates rows;
-    such fillers take the place of rows that its groups lack. Raises ValueError when the groups do not fit.
+    groups [N]: the group of each row, None for a row that only fills the batch up. Each update gets
+    N / updates rows; such fillers take the place of rows that its groups lack. Raises ValueError
+    when the groups do not fit.
     """
     size, rest = divmod(len(groups), updates)
     if rest:
@@ -40,8 +42,9 @@ def deal(groups: Sequence[str | None], updates: int, seed: Sequence[int]) -> lis
 def order_for_ranks(dealt: Sequence[Sequence[int]], lengths: Sequence[int], ranks: int) -> list[int]:
     """The order in which verl's dispatch and its mini-batches find the rows of ``deal`` again.
 
-    verl gives each of ``ranks`` data-parallel ranks one run of rows, and each rank cuts its own into mini-batches one
-    after the other. lengths [N]: tokens of each row; within an update all ranks get as many rows, of about equal work.
+    verl gives each of ``ranks`` data-parallel ranks one run of rows, and each rank cuts its own
+    into mini-batches one after the other. lengths [N]: tokens of each row; within an update all
+    ranks get as many rows, of about equal work.
     """
     by_rank: list[list[int]] = [[] for _ in range(ranks)]
     for part in dealt:

@@ -1,5 +1,6 @@
-"""verl's entry point (group ``verl.plugins``), imported by ``import verl`` in every process. Cheap, and inert unless
-the process belongs to a run of ours: then it registers the run's platform with verl.
+"""verl's entry point (group ``verl.plugins``), imported by ``import verl`` in every process. Cheap,
+and inert unless the process belongs to a run of ours: then it registers the run's platform with
+verl.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ def _load() -> None:
 
 
 def assert_loaded() -> None:
-    """Raise PlatformError unless verl uses the platform this run asks for. Call it after ``Platform.activate()``.
+    """Raise PlatformError unless verl uses the platform this run asks for. Call it after
+    ``Platform.activate()``.
 
     verl logs a plugin that failed to load at DEBUG and goes on with `nvidia`.
     """

@@ -1,8 +1,10 @@
-"""``memory.recompute = "auto"`` in Megatron: the number of recomputed layers, set before each forward pass.
+"""``memory.recompute = "auto"`` in Megatron: the number of recomputed layers, set before each
+forward pass.
 
-Megatron recomputes as many layers in every micro-batch, so one long sequence in the data slows all short ones down. It
-reads these settings anew in each forward pass (transformer_block.py, ``TransformerBlock.forward``). verl packs all
-micro-batches of a run to one budget, which must hold the longest sequence there may be; here each batch has its own.
+Megatron recomputes as many layers in every micro-batch, so one long sequence in the data slows all
+short ones down. It reads these settings anew in each forward pass (transformer_block.py,
+``TransformerBlock.forward``). verl packs all micro-batches of a run to one budget, which must hold
+the longest sequence there may be; here each batch has its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH, MIN_MICRO_B
 
 
 def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:
-    """Make each of Megatron's model ``chunks`` choose before its forward pass, by the tokens of the micro-batch."""
+    """Make each of Megatron's model ``chunks`` choose before its forward pass, by the tokens of the
+    micro-batch.
+    """
     for wrapped in chunks:
         chunk = wrapped
         while not hasattr(chunk, "decoder"):  # wrapped for data parallelism, and for 16 bits
@@ -27,11 +31,12 @@ def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, r
 
 
 def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, cp: int) -> None:
-    """Tell verl how to cut a batch: its longest sequence fits, and there are no fewer micro-batches than usual.
+    """Tell verl how to cut a batch: its longest sequence fits, and there are no fewer micro-batches
+    than usual.
 
-    ``lengths``: tokens of each sequence of each data-parallel rank, the same on all ranks, as the budget must be.
-    ``usual_tokens``: of one rank, before context parallelism multiplies them. ``data``: this rank's TensorDict. verl
-    heeds the number with ``MICRO_BATCH_PATCH`` only.
+    ``lengths``: tokens of each sequence of each data-parallel rank, the same on all ranks, as the
+    budget must be. ``usual_tokens``: of one rank, before context parallelism multiplies them.
+    ``data``: this rank's TensorDict. verl heeds the number with ``MICRO_BATCH_PATCH`` only.
     """
     from verl.utils import tensordict_utils as tu
 
@@ -43,7 +48,9 @@ def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, c
 
 
 def set_budget_of_each_batch(engine: Any) -> None:
-    """Make verl's Megatron ``engine`` cut each batch by ``set_budget``, from the lengths that its ranks have."""
+    """Make verl's Megatron ``engine`` cut each batch by ``set_budget``, from the lengths that its
+    ranks have.
+    """
     import torch.distributed as dist
 
     MICRO_BATCH_PATCH.apply()

@@ -1,6 +1,8 @@
-"""What verl's trainer samples its batches from: outages accounted for, behaviour measured, trajectories written.
+"""What verl's trainer samples its batches from: outages accounted for, behaviour measured,
+trajectories written.
 
-Chosen through trainer.v1.sampler.custom_sampler; ``verl.keys.ppo`` passes ``sampler_kwargs``. Compared with verl's own:
+Chosen through trainer.v1.sampler.custom_sampler; ``verl.keys.ppo`` passes ``sampler_kwargs``.
+Compared with verl's own:
 - it looks for finished trajectories every 0.1 s, not every 2 s, which is most of a small model's step;
 - trajectories that outages dropped are counted, and above ``max_dropped_fraction`` of the batch the run stops;
 - a group that kept a single trajectory has nothing to compare with: that one is left out as well. (verl would take
@@ -32,10 +34,11 @@ POLL_INTERVAL_S = 0.1
 class _Accounting:
     """Mixed in before one of verl's replay buffers. Keys of ``sampler_kwargs``:
 
-    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size; ``record_groups`` are written of
-    each step, chosen by ``seed``; ``compares_groups``: advantages are taken within groups; for DAPO's dynamic sampling
-    ``filter_groups_metric``, as algorithm.filter_groups.metric: another prompt takes the place of a group in which it
-    is the same for all; ``max_refill_batches``: of such prompts, for one batch.
+    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size;
+    ``record_groups`` are written of each step, chosen by ``seed``; ``compares_groups``: advantages
+    are taken within groups; for DAPO's dynamic sampling ``filter_groups_metric``, as
+    algorithm.filter_groups.metric: another prompt takes the place of a group in which it is the
+    same for all; ``max_refill_batches``: of such prompts, for one batch.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +55,8 @@ class _Accounting:
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
         metric, batch = settings.get("filter_groups_metric"), int(settings["train_batch_size"])
         kwargs |= {"poll_interval": POLL_INTERVAL_S, "filter_groups_metric": metric, "train_batch_size": batch}
-        # verl fetches prompts one by one when groups are filtered, so that it can refill exactly what it evicts.
+        # # verl fetches prompts one by one when groups are filtered, so that it can refill exactly
+        # what it evicts.
         kwargs["gen_batch_size"] = 1 if metric else batch
         self._add_prompts = kwargs["refill_fn"]
         super().__init__(*args, **(kwargs | {"refill_fn": self._refill}))
@@ -68,7 +72,8 @@ class _Accounting:
         return batch, {**metrics, **self.dropped, "rollout/refilled_prompts": self.refilled}
 
     def step_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> dict[str, float]:
-        """Of all that a step has learnt from, while verl's queue still has it; some groups go to the trajectory file.
+        """Of all that a step has learnt from, while verl's queue still has it; some groups go to
+        the trajectory file.
 
         ``metrics``: verl's of the step, which say what was filtered.
         """
@@ -77,7 +82,9 @@ class _Accounting:
         return self._measure(_real_keys(batch), batch.partition_id, counts, discarded)
 
     def _refill(self, prompts: int) -> None:
-        """What verl calls for ``prompts`` new ones. Raises RolloutError instead of sampling for ever."""
+        """What verl calls for ``prompts`` new ones. Raises RolloutError instead of sampling for
+        ever.
+        """
         self.refilled += prompts
         if self.refilled > self.max_refills:
             raise RolloutError(
@@ -89,7 +96,9 @@ class _Accounting:
         self._add_prompts(prompts)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """verl's, which takes a group that an outage left empty for one without the metric and ends the run."""
+        """verl's, which takes a group that an outage left empty for one without the metric and ends
+        the run.
+        """
         finished = self.finished_keys[partition_id]
         empty = finished - {key.rsplit("_", 2)[0] for key in self.partitions[partition_id]}
         finished -= empty
@@ -101,9 +110,11 @@ class _Accounting:
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, int]]:
-        """verl's choice of prompts, without groups of one. Called once a batch, before anything is taken out.
+        """verl's choice of prompts, without groups of one. Called once a batch, before anything is
+        taken out.
 
-        verl takes those that were started first; among these the seed decides, not which came to an end first.
+        verl takes those that were started first; among these the seed decides, not which came to an
+        end first.
         """
         shuffled = sorted(sampleable_keys, key=lambda uid: zlib.crc32(f"{self.seed}:{uid}".encode()))
         uids, snapshot, steps = super()._select_prompt_uids(partition_id, shuffled, batch_size)  # type: ignore[misc]
@@ -144,7 +155,9 @@ class AsyncReplay(_Accounting, ReplayBufferAsync):
 
 
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """``mismatch/`` metrics of a batch: the engine's log-probabilities against the actor's before its update."""
+    """``mismatch/`` metrics of a batch: the engine's log-probabilities against the actor's before
+    its update.
+    """
     names = ["rollout_log_probs", "old_log_probs", "response_mask"]
     data = _rows(batch, names)
     rollout_N, actor_N, mask_N = (torch.cat(list(data[name].unbind())) for name in names)

@@ -25,13 +25,16 @@ def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict
     tree = ppo_tree(config, platform)
     check_ppo_tree(tree)
     defaults: Any = OmegaConf.to_container(ppo_defaults(), resolve=False)
-    # Both unresolved: a default that refers to another setting is not a setting of this run. Ours are resolved after.
+    # # Both unresolved: a default that refers to another setting is not a setting of this run. Ours
+    # are resolved after.
     ours: Any = OmegaConf.to_container(tree, resolve=False)
     return defaults, ours
 
 
 def differences(defaults: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (default, ours) of every leaf that differs; MISSING where one side has no such key."""
+    """Dotted key -> (default, ours) of every leaf that differs; MISSING where one side has no such
+    key.
+    """
     found: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys((*defaults, *ours)):
         default, mine = defaults.get(key, MISSING), ours.get(key, MISSING)

@@ -1,4 +1,6 @@
-"""What a step of verl's trainer has no number for: the time around it, and how full its engines are."""
+"""What a step of verl's trainer has no number for: the time around it, and how full its engines
+are.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import ray
 
 
 class StepClock:
-    """The wall time from one row of metrics to the next that no timer of verl's covers; see run/metrics.py."""
+    """The wall time from one row of metrics to the next that no timer of verl's covers; see
+    run/metrics.py.
+    """
 
     def __init__(self) -> None:
         self._row_s = self._step_s = self._metrics_s = time.perf_counter()
@@ -34,7 +38,8 @@ class _Trainer(Protocol):
 
 
 class EngineLoad:
-    """How full the run's SGLang servers were while they had requests, from verl/sglang_server.py's polls.
+    """How full the run's SGLang servers were while they had requests, from verl/sglang_server.py's
+    polls.
 
     engine/running/mean, max   requests that one server was computing, over polls of all servers
     engine/queued/mean, max    requests that waited in one server for a place

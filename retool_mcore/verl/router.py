@@ -1,7 +1,9 @@
-"""Which engine samples a trajectory's turns: always the same one, whose cache holds the turns before.
+"""Which engine samples a trajectory's turns: always the same one, whose cache holds the turns
+before.
 
-verl's own router remembers the last 10,000 trajectories; a step of the paper has 16,384 in flight, and those that it
-forgets in between two turns would be prefilled from their beginning, on whichever engine is free.
+verl's own router remembers the last 10,000 trajectories; a step of the paper has 16,384 in flight,
+and those that it forgets in between two turns would be prefilled from their beginning, on whichever
+engine is free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""An RL run in verl's hands: its settings written beside it, and the Ray actor that drives it with our trainer."""
+"""An RL run in verl's hands: its settings written beside it, and the Ray actor that drives it with
+our trainer.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class ReToolTaskRunner(_TaskRunner):
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
-    """Start Ray and run to ``train.steps``; both forms of the settings, ours and verl's, are left in the run's folder.
+    """Start Ray and run to ``train.steps``; both forms of the settings, ours and verl's, are left
+    in the run's folder.
 
     Raises ReToolError, as the driver actor raised it, and ray.exceptions.RayTaskError for all else.
     """

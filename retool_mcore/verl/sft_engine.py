@@ -1,4 +1,6 @@
-"""verl's TrainingWorker on a Megatron engine, seen from the SFT loop: batches in, plain numbers out."""
+"""verl's TrainingWorker on a Megatron engine, seen from the SFT loop: batches in, plain numbers
+out.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget
 class SftEngine:
     """One rank of the model under training.
 
-    Every method is collective: all ranks call it, in the same order, with their own shard of the batch.
+    Every method is collective: all ranks call it, in the same order, with their own shard of the
+    batch.
     """
 
     def __init__(self, config: SftConfig, platform: Platform, timer: PhaseTimer) -> None:
@@ -58,8 +61,8 @@ class SftEngine:
     def train_batch(self, sequences: Sequence[Rendered]) -> dict[str, float]:
         """Forward, backward, clip, Adam, schedule on this rank's part of the global batch.
 
-        Returns loss (nats per trained token over the global batch), grad_norm, lr, tokens, loss_tokens, flops, and
-        the peak memory of every rank: the same on all of them.
+        Returns loss (nats per trained token over the global batch), grad_norm, lr, tokens,
+        loss_tokens, flops, and the peak memory of every rank: the same on all of them.
         """
         data, counts = self._tensordict(sequences)
         output = self._worker.train_batch(data)
@@ -71,7 +74,9 @@ class SftEngine:
         return memory_by_rank(peaks_gib)
 
     def _time_optimizer(self, timer: PhaseTimer) -> None:
-        """verl's worker runs a whole update in one call; the optimizer's part gets a span of its own."""
+        """verl's worker runs a whole update in one call; the optimizer's part gets a span of its
+        own.
+        """
         engine, platform = self._worker.engine, self._platform
         step = engine.optimizer_step
 
@@ -103,7 +108,9 @@ class SftEngine:
         return None
 
     def load(self, folder: str, *, new_seed: int | None = None) -> None:
-        """Weights, Adam moments, schedule and random states, with ``new_seed`` fresh ones. Raises CheckpointError."""
+        """Weights, Adam moments, schedule and random states, with ``new_seed`` fresh ones. Raises
+        CheckpointError.
+        """
         try:
             load_checkpoint(self._worker.engine, folder, new_seed=new_seed)
         except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:

@@ -1,6 +1,8 @@
-"""verl's SGLang server, which also says how full it was and what its prefix cache saved, and has a seed of its own.
+"""verl's SGLang server, which also says how full it was and what its prefix cache saved, and has a
+seed of its own.
 
-Imported by ``rl_metrics.measure_sglang``, which has verl install what its SGLang modules need first.
+Imported by ``rl_metrics.measure_sglang``, which has verl install what its SGLang modules need
+first.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class MeasuredServer(SGLangHttpServer):
         self._poller.add_done_callback(_tell)
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
-        """verl's, with ``num_cached_tokens`` in the answer's extra fields, as verl's vLLM server has it."""
+        """verl's, with ``num_cached_tokens`` in the answer's extra fields, as verl's vLLM server
+        has it.
+        """
         self._in_flight += 1
         try:
             output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
@@ -81,8 +85,9 @@ def _tell(poller: asyncio.Task[None]) -> None:
 class MeasuredReplica(SGLangReplica):
     """verl's n-th replica, whose random numbers start from the run's seed + n.
 
-    run.seed reaches all of them as one engine_kwargs.sglang.random_seed. Two engines that start from the same seed
-    would give one prompt the same responses, where its group is spread over both.
+    run.seed reaches all of them as one engine_kwargs.sglang.random_seed. Two engines that start
+    from the same seed would give one prompt the same responses, where its group is spread over
+    both.
     """
 
     def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,10 @@
-"""Our part of verl's PPO trainers: metrics that survive a kill, and checkpoints that are complete or absent.
+"""Our part of verl's PPO trainers: metrics that survive a kill, and checkpoints that are complete
+or absent.
 
-verl's trainers run unchanged; these subclasses, registered under names of their own, give their metrics our names and a
-JSONL file, and publish a checkpoint only when all of it is on disk. verl's own tracker file is truncated before it is
-written and its own clean-up forgets across restarts, so neither is used.
+verl's trainers run unchanged; these subclasses, registered under names of their own, give their
+metrics our names and a JSONL file, and publish a checkpoint only when all of it is on disk. verl's
+own tracker file is truncated before it is written and its own clean-up forgets across restarts, so
+neither is used.
 """
 
 from __future__ import annotations
@@ -78,8 +80,9 @@ COUNTS = ("rollout/dropped", "rollout/refilled_prompts")  # of one mini-batch wh
 
 
 def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
-    """A step's seconds by phase, from its timers. They add up: what verl counts as generation is without the engine's
-    going to sleep here, and without ``tool_wait_s``."""
+    """A step's seconds by phase, from its timers. They add up: what verl counts as generation is
+    without the engine's going to sleep here, and without ``tool_wait_s``.
+    """
     times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
     if "time_generation_s" in times:
         times["time_generation_s"] -= times.get("time_engine_sleep_s", 0.0)
@@ -92,7 +95,9 @@ def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str
 
 @contextmanager
 def worker_errors_are_told() -> Iterator[None]:
-    """Raise what a worker said to the user as it was raised there, without the way it took through Ray."""
+    """Raise what a worker said to the user as it was raised there, without the way it took through
+    Ray.
+    """
     try:
         yield
     except RayTaskError as error:
@@ -102,10 +107,11 @@ def worker_errors_are_told() -> Iterator[None]:
 
 
 def actor_log_probs_of_update(workers: Any, batch: KVBatchMeta) -> dict[str, Any]:
-    """Put what the update's forward pass gave each token in place of the engine's log-probabilities.
+    """Put what the update's forward pass gave each token in place of the engine's
+    log-probabilities.
 
-    All that compares engine and actor after the update then reads "old_log_probs" as it does where they are computed
-    before it. Returns verl's own metrics of the difference.
+    All that compares engine and actor after the update then reads "old_log_probs" as it does where
+    they are computed before it. Returns verl's own metrics of the difference.
     """
     meta = KVBatchMeta(
         partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=["response_mask"], extra_info={}
@@ -189,7 +195,9 @@ class _Ours(PPOTrainer):
             super().on_sample_end()
 
     def _fetch_one_gen_batch(self) -> Any:
-        """verl's prompts with names that the same run gives again: the step that starts them, and a count."""
+        """verl's prompts with names that the same run gives again: the step that starts them, and a
+        count.
+        """
         batch = super()._fetch_one_gen_batch()
         first = self._prompts_named
         self._prompts_named += len(batch)
@@ -198,7 +206,8 @@ class _Ours(PPOTrainer):
         return batch
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen") -> Any:
-        """Deal the batch's groups to its updates, each over all data-parallel ranks, instead of cutting it as it came.
+        """Deal the batch's groups to its updates, each over all data-parallel ranks, instead of
+        cutting it as it came.
 
         An update learns from ``train.mini_batch_prompts`` prompts, whatever outages took of them.
         """
@@ -283,12 +292,16 @@ class ReToolTrainer(_Ours, PPOTrainerSync):
 
 @register_trainer(TRAINER_MODES["partial_rollout"])
 class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
-    """More prompts are in flight than a step needs; what a step leaves unfinished goes on in the next."""
+    """More prompts are in flight than a step needs; what a step leaves unfinished goes on in the
+    next.
+    """
 
     verl_mode = "colocate_async"
 
     def get_llm_client(self) -> LLMServerClient:
-        """The plain client: our loop goes on after an abort by itself, and so knows each token's version."""
+        """The plain client: our loop goes on after an abort by itself, and so knows each token's
+        version.
+        """
         return self.llm_server_manager.get_client()
 
 
@@ -296,7 +309,8 @@ class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
 class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
     """The engines have devices of their own and go on sampling while the actor learns.
 
-    A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights change at its end.
+    A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights
+    change at its end.
     """
 
     verl_mode = "separate_async"
@@ -306,8 +320,8 @@ class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
         self.updates_of_a_batch = 1
 
     def _setup(self) -> None:
-        # verl 0.9.1 hands print's flush=True to a log line of level INFO, a TypeError where that level is on.
-        # Remove when trainer_separate_async.py's _setup no longer does.
+        # # verl 0.9.1 hands print's flush=True to a log line of level INFO, a TypeError where that
+        # level is on. # Remove when trainer_separate_async.py's _setup no longer does.
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
         super()._setup()
 
@@ -316,7 +330,9 @@ class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
         return self.standalone_server_manager.get_client()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Where a step is one update its weights are the step's first ones: verl would copy them for nothing."""
+        """Where a step is one update its weights are the step's first ones: verl would copy them
+        for nothing.
+        """
         if self._run.train.updates_per_step == 1:
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)
         return super()._compute_old_log_prob(batch, metrics)

@@ -1,8 +1,9 @@
-"""verl's worker of one model under training, whose learning rate has one meaning in SFT and in every mode of RL.
+"""verl's worker of one model under training, whose learning rate has one meaning in SFT and in
+every mode of RL.
 
-verl 0.9.1 moves the schedule at the end of what it is handed: after all updates of a step in its synchronous and its
-colocated trainer, after each update in its separate one, and its first update is made at step 0 of the schedule, which
-under warm-up is a learning rate of 0.
+verl 0.9.1 moves the schedule at the end of what it is handed: after all updates of a step in its
+synchronous and its colocated trainer, after each update in its separate one, and its first update
+is made at step 0 of the schedule, which under warm-up is a learning rate of 0.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ class UpdateWorker(TrainingWorker):
 
     The metric ``lr`` is the one that the optimizer held in the update; verl's is the next one's.
 
-    ``log_probs``: of the step's last update that was made with KEEP_LOG_PROBS, what its forward pass gave each token of
-    the sequences [rows, T], in the order of the batch; None on ranks without the output.
+    ``log_probs``: of the step's last update that was made with KEEP_LOG_PROBS, what its forward
+    pass gave each token of the sequences [rows, T], in the order of the batch; None on ranks
+    without the output.
     """
 
     log_probs: torch.Tensor | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:
-        """Build the model, the optimizer and the schedule, which stands one update ahead of those that are made."""
+        """Build the model, the optimizer and the schedule, which stands one update ahead of those
+        that are made.
+        """
         super().reset()
         self._engine_train_batch = self.engine.train_batch
         self.engine.train_batch = self._train_and_keep
@@ -39,7 +43,9 @@ class UpdateWorker(TrainingWorker):
             self.engine.lr_scheduler.step(1)
 
     def _train_and_keep(self, data: TensorDict, loss_function: Any) -> Any:
-        """The engine's own; verl's worker throws away what is neither loss nor metric of its output."""
+        """The engine's own; verl's worker throws away what is neither loss nor metric of its
+        output.
+        """
         output = self._engine_train_batch(data, loss_function=loss_function)
         if tu.get(data, KEEP_LOG_PROBS, default=False):
             self.log_probs = output["model_output"].get("log_probs")
@@ -47,7 +53,9 @@ class UpdateWorker(TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict | None:
-        """One update: forward, backward, clip, Adam, schedule. Metrics on the ranks that have the output."""
+        """One update: forward, backward, clip, Adam, schedule. Metrics on the ranks that have the
+        output.
+        """
         lr = float(self.engine.optimizer.param_groups[0]["lr"])
         tu.assign_non_tensor(data, update_lr_scheduler=True)
         output = super().train_batch(data)

@@ -1,6 +1,6 @@
-"""verl's Ray workers that train: one schedule in all modes, checkpoints written beside the training and read onto
-another layout, recomputation as a micro-batch needs it, the copies of the weights that mode "async" compares with,
-and their peak of memory.
+"""verl's Ray workers that train: one schedule in all modes, checkpoints written beside the training
+and read onto another layout, recomputation as a micro-batch needs it, the copies of the weights
+that mode "async" compares with, and their peak of memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class _Saving:
     def save_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
     ) -> None:
-        """Write a checkpoint; with verl's ``checkpoint.async_save`` only start to. Raises CheckpointError."""
+        """Write a checkpoint; with verl's ``checkpoint.async_save`` only start to. Raises
+        CheckpointError.
+        """
         del hdfs_path, max_ckpt_to_keep  # run/checkpoint.py deletes old ones
         worker = self._saved_worker()
         if worker.checkpoint_config.async_save:
@@ -88,7 +90,9 @@ class _Actor(_Saving):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
-        """``UpdateWorker.log_probs`` of the rows of the last update, as the column "update_log_probs"."""
+        """``UpdateWorker.log_probs`` of the rows of the last update, as the column
+        "update_log_probs".
+        """
         assert self.actor is not None, "only the actor is updated"
         kept, self.actor.log_probs = self.actor.log_probs, None
         if kept is None:
@@ -102,16 +106,20 @@ class SavingActorWorker(_Actor, ActorRolloutRefWorker):
 
 
 class SavingDetachedActorWorker(_Actor, DetachActorWorker):
-    """Of mode "async", where each update of a step is compared with the weights at the step's start.
+    """Of mode "async", where each update of a step is compared with the weights at the step's
+    start.
 
-    verl copies weights to host memory that it pins anew each time. Two copies are kept here, and written over.
+    verl copies weights to host memory that it pins anew each time. Two copies are kept here, and
+    written over.
     """
 
     _copies: dict[int, list[torch.Tensor]]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_model_to_cpu(self, n: int) -> None:
-        """Copy the weights as number ``n``: 0 at the step's start, later ones are of the update in progress."""
+        """Copy the weights as number ``n``: 0 at the step's start, later ones are of the update in
+        progress.
+        """
         copies, weights = self.__dict__.setdefault("_copies", {}), self._weights()
         slot = min(n, 1)
         if slot not in copies:

@@ -1,4 +1,5 @@
-"""Run in a process of its own with the stand-ins on the path: verl's NPU code paths, up to where a kernel would run.
+"""Run in a process of its own with the stand-ins on the path: verl's NPU code paths, up to where a
+kernel would run.
 
 Prints one JSON object. ``python -m tests.ascend.npu_scenario NAME``.
 """

@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CONFIGS = ROOT / "configs"
 STANDIN = HERE / "standin"
-# transformers imports torchvision, whose wheel is linked against CUDA: the CPU platform's stub stands before it.
+# # transformers imports torchvision, whose wheel is linked against CUDA: the CPU platform's stub
+# stands before it.
 STUBS = ROOT / "retool_mcore" / "platforms" / "cpu" / "stubs"
 RECORDED = json.loads((HERE / "names_v0_18_0.json").read_text(encoding="utf-8"))["files"]
 no_npu = pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed here")
@@ -109,7 +110,9 @@ def _verl_sources() -> str:
 
 @verl_here
 def test_every_variable_is_known_to_who_reads_it():
-    """Ours and verl's in the installed sources; the engine's in what was recorded of vllm-ascend 0.18.0."""
+    """Ours and verl's in the installed sources; the engine's in what was recorded of vllm-ascend
+    0.18.0.
+    """
     sources = _verl_sources()
     read_by = {
         "RETOOL_PLATFORM": "retool_mcore",

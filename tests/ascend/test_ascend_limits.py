@@ -75,7 +75,9 @@ def test_the_readme_has_the_table_of_the_code():
 
 
 def test_every_refusal_can_be_met():
-    """A refusing row either looks at the run's settings or at raw keys, but for the one that is a command's."""
+    """A refusing row either looks at the run's settings or at raw keys, but for the one that is a
+    command's.
+    """
     for row in TABLE:
         refuses = row.asked is not None or bool(row.overrides)
         assert refuses == (row.kind == "refused" and not row.cuda.startswith("retool eval")), row.cuda

@@ -1,8 +1,10 @@
-"""A model that answers 1 or 2 by the toss of a coin: the real architecture, its weights written by hand.
+"""A model that answers 1 or 2 by the toss of a coin: the real architecture, its weights written by
+hand.
 
-Attention and feed-forward add nothing, so the next token hangs on the last one alone: embeddings are unit vectors, the
-head holds the transitions. Half of the answers are right where the truth is 1, without any training, so that groups,
-advantages and filters have something to work with. Training moves these weights as it moves any others.
+Attention and feed-forward add nothing, so the next token hangs on the last one alone: embeddings
+are unit vectors, the head holds the transitions. Half of the answers are right where the truth is
+1, without any training, so that groups, advantages and filters have something to work with.
+Training moves these weights as it moves any others.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ PROMPTS = 64
 def write_coin_task(folder: Path, *, calls: bool = False, wrong_goes_on: int = 0) -> tuple[str, ...]:
     """Model and data in ``folder``; returns the settings that name them.
 
-    The model says ``\\boxed{1}`` or ``\\boxed{2}``. ``calls``: or, as often, something that mostly is a call in the
-    paper's form first. ``wrong_goes_on``: a wrong answer's 2 is repeated so many times on average.
+    The model says ``\\boxed{1}`` or ``\\boxed{2}``. ``calls``: or, as often, something that mostly
+    is a call in the paper's form first. ``wrong_goes_on``: a wrong answer's 2 is repeated so many
+    times on average.
     """
     tokenizer = build_tokenizer(tokenizer_rows())
     write_model(folder / "model", tokenizer, seed=0)

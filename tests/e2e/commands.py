@@ -39,7 +39,8 @@ def run(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.Comple
 
 @contextmanager
 def started(argv: list[str], mark: str, *, on_terminal: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-    """A command as a shell's ``command &`` starts it, or, ``on_terminal``, as a group that Ctrl-C reaches.
+    """A command as a shell's ``command &`` starts it, or, ``on_terminal``, as a group that Ctrl-C
+    reaches.
 
     Killed on leaving, whatever happened.
     """
@@ -65,13 +66,17 @@ def press_ctrl_c(child: subprocess.Popen[bytes]) -> None:
 
 
 def _set_signals(disposition: signal.Handlers) -> None:
-    """What a shell gives: ignored in the background, default in the foreground, whatever this process has inherited."""
+    """What a shell gives: ignored in the background, default in the foreground, whatever this
+    process has inherited.
+    """
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, disposition)
 
 
 def marked_processes(mark: str) -> dict[int, str]:
-    """Process id -> command line of every live process that a marked command started, zombies not counted."""
+    """Process id -> command line of every live process that a marked command started, zombies not
+    counted.
+    """
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

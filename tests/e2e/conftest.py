@@ -22,7 +22,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def gsm8k() -> Path:
-    """All of GSM8K's training set where a folder shared/ lies beside the checkout, else the 60 rows we carry."""
+    """All of GSM8K's training set where a folder shared/ lies beside the checkout, else the 60 rows
+    we carry.
+    """
     get_platform("cpu").activate()
     tests = Path(__file__).parents[1]
     whole = tests.parents[1] / "shared" / "data" / "gsm8k" / "train.jsonl"

@@ -1,8 +1,8 @@
 """checkpoint.asynchronous and checkpoint.reshardable, as a user runs them.
 
-Steps go on while files are written, and a kill or a full disk costs that checkpoint only. The disk of these tests holds
-or refuses what is written for step 8: a ``sitecustomize`` in every process of the run replaces ``os.fsync``, which
-Megatron's writers end each file with.
+Steps go on while files are written, and a kill or a full disk costs that checkpoint only. The disk
+of these tests holds or refuses what is written for step 8: a ``sitecustomize`` in every process of
+the run replaces ``os.fsync``, which Megatron's writers end each file with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""train.mode = "async" on the real engines: the trainer in one process, a SGLang server of its own beside it."""
+"""train.mode = "async" on the real engines: the trainer in one process, a SGLang server of its own
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def of_its_version(row: dict, version: int, model: torch.nn.Module) -> list[tupl
 
 
 def assert_learnt_from(row: dict, model: torch.nn.Module) -> None:
-    """The actor's log-probabilities are those of the step's first weights, the advantage is one number."""
+    """The actor's log-probabilities are those of the step's first weights, the advantage is one
+    number.
+    """
     tokens = torch.tensor([row["prompt_ids"] + row["response_ids"]])
     with torch.no_grad():
         logprobs_TV = model(tokens).logits[0].log_softmax(-1)
@@ -57,7 +61,9 @@ def assert_learnt_from(row: dict, model: torch.nn.Module) -> None:
 
 
 def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_sent(tmp_path: Path, mark: str):
-    """Two updates a step; each token is of the weights whose version it bears, as the checkpoints have them."""
+    """Two updates a step; each token is of the weights whose version it bears, as the checkpoints
+    have them.
+    """
     settings = ("train.prefetch_batches=1.0", "train.max_staleness=1", "train.when_stale=wait")
     settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "validation.every=4")
     settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=4")
@@ -71,7 +77,8 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
         assert row["time_weight_sync_s"] > 0
         assert 0.0 < row["rollout_corr/rollout_is_mean"] <= 2.0
     assert max(row[f"{STALENESS}_worst/max"] for row in rows) == 1, "sampling did not run ahead"
-    # A response's weight before the cut: one where nothing is stale, and then the product over its tokens.
+    # # A response's weight before the cut: one where nothing is stale, and then the product over
+    # its tokens.
     assert rows[0]["rollout_corr/rollout_is_max"] == pytest.approx(1.0, abs=1e-2)
     assert min(row["rollout_corr/rollout_is_min"] for row in rows) < 0.9
     assert "val/accuracy" in rows[-1]
@@ -106,7 +113,8 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     for version, found in pairs.items():
         engine, actor = torch.tensor(found or [(0.0, 0.0)]).unbind(-1)
         torch.testing.assert_close(engine, actor, atol=1e-4, rtol=0, msg=lambda text, v=version: f"version {v}: {text}")
-    # The check can fail: one version's tokens are not what another version's weights would have said.
+    # # The check can fail: one version's tokens are not what another version's weights would have
+    # said.
     others = [pair for row in sampled for pair in of_its_version(row, 0, models[3])]
     assert max(abs(engine - actor) for engine, actor in others) > 1e-3
 

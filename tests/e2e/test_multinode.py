@@ -1,4 +1,6 @@
-"""Two hosts, the CPU platform, the launch scripts as on two real nodes: run, lose a host, run the same again."""
+"""Two hosts, the CPU platform, the launch scripts as on two real nodes: run, lose a host, run the
+same again.
+"""
 
 from __future__ import annotations
 

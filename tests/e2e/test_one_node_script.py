@@ -1,4 +1,6 @@
-"""launch/rl_h200x8.sh on the CPU platform: one node, its sandbox a service; Ctrl-C leaves nothing, and it continues."""
+"""launch/rl_h200x8.sh on the CPU platform: one node, its sandbox a service; Ctrl-C leaves nothing,
+and it continues.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def test_ctrl_c_leaves_nothing_and_the_same_command_continues(task: Path, tmp_pa
     words = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *size, *steps)
     env = {**os.environ, MARK: mark, "PYTHON": sys.executable, "CONFIG": "configs/rl_tiny_cpu.toml",
            "SANDBOX_DIR": str(tmp_path / "sandbox")}  # fmt: skip
-    # What a shell starts in its background ignores SIGINT, and all that it starts: pytest may be there.
+    # # What a shell starts in its background ignores SIGINT, and all that it starts: pytest may be
+    # there.
     argv = ["env", "--default-signal=INT", "bash", "launch/rl_h200x8.sh", *words]
     run_dir = tmp_path / "one"
     with (tmp_path / "log").open("w") as log:

@@ -1,4 +1,6 @@
-"""RL as a user runs it: verl's PPO trainer under Ray, Megatron and SGLang on the CPU, live tool calls, kills."""
+"""RL as a user runs it: verl's PPO trainer under Ray, Megatron and SGLang on the CPU, live tool
+calls, kills.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
 
 
 def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
-    """Step 3 was done twice: its first scalars and trajectories are gone, nobody else has written any."""
+    """Step 3 was done twice: its first scalars and trajectories are gone, nobody else has written
+    any.
+    """
     board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
     scalars = {tag: [event.step for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}

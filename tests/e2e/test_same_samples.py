@@ -1,6 +1,8 @@
-"""What a seed fixes: the same run samples the same twice, and `retool eval` samples what validation sampled.
+"""What a seed fixes: the same run samples the same twice, and `retool eval` samples what validation
+sampled.
 
-The training file is one of verl's tool examples: with the column that asks for a loop of verl's, which must not run.
+The training file is one of verl's tool examples: with the column that asks for a loop of verl's,
+which must not run.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Samples = dict[str, list[str]]  # prompt -> its responses in order of their sess
 
 
 def as_verl_writes_them(folder: Path) -> None:
-    """The coin's rows in the layouts of verl's gsm8k_tool_agent_loop.py and, of a second held-out file, of DAPO."""
+    """The coin's rows in the layouts of verl's gsm8k_tool_agent_loop.py and, of a second held-out
+    file, of DAPO.
+    """
     rows = [row for _, row in read_rows(folder / "train.parquet", ("prompt", "reward_model"))]
     tool = [
         {

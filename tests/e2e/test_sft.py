@@ -58,7 +58,8 @@ def test_a_killed_run_continues_bit_exactly_and_exports(
     for update, row in zip(seen, told, strict=True):
         assert [len(part["rows"]) for part in update] == [16, 16], "both tensor-parallel ranks see the whole batch"
         assert {(*part["betas"], part["lr"]) for part in update} == {(0.8, 0.95, row["lr"])}
-    # Warm-up over round(0.1 * 8) = 1 update, then a cosine from 3e-3 to 3e-4; no update is made with a rate of 0.
+    # # Warm-up over round(0.1 * 8) = 1 update, then a cosine from 3e-3 to 3e-4; no update is made
+    # with a rate of 0.
     wanted = [3e-4 + 2.7e-3 * 0.5 * (1 + math.cos(math.pi * done / 7)) for done in range(8)]
     assert [row["lr"] for row in told] == pytest.approx(wanted, rel=1e-6)
     for name in ("loss", "grad_norm"):  # bit-equal on the CPUs that were tried; another may round otherwise
@@ -117,7 +118,9 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
 
 
 def test_real_input_fifty_steps_on_traces_built_from_gsm8k(tmp_path: Path, mark: str, gsm8k: Path):
-    """GSM8K's solutions become code traces, executed in the sandbox; a small model learns their form."""
+    """GSM8K's solutions become code traces, executed in the sandbox; a small model learns their
+    form.
+    """
     built, rejects = tmp_path / "gsm8k.parquet", tmp_path / "rejects.jsonl"
     words = ("data", "build", "gsm8k", str(gsm8k), "--out", str(built), "--rejects", str(rejects), "--limit", "600")
     done = run(argv_retool(*words), mark)

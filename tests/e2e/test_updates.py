@@ -1,4 +1,5 @@
-"""Several updates a step, in every mode: the rows of each mini-batch and the settings of each optimizer step.
+"""Several updates a step, in every mode: the rows of each mini-batch and the settings of each
+optimizer step.
 
 Seen by update_probe.py inside the workers: what the model was given and what the optimizer held.
 """
@@ -108,7 +109,9 @@ def test_the_engines_log_probabilities_can_be_the_old_ones_and_the_gap_is_still_
 
 
 def dealt(root: Path, step: int, updates: int) -> list[set[str]]:
-    """The problems of each update of a step by the run's seed, whatever the order in which responses ended."""
+    """The problems of each update of a step by the run's seed, whatever the order in which
+    responses ended.
+    """
     problems: dict[str, str] = {}
     for row in map(json.loads, (root / "rl/trajectories/trajectories.jsonl").open()):
         if row["step"] == step:

@@ -1,4 +1,6 @@
-"""Two 'hosts' on one Linux machine: network namespaces on a bridge, each with a private /tmp/ray and sandbox folder."""
+"""Two 'hosts' on one Linux machine: network namespaces on a bridge, each with a private /tmp/ray
+and sandbox folder.
+"""
 
 from __future__ import annotations
 

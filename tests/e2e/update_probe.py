@@ -1,8 +1,10 @@
-"""Told to verl by VERL_USE_EXTERNAL_MODULES, imported in every process of a run: what each optimizer update really saw.
+"""Told to verl by VERL_USE_EXTERNAL_MODULES, imported in every process of a run: what each
+optimizer update really saw.
 
-Hooks of torch alone: of the model's forward passes under gradient, the token ids, and of each optimizer step the
-settings that the optimizer holds. One file for each process under $UPDATE_PROBE, one line for each update:
-{"rank", "role", "rows": token ids of each sequence, "lr", "betas", "weight_decay"}.
+Hooks of torch alone: of the model's forward passes under gradient, the token ids, and of each
+optimizer step the settings that the optimizer holds. One file for each process under $UPDATE_PROBE,
+one line for each update: {"rank", "role", "rows": token ids of each sequence, "lr", "betas",
+"weight_decay"}.
 """
 
 from __future__ import annotations
@@ -46,9 +48,11 @@ def read_updates(folder: Path, role: str = "actor") -> list[list[dict[str, Any]]
 
 
 def _see_model(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-    """Torch's hook for all modules gets no keyword arguments, a module's own does, from the next call on.
+    """Torch's hook for all modules gets no keyword arguments, a module's own does, from the next
+    call on.
 
-    So the model's is set when what wraps it is called: else the first update of SFT would not be seen.
+    So the model's is set when what wraps it is called: else the first update of SFT would not be
+    seen.
     """
     if module in _seen:
         return

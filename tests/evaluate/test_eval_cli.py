@@ -1,4 +1,6 @@
-"""`retool eval` as a user runs it: the real server, two models, with the tool and without, and a second run at once."""
+"""`retool eval` as a user runs it: the real server, two models, with the tool and without, and a
+second run at once.
+"""
 
 from __future__ import annotations
 

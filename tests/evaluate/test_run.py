@@ -97,7 +97,9 @@ async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Pa
 
 
 async def test_every_sample_has_a_seed_of_its_own_that_comes_back(tokenizer, settings, tmp_path: Path):
-    """With one seed for all samples of a problem an engine that heeds it would answer n times the same."""
+    """With one seed for all samples of a problem an engine that heeds it would answer n times the
+    same.
+    """
 
     async def seeds(name: str, seed: int) -> dict[str, int | None]:
         samples = SampleFile(tmp_path / name, settings.identity())

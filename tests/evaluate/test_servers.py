@@ -1,4 +1,6 @@
-"""Which devices an evaluation's servers take, what they are started with, and who gets which trajectory."""
+"""Which devices an evaluation's servers take, what they are started with, and who gets which
+trajectory.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ async def test_a_trajectory_stays_with_its_engine_and_all_engines_are_used():
 
 @pytest.mark.slow
 def test_sglang_reads_the_options_as_verl_gives_the_arguments():
-    """By SGLang's own parser: what RL's engine is given as fields, an evaluation's is given as options."""
+    """By SGLang's own parser: what RL's engine is given as fields, an evaluation's is given as
+    options.
+    """
     get_platform("cpu").activate()
     import argparse
 

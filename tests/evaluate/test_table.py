@@ -1,4 +1,6 @@
-"""What people read of an evaluation: every score with its interval, the matrix, and how wide few problems make it."""
+"""What people read of an evaluation: every score with its interval, the matrix, and how wide few
+problems make it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ BEHAVIOR = {**COUNTS, "stop_reason": "finished", "turns": 2, "calls": 1, "calls_
 
 
 def report_of(tmp_path: Path, *rows: str) -> dict[str, Any]:
-    """A finished evaluation; problem i's samples as its string says: # right, . wrong, - without an answer."""
+    """A finished evaluation; problem i's samples as its string says: # right, . wrong, - without an
+    answer.
+    """
     settings = Settings.of(load_config(RlConfig, CONFIG), len(rows[0]), tool=True)
     samples = SampleFile(tmp_path, settings.identity())
     problems = [Problem(id=index, messages=[], truth="|7|" if index == 0 else "7") for index in range(len(rows))]

@@ -1,6 +1,8 @@
-"""Write down what every shipped configuration changes in verl's settings, and the fingerprint of verl's own.
+"""Write down what every shipped configuration changes in verl's settings, and the fingerprint of
+verl's own.
 
-python -m tests.golden.record      # records what test_golden_trees.py compares with; read the diff before you commit it
+python -m tests.golden.record      # records what test_golden_trees.py compares with; read the diff
+before you commit it
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def fingerprint(defaults: dict[str, Any]) -> str:
 
 @contextmanager
 def not_of_this_shell(platform: Any) -> Iterator[None]:
-    """The environment that a run on several nodes hands on, without what this shell happens to have exported."""
+    """The environment that a run on several nodes hands on, without what this shell happens to have
+    exported.
+    """
     with patch.dict(os.environ):
         for variable in platform.environment():
             os.environ.pop(variable.name, None)
@@ -39,7 +43,9 @@ def not_of_this_shell(platform: Any) -> Iterator[None]:
 
 
 def main(folder: Path, others: Path | None = None) -> None:
-    """Records into ``folder``; into ``others`` the keys of each configuration that verl's own settings do not have."""
+    """Records into ``folder``; into ``others`` the keys of each configuration that verl's own
+    settings do not have.
+    """
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.platforms import get_platform
     from retool_mcore.verl.keys.sft import _sft_sections

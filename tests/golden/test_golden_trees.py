@@ -1,7 +1,8 @@
-"""What each shipped configuration changes in verl's settings is what was recorded, and every key is one of verl's.
+"""What each shipped configuration changes in verl's settings is what was recorded, and every key is
+one of verl's.
 
-A change of ours shows as the keys it changes, one of verl's defaults as another fingerprint. Where it is meant:
-python -m tests.golden.record, and the diff is read.
+A change of ours shows as the keys it changes, one of verl's defaults as another fingerprint. Where
+it is meant: python -m tests.golden.record, and the diff is read.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ MINDSPEED_OPTIONS = {"use_flash_attn"}  # in mindspeed of core_r0.16.0 at e47724
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_verl_key_exists_in_verl(name: str, trees: Path):
-    """A key that verl's tree or dataclass does not have may only stand in a table that verl leaves open."""
+    """A key that verl's tree or dataclass does not have may only stand in a table that verl leaves
+    open.
+    """
     megatron = importlib.util.find_spec("megatron.core")  # read, not imported
     assert megatron is not None and megatron.origin is not None
     core = Path(megatron.origin).parent

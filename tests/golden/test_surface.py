@@ -1,4 +1,6 @@
-"""Commands and configuration keys stay as users know them. For a change that is meant: surface.py; read the diff."""
+"""Commands and configuration keys stay as users know them. For a change that is meant: surface.py;
+read the diff.
+"""
 
 from __future__ import annotations
 

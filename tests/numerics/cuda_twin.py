@@ -1,7 +1,9 @@
-"""Plain-torch twins of the kernels under platform cuda's fused cross-entropy, so that its formulas run on a CPU.
+"""Plain-torch twins of the kernels under platform cuda's fused cross-entropy, so that its formulas
+run on a CPU.
 
-Written from what the kernels are documented to do: Transformer Engine's cross-entropy leaves its gradient where the
-logits were, apex's product adds to the gradient buffer, and verl's kernel scales the logits by the temperature.
+Written from what the kernels are documented to do: Transformer Engine's cross-entropy leaves its
+gradient where the logits were, apex's product adds to the gradient buffer, and verl's kernel scales
+the logits by the temperature.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ CROSS_ENTROPY = "transformer_engine.pytorch.cross_entropy"
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """-log_softmax at the labels, over a vocabulary spread over the ranks of a group; float32 from any logits."""
+    """-log_softmax at the labels, over a vocabulary spread over the ranks of a group; float32 from
+    any logits.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits_TV: torch.Tensor, labels_T: torch.Tensor, group: Any) -> torch.Tensor:
@@ -79,7 +83,9 @@ def transformer_engine_module() -> ModuleType:
 
 
 def install() -> None:
-    """Give this process platform cuda's fused cross-entropy on these twins. For a process of its own."""
+    """Give this process platform cuda's fused cross-entropy on these twins. For a process of its
+    own.
+    """
     from megatron.core.tensor_parallel import layers
     from verl.models.mcore import model_forward_fused
 

@@ -1,10 +1,10 @@
 """Drives verl's TrainingWorker for the tests: one process per rank, jobs from a JSON file.
 
-A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep"}, "dtype", "packed",
-"fused", "temperature", "entropy_bonus", "transformer", "optim", "reshardable", "asynchronous", "recompute_above",
-"micro_batch_tokens", "role", "actions"}, the last a list of [name of a method of Engine, *arguments]; with a role, of
-rl_ranks.RlEngine.
-``launch`` returns what the actions of each job returned, on the rank that has the output.
+A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep"},
+"dtype", "packed", "fused", "temperature", "entropy_bonus", "transformer", "optim", "reshardable",
+"asynchronous", "recompute_above", "micro_batch_tokens", "role", "actions"}, the last a list of
+[name of a method of Engine, *arguments]; with a role, of rl_ranks.RlEngine. ``launch`` returns what
+the actions of each job returned, on the rank that has the output.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ LR = 1e-2
 def make_model(
     folder: Path, kind: str = "qwen2", *, tied: bool = False, seed: int = 0, platform: str = "cpu", **more: Any
 ) -> Path:
-    """A tiny random model with a tokenizer in the Hugging Face layout, float32, grouped-query attention.
+    """A tiny random model with a tokenizer in the Hugging Face layout, float32, grouped-query
+    attention.
 
-    Makes the calling process one of the platform: without `cpu`'s, transformers cannot import its models. ``more``
-    changes its shape.
+    Makes the calling process one of the platform: without `cpu`'s, transformers cannot import its
+    models. ``more`` changes its shape.
     """
     get_platform(platform).activate()
     import torch
@@ -88,7 +89,9 @@ def make_model(
 
 
 def batch(step: int) -> list[tuple[list[int], list[int]]]:
-    """The global batch of a step: (token_ids, loss_mask), of varying lengths, prompts and tool outputs masked 0."""
+    """The global batch of a step: (token_ids, loss_mask), of varying lengths, prompts and tool
+    outputs masked 0.
+    """
     draw = random.Random(step)
     rows = []
     for _ in range(GLOBAL_BATCH):
@@ -152,7 +155,9 @@ def worker_config(job: dict[str, Any]) -> Any:
 
 
 class Engine:
-    """One rank of a TrainingWorker, from its first step to its checkpoints. Methods are the actions of a job."""
+    """One rank of a TrainingWorker, from its first step to its checkpoints. Methods are the actions
+    of a job.
+    """
 
     def __init__(self, job: dict[str, Any]) -> None:
         from verl.workers.engine_workers import TrainingWorker
@@ -187,7 +192,9 @@ class Engine:
         return steps if self.has_output else None
 
     def logprobs(self, sequences: list[list[int]]) -> list[list[float]] | None:
-        """Of each sequence's tokens from the second on, given those before. For layouts without data parallelism."""
+        """Of each sequence's tokens from the second on, given those before. For layouts without
+        data parallelism.
+        """
         from verl.utils import tensordict_utils as tu
 
         data = as_tensordict([(ids, [0] + [1] * (len(ids) - 1)) for ids in sequences])
@@ -215,7 +222,9 @@ class Engine:
         self.engine.bridge.save_weights(self.engine.module, folder)
 
     def sync(self, port: int) -> None:
-        """Send the weights to an SGLang server, with the adapter a run uses; only verl's way to find it is left out."""
+        """Send the weights to an SGLang server, with the adapter a run uses; only verl's way to
+        find it is left out.
+        """
         import asyncio
 
         import torch.distributed as dist
@@ -237,7 +246,9 @@ class Engine:
         asyncio.run(adapter.update_weights(weights))
 
     def rollout_gap(self, port: int, prompts: list[list[int]]) -> dict[str, list[float]] | None:
-        """Log-probabilities of sampled tokens as SGLang reported them, and as Megatron computes them."""
+        """Log-probabilities of sampled tokens as SGLang reported them, and as Megatron computes
+        them.
+        """
         import httpx
         import torch.distributed as dist
 
@@ -268,7 +279,9 @@ class Engine:
 
 
 def loss_of(model_output: Any, data: Any, dp_group: Any = None, *, bonus: float = 0.0) -> Any:
-    """SFT's loss, less ``bonus`` times the mean entropy of the distributions that the trained tokens are drawn from."""
+    """SFT's loss, less ``bonus`` times the mean entropy of the distributions that the trained
+    tokens are drawn from.
+    """
     import torch
     from verl.workers.utils.losses import sft_loss
 

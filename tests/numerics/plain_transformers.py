@@ -8,7 +8,9 @@ from tests.numerics.megatron_ranks import batch
 
 
 def plain_transformers(folder: str, lrs: list[float]) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of each step: one sequence at a time, no packing, torch's AdamW, decay on matrices only."""
+    """(loss, gradient norm) of each step: one sequence at a time, no packing, torch's AdamW, decay
+    on matrices only.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

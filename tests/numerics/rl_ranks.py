@@ -1,4 +1,6 @@
-"""RL's updates in the ranks of megatron_ranks: verl's losses of actor and critic, with our workers and without."""
+"""RL's updates in the ranks of megatron_ranks: verl's losses of actor and critic, with our workers
+and without.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,11 @@ class RlEngine:
             self.seen.append((tokens, config.recompute_num_layers if config.recompute_granularity == "full" else 0))
 
     def update(self) -> dict[str, Any] | None:
-        """Two mini-batches, one update each, and what the model says of all rows before and after them.
+        """Two mini-batches, one update each, and what the model says of all rows before and after
+        them.
 
-        "seen": of each forward pass in training, its tokens and recomputed layers; of each data-parallel rank.
+        "seen": of each forward pass in training, its tokens and recomputed layers; of each
+        data-parallel rank.
         """
         import torch.distributed as dist
         from verl.utils import tensordict_utils as tu

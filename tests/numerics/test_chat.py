@@ -1,4 +1,6 @@
-"""Turn-by-turn tokenization equals one-shot tokenization, and the loss mask marks what the model says."""
+"""Turn-by-turn tokenization equals one-shot tokenization, and the loss mask marks what the model
+says.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ QWEN25_STYLE = (
     + CALLS_AND_RESULTS
 )
 
-# Thinking is kept only after the last user turn; the last turn gets an empty thinking block if it has none.
+# # Thinking is kept only after the last user turn; the last turn gets an empty thinking block if it
+# has none.
 QWEN3_STYLE = (
     TOOLS_BLOCK
     + """{%- set ns = namespace(last_user=0) %}
@@ -75,7 +78,8 @@ QWEN3_STYLE = (
     + CALLS_AND_RESULTS
 )
 
-# The word pattern of the Qwen tokenizers: line breaks after punctuation belong to it, "\n\n" is one piece.
+# # The word pattern of the Qwen tokenizers: line breaks after punctuation belong to it, "\n\n" is
+# one piece.
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CORPUS = [
     "What is the sum of the integers from 412 to 967, inclusive?\n\nprint(sum(range(412, 967 + 1)))\n",
@@ -133,7 +137,8 @@ def qwen3() -> PreTrainedTokenizerFast:
 
 TOOLS = [CODE_INTERPRETER]
 texts = st.text(alphabet=st.sampled_from('ab 1\n\t{}"\\é→.'), max_size=30)
-# A reply that starts with a line break: see test_a_leading_line_break_is_cut_where_sampling_cuts_it.
+# # A reply that starts with a line break: see
+# test_a_leading_line_break_is_cut_where_sampling_cuts_it.
 replies = texts.map(str.lstrip)
 
 
@@ -155,7 +160,9 @@ def one_shot(tokenizer, messages, tools) -> list[int]:
 
 
 def rollout(tokenizer, messages, tools) -> tuple[list[int], list[int]]:
-    """Token ids and mask as the agent loop builds them: sampled ids are kept, only results are encoded."""
+    """Token ids and mask as the agent loop builds them: sampled ids are kept, only results are
+    encoded.
+    """
     rendered = render(messages, tools, tokenizer)
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     ids = render_prompt(messages[:first], tools, tokenizer)
@@ -188,7 +195,8 @@ def test_turn_by_turn_equals_one_shot(tokenizer, question, calls, text, answer):
     assert rendered.token_ids == one_shot(tokenizer, messages, TOOLS)
     ids, mask = rollout(tokenizer, messages, TOOLS)
     assert rendered.token_ids[: len(ids)] == ids
-    # The rollout leaves out the last <|im_end|> and what follows; the tool turn's <|im_end|> is appended, not sampled.
+    # # The rollout leaves out the last <|im_end|> and what follows; the tool turn's <|im_end|> is
+    # appended, not sampled.
     end = chat_format(tokenizer).end_of_turn_id
     assert [m for i, m in zip(ids, rendered.loss_mask, strict=False) if i != end] == [
         m for i, m in zip(ids, mask, strict=True) if i != end

@@ -1,7 +1,9 @@
-"""Platform cuda's fused cross-entropy on a CPU: values and gradients against log_softmax, at any temperature.
+"""Platform cuda's fused cross-entropy on a CPU: values and gradients against log_softmax, at any
+temperature.
 
-The function of a run; of its two kernels, and of verl's, cuda_twin.py has plain-torch twins. On the real engine, with
-tensor parallelism: test_parallel_parity.py. With the kernels themselves: tests/platforms/test_cuda.py.
+The function of a run; of its two kernels, and of verl's, cuda_twin.py has plain-torch twins. On the
+real engine, with tensor parallelism: test_parallel_parity.py. With the kernels themselves:
+tests/platforms/test_cuda.py.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ def test_sixteen_bit_logits_give_float32_entropies(inputs: Any):
 
 
 def test_entropies_cost_nothing_where_verl_does_not_ask_for_them(inputs: Any, monkeypatch: pytest.MonkeyPatch):
-    """Through the function that verl's engine calls, which is told; an entropy that nobody asked for cannot be used."""
+    """Through the function that verl's engine calls, which is told; an entropy that nobody asked
+    for cannot be used.
+    """
     given = []
 
     def forward(**_: Any) -> None:

@@ -1,6 +1,8 @@
-"""On NVIDIA GPUs, with Transformer Engine in bfloat16: every layout trains like one process, and like float32.
+"""On NVIDIA GPUs, with Transformer Engine in bfloat16: every layout trains like one process, and
+like float32.
 
-The reference is plain transformers in float32, one sequence at a time. Tolerances are those of bfloat16.
+The reference is plain transformers in float32, one sequence at a time. Tolerances are those of
+bfloat16.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Hugging Face -> Megatron -> Hugging Face gives back the same bits, however the model is cut. Through mbridge."""
+"""Hugging Face -> Megatron -> Hugging Face gives back the same bits, however the model is cut.
+Through mbridge.
+"""
 
 from pathlib import Path
 
@@ -22,7 +24,9 @@ CASES = [(model, layout) for model in MODELS for layout in LAYOUTS if layout != 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """models/<name> and, of each layout, <name>_<layout>_<dtype>; an untied model after a tied one, in one process."""
+    """models/<name> and, of each layout, <name>_<layout>_<dtype>; an untied model after a tied one,
+    in one process.
+    """
     folder = tmp_path_factory.mktemp("roundtrip")
     for name, (kind, tied) in MODELS.items():
         make_model(folder / "models" / name, kind, tied=tied)

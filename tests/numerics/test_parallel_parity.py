@@ -1,7 +1,8 @@
-"""However a model is cut over two processes, it trains as in one; and one process trains as plain transformers does.
+"""However a model is cut over two processes, it trains as in one; and one process trains as plain
+transformers does.
 
-Real verl TrainingWorker, Megatron-core and gloo. Tolerances were measured once (2-core machine): losses agree to 2e-6,
-gradient norms to 3e-6 of their value, against bounds of 1e-4 and 1e-4.
+Real verl TrainingWorker, Megatron-core and gloo. Tolerances were measured once (2-core machine):
+losses agree to 2e-6, gradient norms to 3e-6 of their value, against bounds of 1e-4 and 1e-4.
 """
 
 from concurrent.futures import ThreadPoolExecutor

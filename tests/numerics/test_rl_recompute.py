@@ -1,7 +1,9 @@
-"""memory.recompute = "auto" under RL's own losses: the same updates, and only long micro-batches recompute.
+"""memory.recompute = "auto" under RL's own losses: the same updates, and only long micro-batches
+recompute.
 
-Real verl workers with its losses of actor and critic, Megatron-core and gloo. The reference packs everything into
-micro-batches that hold the longest response and keeps all activations, as a run without "auto" must.
+Real verl workers with its losses of actor and critic, Megatron-core and gloo. The reference packs
+everything into micro-batches that hold the longest response and keeps all activations, as a run
+without "auto" must.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def test_only_micro_batches_above_the_usual_size_recompute(runs: dict[str, dict[
 
 
 def test_a_long_response_leaves_the_other_micro_batches_at_the_usual_size(runs: dict[str, dict[str, Any]]):
-    """By the budget of the longest response alone, the second mini-batch would be cut into three: all recompute."""
+    """By the budget of the longest response alone, the second mini-batch would be cut into three:
+    all recompute.
+    """
     [seen] = passes(runs, "actor_one")
     totals = [sum(PROMPT_TOKENS + length for length in lengths) for lengths in LENGTHS]
     assert totals == [271, 272] and len(seen) == 5 + 5, seen

@@ -35,7 +35,9 @@ time.sleep(60)
 
 
 def test_a_stopped_bench_ends_its_run_and_goes_on_to_write_what_it_has(tmp_path: Path):
-    """timeout(1) asks twice: first the command, then its whole group, while the run is being stopped."""
+    """timeout(1) asks twice: first the command, then its whole group, while the run is being
+    stopped.
+    """
     log = tmp_path / "log"
 
     def wait_for(word: bytes) -> None:

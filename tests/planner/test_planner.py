@@ -1,4 +1,6 @@
-"""The planner's arithmetic against hand calculations, published sizes and the runs it was fitted to."""
+"""The planner's arithmetic against hand calculations, published sizes and the runs it was fitted
+to.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def test_a_token_in_the_cache_by_hand():
 
 
 def test_states_of_32b_by_hand():
-    """TP 8, one replica: 6 bytes of weight and gradient and 12 of Adam a parameter, an eighth each: 73.7 GB."""
+    """TP 8, one replica: 6 bytes of weight and gradient and 12 of Adam a parameter, an eighth each:
+    73.7 GB.
+    """
     found = train_memory(THIRTY_TWO, Parallel(tp=8), Memory(), dp=1, micro_batch_tokens=0)
     assert (found.weights + found.gradients + found.optimizer) * GIB == pytest.approx(73.7e9, rel=0.01)
     two = train_memory(THIRTY_TWO, Parallel(tp=4), Memory(), dp=2, micro_batch_tokens=0)
@@ -102,9 +106,11 @@ def test_states_of_32b_by_hand():
 
 
 def test_states_of_experts_by_hand():
-    """Qwen3-30B-A3B, 8 replicas, EP 8: an eighth of 29.0 G parameters of experts and all 1.5 G others on each device.
+    """Qwen3-30B-A3B, 8 replicas, EP 8: an eighth of 29.0 G parameters of experts and all 1.5 G
+    others on each device.
 
-    No other device holds the same experts, so their 12 bytes of Adam are whole; those of the others are an eighth.
+    No other device holds the same experts, so their 12 bytes of Adam are whole; those of the others
+    are an eighth.
     """
     experts, others = 48 * 128 * (3 * 2048 * 768 + 2048), 48 * 2048 * 128 * 2 * 36 + 2 * 2048 * 151936
     found = train_memory(PUBLISHED["Qwen3-30B-A3B"], Parallel(ep=8), Memory(), dp=8, micro_batch_tokens=0)
@@ -113,7 +119,9 @@ def test_states_of_experts_by_hand():
 
 
 def test_activations_by_hand():
-    """One layer of 7B keeps 2 h, q, the attention's output, k, v and 3 f for each token, in bfloat16."""
+    """One layer of 7B keeps 2 h, q, the attention's output, k, v and 3 f for each token, in
+    bfloat16.
+    """
     kept, working = activation_bytes(SEVEN, Memory(), 1)
     assert (kept, working) == (2 * (2 * 3584 + 2 * 3584 + 2 * 512 + 3 * 18944), 0.0)
     full, again = activation_bytes(SEVEN, Memory(recompute="full"), 2)
@@ -139,7 +147,8 @@ def test_memory_knobs_turn_the_right_way():
     assert need(Parallel(pp=2, vpp=2), Memory()) > need(Parallel(pp=2), Memory())
 
 
-# perf/LOG.md, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a GPU. 83,081 tokens a step, 32 sequences.
+# # perf/LOG.md, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a GPU. 83,081 tokens
+# a step, 32 sequences.
 MEASURED = {
     "cp2_kept": (("train.micro_batch_tokens=11264", "memory.adam_states=compact"), 127.3, 11549),  # fitted
     "cp2_plain_cross_entropy": (("memory.fused_cross_entropy=false",), 129.1, 11253),  # fitted
@@ -193,7 +202,9 @@ def test_a_measured_out_of_memory_is_refused():
 
 
 def test_the_other_way_the_same_model_ran_out_of_memory():
-    """Measured on 2 H200 without recomputation: DP 2, CP 2, and TP 2 with micro-batches of 32 k tokens."""
+    """Measured on 2 H200 without recomputation: DP 2, CP 2, and TP 2 with micro-batches of 32 k
+    tokens.
+    """
     for settings in (
         ("parallel.tp=1", "parallel.cp=1", "train.micro_batch_tokens=16384"),
         ("parallel.tp=1", "parallel.cp=2", "train.micro_batch_tokens=16384"),
@@ -220,7 +231,9 @@ def test_the_run_it_was_fitted_to_rl_1_5b():
 
 
 def test_a_measured_rl_run_of_7b():
-    """perf/baselines/rl_7b_h200x2.NVIDIA_H200x2.json: 128 responses up to 4.2 k tokens. Weight sync is fitted."""
+    """perf/baselines/rl_7b_h200x2.NVIDIA_H200x2.json: 128 responses up to 4.2 k tokens. Weight sync
+    is fitted.
+    """
     config = rl("rl_qwen2.5_7b_h200x8", "cluster.gpus_per_node=2", "rollout.max_response_tokens=4200",
                 "data.max_prompt_tokens=575", "train.prompts_per_step=16", "train.mini_batch_prompts=16",
                 "train.micro_batch_tokens=16384", "rollout.group_size=8", "rollout.engine_memory_fraction=0.4",
@@ -233,7 +246,9 @@ def test_a_measured_rl_run_of_7b():
 
 
 def test_a_measured_run_of_half_a_32b_on_two_h200():
-    """perf/baselines/sft_32b_half_h200x2.NVIDIA_H200x2.json: 32 of 64 layers, TP 2. Nothing was fitted to it."""
+    """perf/baselines/sft_32b_half_h200x2.NVIDIA_H200x2.json: 32 of 64 layers, TP 2. Nothing was
+    fitted to it.
+    """
     settings = ("cluster.gpus_per_node=2", "parallel.tp=2", "memory.adam_states=bfloat16")
     config = load_config(SftConfig, CONFIGS / "sft_qwen2.5_32b_h200x8.toml", settings)
     plan = make_plan(config, replace(THIRTY_TWO, layers=32), parse("h200x2"), mean_tokens=105_833 / 32)

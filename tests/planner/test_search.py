@@ -50,7 +50,9 @@ def test_every_shipped_rl_configuration_is_nearly_the_best_there_is(path: Path):
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("sft_*_*x*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_sft_configuration_is_near_the_best_there_is(path: Path):
-    """The planner does not know that ranks wait for the longest sequence of a small batch, so it may differ more."""
+    """The planner does not know that ranks wait for the longest sequence of a small batch, so it
+    may differ more.
+    """
     config = load_config(SftConfig, path)
     shape, hardware = of_model(config.model.path), of_run(config)
     best = proposals(config, shape, hardware, None)[0]
@@ -135,7 +137,9 @@ def test_attention_heads_are_not_cut_on_ascend_where_they_cannot_be():
 
 
 def test_auto_costs_what_long_responses_recompute():
-    """Lengths of 1 to 18 k, a budget of 12 k: the third above it recompute as far as they are longer."""
+    """Lengths of 1 to 18 k, a budget of 12 k: the third above it recompute as far as they are
+    longer.
+    """
     lengths, memory = Lengths(mean=9216, longest=18432), Memory(recompute="auto", fused_cross_entropy=True)
     assert lengths.recomputed(SEVEN, Parallel(), memory, 18432) == 0.0
     rest, input_share = token_memory(SEVEN, fused_cross_entropy=True)

@@ -1,4 +1,6 @@
-"""verl's checkpoint of the Megatron engine on CPU: a resumed engine goes on as if it had never stopped, bit by bit."""
+"""verl's checkpoint of the Megatron engine on CPU: a resumed engine goes on as if it had never
+stopped, bit by bit.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ CASES = [(layout, "float32") for layout in LAYOUTS] + [("dp2", "bfloat16")]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(layout, dtype) -> answers and exported weights of the straight run, and of the one resumed in a new engine."""
+    """(layout, dtype) -> answers and exported weights of the straight run, and of the one resumed
+    in a new engine.
+    """
     folder = tmp_path_factory.mktemp("resume")
     models = {kind: str(make_model(folder / kind, kind)) for kind in ("qwen2", "qwen3_moe")}
     straight, resumed = [], []

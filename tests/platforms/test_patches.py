@@ -31,7 +31,9 @@ def tau_patch(**changes) -> Patch:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """target -> (what its probe did with the patch, what it did without), from a process of its own."""
+    """target -> (what its probe did with the patch, what it did without), from a process of its
+    own.
+    """
     folder = tmp_path_factory.mktemp("patches")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.platforms.without_patches", folder],

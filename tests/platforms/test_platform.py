@@ -109,7 +109,9 @@ def test_verl_on_another_platform_than_the_run_is_an_error():
 
 @cpu_only
 def test_stale_installed_metadata_is_refused(tmp_path):
-    """A folder on the path with an egg-info from before a plugin existed hides the installed metadata."""
+    """A folder on the path with an egg-info from before a plugin existed hides the installed
+    metadata.
+    """
     egg_info = tmp_path / "retool_mcore.egg-info"
     egg_info.mkdir()
     (egg_info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: retool_mcore\nVersion: 0.0.1\n")

@@ -1,6 +1,8 @@
-"""A checkpoint resumed on another layout: the next two steps are those of the run that was never stopped.
+"""A checkpoint resumed on another layout: the next two steps are those of the run that was never
+stopped.
 
-Two steps, because an error in Adam's state shows only in the second. Real verl engines, Megatron-core and gloo.
+Two steps, because an error in Adam's state shows only in the second. Real verl engines,
+Megatron-core and gloo.
 """
 
 import pytest

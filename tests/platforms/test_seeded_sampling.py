@@ -1,4 +1,6 @@
-"""The CPU's draws by a request's own seed: from its distribution, and not moved by the rest of the batch."""
+"""The CPU's draws by a request's own seed: from its distribution, and not moved by the rest of the
+batch.
+"""
 
 from __future__ import annotations
 

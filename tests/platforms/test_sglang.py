@@ -1,4 +1,6 @@
-"""The real SGLang server on CPU computes what transformers computes and, update by update, what Megatron trained."""
+"""The real SGLang server on CPU computes what transformers computes and, update by update, what
+Megatron trained.
+"""
 
 import random
 from pathlib import Path
@@ -89,7 +91,9 @@ def test_a_seed_fixes_a_response_whatever_else_is_in_the_batch(server, top_p: fl
 
 
 def check_three_updates(server, model, layout: dict[str, int], tmp_path: Path) -> None:
-    """Rollout and actor log-probabilities differ by at most 1e-4 in float32 after each update (measured: 6e-6)."""
+    """Rollout and actor log-probabilities differ by at most 1e-4 in float32 after each update
+    (measured: 6e-6).
+    """
     before = [answer["output_ids"] for answer in generate(server)]
     actions = []
     for step in (1, 2, 3):

@@ -1,4 +1,6 @@
-"""Weights between processes on platform `cpu`: bit for bit, to every receiver, and an error where one is gone."""
+"""Weights between processes on platform `cpu`: bit for bit, to every receiver, and an error where
+one is gone.
+"""
 
 from __future__ import annotations
 

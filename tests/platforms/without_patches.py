@@ -2,8 +2,9 @@
 
     python -m tests.platforms.without_patches OUT_FOLDER
 
-Writes OUT_FOLDER/result.json: target -> [outcome with the patch, outcome without]. A program of its own because the
-patches concern a whole process. For every patch there is something it enables, in ENABLES.
+Writes OUT_FOLDER/result.json: target -> [outcome with the patch, outcome without]. A program of its
+own because the patches concern a whole process. For every patch there is something it enables, in
+ENABLES.
 """
 
 from __future__ import annotations
@@ -220,7 +221,9 @@ def outcome(probe, probes: Probes) -> str:
 
 
 def rank(patched: bool) -> None:
-    """A rank whose checkpoint writer has started: prints its children's process ids and waits to be killed."""
+    """A rank whose checkpoint writer has started: prints its children's process ids and waits to be
+    killed.
+    """
     import psutil
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 

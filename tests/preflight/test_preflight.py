@@ -1,4 +1,6 @@
-"""Each check of `retool preflight` says ok on a good run, and the value, the rule and what to do on a bad one."""
+"""Each check of `retool preflight` says ok on a good run, and the value, the rule and what to do on
+a bad one.
+"""
 
 from __future__ import annotations
 

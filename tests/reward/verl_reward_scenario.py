@@ -1,6 +1,8 @@
-"""Run by test_verl_reward.py in its own process: a run's settings through verl's tree and verl's own reward manager.
+"""Run by test_verl_reward.py in its own process: a run's settings through verl's tree and verl's
+own reward manager.
 
-Prints one JSON object: what verl makes of four responses, for each of the settings on standard input.
+Prints one JSON object: what verl makes of four responses, for each of the settings on standard
+input.
 """
 
 from __future__ import annotations

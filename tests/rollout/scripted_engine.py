@@ -1,4 +1,6 @@
-"""An engine that says what it is told, token by token as a real one would stop, for tests of the loop alone."""
+"""An engine that says what it is told, token by token as a real one would stop, for tests of the
+loop alone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def call(code: str) -> str:
 
 
 class ScriptedEngine:
-    """Says the script turn by turn: a request that continues exactly what it said gets the rest of that turn.
+    """Says the script turn by turn: a request that continues exactly what it said gets the rest of
+    that turn.
 
     The contexts it was sent are kept.
     """

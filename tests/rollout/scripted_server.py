@@ -1,4 +1,6 @@
-"""The real SGLang server with a model that says what it is told: a logit processor leaves it one token to sample."""
+"""The real SGLang server with a model that says what it is told: a logit processor leaves it one
+token to sample.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from retool_mcore.rollout.sglang_http import SglangEngine
 
 
 class PlannedEngine(SglangEngine):
-    """Samples ``plan``, the response token by token with the results in between, by position after the prompt."""
+    """Samples ``plan``, the response token by token with the results in between, by position after
+    the prompt.
+    """
 
     def __init__(self, url: str, prompt_tokens: int, plan: Sequence[int], *, retry_s: float = 5.0) -> None:
         super().__init__(url, retry_s=retry_s)

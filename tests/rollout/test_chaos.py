@@ -1,4 +1,6 @@
-"""The engine and the sandbox are killed in the middle of a rollout and come back: every trajectory ends as planned."""
+"""The engine and the sandbox are killed in the middle of a rollout and come back: every trajectory
+ends as planned.
+"""
 
 from __future__ import annotations
 

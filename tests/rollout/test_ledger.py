@@ -1,4 +1,6 @@
-"""The ledger's columns stay equal, append-only and within budget, whatever is appended in whatever order."""
+"""The ledger's columns stay equal, append-only and within budget, whatever is appended in whatever
+order.
+"""
 
 from __future__ import annotations
 

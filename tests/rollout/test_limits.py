@@ -1,4 +1,6 @@
-"""Each limit of a trajectory at its edge, from the run file to what the sandbox or the engine is asked for."""
+"""Each limit of a trajectory at its edge, from the run file to what the sandbox or the engine is
+asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The tokens of a rollout, put together turn by turn, are those of rendering the conversation at once (verl 6501).
+"""The tokens of a rollout, put together turn by turn, are those of rendering the conversation at
+once (verl 6501).
 
-For templates of the Qwen2.5 and the Qwen3 style, with one call a turn and with several (consecutive tool results), with
-thinking blocks, and for a tokenizer that merges line breaks with what stands before them.
+For templates of the Qwen2.5 and the Qwen3 style, with one call a turn and with several (consecutive
+tool results), with thinking blocks, and for a tokenizer that merges line breaks with what stands
+before them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from tests.rollout.scripted_engine import ScriptedEngine
 plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
 LIMITS = Limits(max_response_tokens=5000, max_turns=10)
 
-# Qwen3's: thinking is written back after the last user message; a last turn without any gets an empty block.
+# # Qwen3's: thinking is written back after the last user message; a last turn without any gets an
+# empty block.
 TURN = "{{- '<|im_start|>assistant\\n' + message.content -}}"
 THINKING_TURN = """{{- '<|im_start|>assistant\\n' -}}
         {%- if message.reasoning_content or loop.last -%}
@@ -65,7 +68,9 @@ def as_sampled(thought: str, text: str, codes: list[str], thinks: bool) -> str:
 
 
 def written(thought: str, text: str, thinking: bool) -> tuple[str, str]:
-    """Thought and text as Qwen3's template writes them, without the line breaks at their edges; or no thought."""
+    """Thought and text as Qwen3's template writes them, without the line breaks at their edges; or
+    no thought.
+    """
     return (thought.strip("\n"), text.lstrip("\n")) if thinking else ("", text)
 
 

@@ -76,7 +76,9 @@ def test_no_text_raises(text: str):
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet="</code>\n =-x", max_size=30), st.sampled_from(["", "\n", "\n\n", ">", ".", " "]))
 def test_whatever_token_completes_the_tag_the_engine_stops_on_it(merging_tokenizer, before: str, after: str):
-    """Token by token through a text that completes the tag once: the stop is on the completing token and not before."""
+    """Token by token through a text that completes the tag once: the stop is on the completing
+    token and not before.
+    """
     retool = Retool(merging_tokenizer)
     ids = merging_tokenizer.encode(f"{before}</code>{after}", add_special_tokens=False)
     for end in range(1, len(ids) + 1):
@@ -120,7 +122,8 @@ async def play(tokenizer, sandbox, *script: str, limits: Limits = LIMITS) -> Tra
 
 @ON_ONE_LOOP
 async def test_a_trajectory_in_one_message(tokenizer, sandbox):
-    # The ">" of the comparison looks like the end of the tag: the engine stops there, and the turn goes on.
+    # # The ">" of the comparison looks like the end of the tag: the engine stops there, and the
+    # turn goes on.
     said = "Hm.\n" + block("if 2 > 1: print(412 + 967)")
     trajectory = await play(tokenizer, sandbox, said, ANSWER)
     text = tokenizer.decode(trajectory.ledger.response_ids)

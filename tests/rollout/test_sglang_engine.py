@@ -1,4 +1,6 @@
-"""The loop against the real SGLang server: a scripted model makes exact calls, a random one samples 1,000 turns."""
+"""The loop against the real SGLang server: a scripted model makes exact calls, a random one samples
+1,000 turns.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,9 @@ async def test_the_papers_form_stops_on_the_token_that_completes_its_tag(server,
 
 
 async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continued(server, tokenizer):
-    """The server reports the length of the context it continued; the ledger asserts it at every turn."""
+    """The server reports the length of the context it continued; the ledger asserts it at every
+    turn.
+    """
     hermes = Hermes(tokenizer)
     async with SglangEngine(server.url) as engine, open_sandbox("local", min_level="rlimits") as sandbox:
         trajectories = await asyncio.gather(

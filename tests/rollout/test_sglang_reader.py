@@ -1,4 +1,6 @@
-"""Where SGLang's FunctionCallParser reads a call, ours reads the same; where it drops one, ours still has a say."""
+"""Where SGLang's FunctionCallParser reads a call, ours reads the same; where it drops one, ours
+still has a say.
+"""
 
 from __future__ import annotations
 

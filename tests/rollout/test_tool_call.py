@@ -73,7 +73,8 @@ def test_a_call_with_one_reading_is_repaired(body: str, code: str, repairs: tupl
         (turn('{"name": "code_interpreter", "arguments": {"code": 3}}'), "arguments", 'one string, "code"'),
         (turn('{"name": "code_interpreter", "arguments": {"code": "\\ud800"}}'), "arguments", "surrogate"),
         ('{"name": "code_interpreter"}\n</tool_call>', "tags", "no opening tag"),
-        # Two calls in one pair of tags, and quotes that may close the code or not: several readings, so none.
+        # # Two calls in one pair of tags, and quotes that may close the code or not: several
+        # readings, so none.
         (turn(call("print(1)") + call("print(2)")), "json", "Extra data"),
         (turn(call('print("a"')), "json", "not valid JSON"),
         (turn("[" * 100_000), "json", "nested too deeply"),
@@ -105,7 +106,9 @@ def test_code_that_is_python_decoded_and_as_it_stands_is_not_guessed(code: str):
 
 
 def test_two_escapes_of_one_character_are_decoded_together():
-    r"""\ud83d\ude00 is one character; each half alone is none, and the call would be refused for it."""
+    r"""\ud83d\ude00 is one character; each half alone is none, and the call would be refused for
+    it.
+    """
     parsed = parse_hermes(turn(call(r"print(1)\nprint('\d \ud83d\ude00')")))
     assert parsed.codes == ("print(1)\nprint('\\d \U0001f600')",)
     assert parsed.repairs == ("backslashes",)

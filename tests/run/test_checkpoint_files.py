@@ -1,4 +1,6 @@
-"""A checkpoint is complete or absent, belongs to its run, and old ones go only after a newer one is complete."""
+"""A checkpoint is complete or absent, belongs to its run, and old ones go only after a newer one is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,9 @@ PPO = ("algorithm.name=ppo", "critic.lr=1e-5")
 def test_a_changed_learning_rate_is_told_and_counts(
     tmp_path: Path, kind: type[RunConfig], path: Path, *, before: tuple[str, ...], after: tuple[str, ...], said: str
 ):
-    """That it counts is in test_sft_engine.py, and in load_checkpoint, which RL's workers call, too."""
+    """That it counts is in test_sft_engine.py, and in load_checkpoint, which RL's workers call,
+    too.
+    """
     here = f"run.root={tmp_path}"
     save(load_config(kind, path, [here, *before]), 50)
     for settings, lines in ((after, 1), ((), 0)):
@@ -213,7 +217,9 @@ def test_a_reshardable_checkpoint_resumes_on_any_layout(tmp_path: Path):
 
 
 def test_experts_stay_spread_over_as_many_ranks(tmp_path: Path):
-    """Megatron-core 0.16.1 raises KeyError: 'optimizer' for ep 2 to ep 1; other sizes change as with a dense model."""
+    """Megatron-core 0.16.1 raises KeyError: 'optimizer' for ep 2 to ep 1; other sizes change as
+    with a dense model.
+    """
     save(run_in(tmp_path, *DP2, "parallel.ep=2", "checkpoint.reshardable=true"), 50)
     with pytest.raises(CheckpointError, match=r"ep 1, dp 2\. .* parallel\.ep may not change\. Set it to 2"):
         checkpoint.find_resume(run_in(tmp_path, *DP2))

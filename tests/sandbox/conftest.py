@@ -1,4 +1,6 @@
-"""Sandboxes at every level this machine gives, opened once: a level that is refused is skipped with its reason."""
+"""Sandboxes at every level this machine gives, opened once: a level that is refused is skipped with
+its reason.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SECRET = "a secret of the training process"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in gVisor containers are long ones: each execution starts a kernel, and runsc is on few machines."""
+    """Tests in gVisor containers are long ones: each execution starts a kernel, and runsc is on few
+    machines.
+    """
     for item in items:
         callspec = getattr(item, "callspec", None)
         values = {str(value) for value in callspec.params.values()} if callspec is not None else set[str]()
@@ -27,7 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=LEVELS, ids=str)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
-    """One sandbox per level, shared by all tests: each of them also shows that the ones before left it whole."""
+    """One sandbox per level, shared by all tests: each of them also shows that the ones before left
+    it whole.
+    """
     os.environ["RETOOL_TEST_SECRET"] = SECRET
     opened = await open_at(request.param, workers=2)
     yield opened
@@ -53,7 +59,9 @@ async def containers() -> AsyncIterator[LocalSandbox]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=["forked", "container"])
 async def interpreter(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
-    """Both ways an interpreter comes to be, for tests of what it does: forked from a warm one, alone in a container."""
+    """Both ways an interpreter comes to be, for tests of what it does: forked from a warm one,
+    alone in a container.
+    """
     if request.param == "container":
         opened = await open_at(Level.GVISOR, workers=2, sessions=2)
     else:

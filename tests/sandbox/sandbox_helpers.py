@@ -39,7 +39,9 @@ async def still_works(sandbox: LocalSandbox) -> bool:
 
 
 async def open_at(level: Level, **options: int) -> LocalSandbox:
-    """A sandbox at exactly ``level``; one attempt, so that a dying zygote is an error and not a retry."""
+    """A sandbox at exactly ``level``; one attempt, so that a dying zygote is an error and not a
+    retry.
+    """
     sandbox = LocalSandbox(min_level=level, max_level=level, attempts=1, **options)
     try:
         await sandbox.open()
@@ -76,7 +78,9 @@ def _pid_of(pidfd: int) -> int:
 
 
 async def until_running(sandbox: LocalSandbox, name: str, count: int) -> None:
-    """Wait for ``count`` executions that gave themselves ``name``. What is called so in a container, no host sees."""
+    """Wait for ``count`` executions that gave themselves ``name``. What is called so in a
+    container, no host sees.
+    """
     async with asyncio.timeout(60):
         while sandbox.level != Level.GVISOR and len(processes_named(name)) < count:
             await asyncio.sleep(0.02)

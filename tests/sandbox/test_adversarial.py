@@ -1,7 +1,9 @@
-"""The adversarial table, row by row, at every level of this machine: the exact outcome, not just 'no crash'.
+"""The adversarial table, row by row, at every level of this machine: the exact outcome, not just
+'no crash'.
 
-Limits, files and network; processes, text and state are in test_adversarial_processes.py. Where a level does not
-protect, the test says so by asserting what an attacker gets: README.md tells the same.
+Limits, files and network; processes, text and state are in test_adversarial_processes.py. Where a
+level does not protect, the test says so by asserting what an attacker gets: README.md tells the
+same.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ print("killed" if killed >= 2 else f"only {killed} killed")
 async def test_an_execution_killed_for_memory_says_so(sandbox: LocalSandbox):
     if not sandbox.memory_is_bounded_per_execution:
         pytest.skip("no writable memory cgroup: memory is bounded per process only")
-    # The kernel kills the largest process: here the first one, while its children hold most of the cgroup.
+    # # The kernel kills the largest process: here the first one, while its children hold most of
+    # the cgroup.
     code = """
 import os, time
 read_end, write_end = os.pipe()

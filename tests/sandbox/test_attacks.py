@@ -1,4 +1,6 @@
-"""What else an attacker would try, beyond the table: kernel interfaces, other executions, the supervisor's channel."""
+"""What else an attacker would try, beyond the table: kernel interfaces, other executions, the
+supervisor's channel.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ async def test_a_call_of_another_abi_kills(sandbox: LocalSandbox):
 
 
 async def test_the_supervisors_limits_and_signals_are_out_of_reach(sandbox: LocalSandbox):
-    """At landlock as an ordinary user the trainer has the same uid: what needs no more than that must be refused."""
+    """At landlock as an ordinary user the trainer has the same uid: what needs no more than that
+    must be refused.
+    """
     needs_seccomp(sandbox)
     code = f"""
 import fcntl, os, resource
@@ -227,7 +231,8 @@ for pid in (os.getppid(), {os.getpid()}, 1):
         try: open(f"/proc/{{pid}}/{{name}}", "rb").read(1); print("read", pid, name)
         except OSError: pass
 """
-    # A container's first process has the code's uid and nothing of anybody's: no request, the same few variables.
+    # # A container's first process has the code's uid and nothing of anybody's: no request, the
+    # same few variables.
     expected = "read 1 environ\nread 1 maps\nread 1 fd/0\n" * 2 if sandbox.level == Level.GVISOR else ""
     assert (await sandbox.execute(code)).stdout == expected
 

@@ -40,7 +40,9 @@ async def test_without_runsc_the_refusal_says_where_it_was_looked_for(monkeypatc
 
 
 async def test_a_runsc_that_is_too_old_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """A stand-in, since no such version can be had: it answers as runsc does to an option it does not know."""
+    """A stand-in, since no such version can be had: it answers as runsc does to an option it does
+    not know.
+    """
     runsc = tmp_path / "runsc"
     runsc.write_text("#!/bin/sh\necho 'flag provided but not defined: -ignore-cgroups' >&2\nexit 2\n")
     runsc.chmod(0o755)

@@ -1,4 +1,6 @@
-"""Levels are found by trying, a refusal is told with how to lift it, and there is no silent step down."""
+"""Levels are found by trying, a refusal is told with how to lift it, and there is no silent step
+down.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ def test_without_landlocks_signal_scope_seccomp_keeps_signals_in():
 
 
 def test_a_container_that_masks_proc_still_gives_namespaces():
-    """As in Docker: uid 0 is the only id there is, and parts of /proc are mounted over, so /proc cannot be mounted."""
+    """As in Docker: uid 0 is the only id there is, and parts of /proc are mounted over, so /proc
+    cannot be mounted.
+    """
     code = REFUSED_SETUP.format(refused=["getpgrp"], min_level="namespaces").replace(
         "6 * 7", "import os; os.listdir('/proc')"
     )

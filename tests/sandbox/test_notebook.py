@@ -1,4 +1,6 @@
-"""Code runs as a notebook cell: last value echoed through the AST, tracebacks that name the model's lines only."""
+"""Code runs as a notebook cell: last value echoed through the AST, tracebacks that name the model's
+lines only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The bounded output keeps head and tail of anything, counts what it drops, and never breaks a character."""
+"""The bounded output keeps head and tail of anything, counts what it drops, and never breaks a
+character.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The server speaks SandboxFusion's protocol to its own public client, and survives whatever else is sent to it."""
+"""The server speaks SandboxFusion's protocol to its own public client, and survives whatever else
+is sent to it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""--dry-run: verl's own classes resolve and judge the settings; nothing starts; what differs is told."""
+"""--dry-run: verl's own classes resolve and judge the settings; nothing starts; what differs is
+told.
+"""
 
 from __future__ import annotations
 

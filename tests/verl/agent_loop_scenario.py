@@ -1,4 +1,5 @@
-"""Run by test_agent_loop.py in its own process: verl instantiates our loop and runs it; only verl's server is scripted.
+"""Run by test_agent_loop.py in its own process: verl instantiates our loop and runs it; only verl's
+server is scripted.
 
 Prints one JSON object: what verl would store of each trajectory.
 """

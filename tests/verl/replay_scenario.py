@@ -1,4 +1,5 @@
-"""Run by test_replay.py in its own process: verl's queue under Ray, our sampler in front of it, groups put by hand.
+"""Run by test_replay.py in its own process: verl's queue under Ray, our sampler in front of it,
+groups put by hand.
 
 Prints one JSON object: what each scenario gave.
 """
@@ -46,7 +47,9 @@ def behavior(calls: int) -> dict[str, Any]:
 
 
 def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) -> None:
-    """A prompt of four trajectories; None is one whose agent loop returned [], as an outage makes it."""
+    """A prompt of four trajectories; None is one whose agent loop returned [], as an outage makes
+    it.
+    """
     tq.kv_batch_put(
         keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": "finished", "global_steps": 1}]
     )

@@ -1,6 +1,8 @@
-"""Run by test_sft_engine.py in its own process: the real SftEngine on a tiny model, one rank, a few updates.
+"""Run by test_sft_engine.py in its own process: the real SftEngine on a tiny model, one rank, a few
+updates.
 
-Prints one JSON object: what the optimizer, the loss and each forward pass saw, and what plain transformers says.
+Prints one JSON object: what the optimizer, the loss and each forward pass saw, and what plain
+transformers says.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def nats(model: Any, sequences: list[Rendered]) -> tuple[float, int]:
 
 
 def moments_norm(engine: Any) -> float:
-    """Of Adam's first moments after one update, without their factor 1 - beta1: what it took for the gradient."""
+    """Of Adam's first moments after one update, without their factor 1 - beta1: what it took for
+    the gradient.
+    """
     total = 0.0
     for part in getattr(engine.optimizer, "chained_optimizers", [engine.optimizer]):
         adam = part.optimizer

@@ -1,4 +1,6 @@
-"""What verl gets of our loop: tokens, mask and logprobs, the keys its metrics need, and nothing when dropped."""
+"""What verl gets of our loop: tokens, mask and logprobs, the keys its metrics need, and nothing
+when dropped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files as verl's preprocessing scripts and others write them, read by our dataset as verl's trainer does."""
+"""Files as verl's preprocessing scripts and others write them, read by our dataset as verl's
+trainer does.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SYSTEM = "You are a math expert. You are given a question and you need to solve 
 
 
 def multiturn_w_tool(number: int) -> dict[str, Any]:
-    """As verl's gsm8k_multiturn_w_tool.py and gsm8k_tool_agent_loop.py write it: a tool of verl's, its loop."""
+    """As verl's gsm8k_multiturn_w_tool.py and gsm8k_tool_agent_loop.py write it: a tool of verl's,
+    its loop.
+    """
     question, answer = f"Add {number} and {number}.", str(2 * number)
     return {
         "data_source": "openai/gsm8k",
@@ -53,7 +57,9 @@ def dapo(number: int) -> dict[str, Any]:
 
 
 def plain(number: int) -> dict[str, Any]:
-    """Numbers for truths, no extra_info, a key that only some turns have, and columns with names that verl uses."""
+    """Numbers for truths, no extra_info, a key that only some turns have, and columns with names
+    that verl uses.
+    """
     turns = [{"role": "user", "content": f"Twice {number}?"}, {"role": "user", "content": "Say it.", "name": "me"}]
     names = {"output": "x", "trace": "x", "session_id": 9, "uid": "x", "validate": True, "row": 99, "n": 3}
     return {"data_source": "mine", "prompt": turns, "reward_model": {"ground_truth": 2.0 * number}, **names}

@@ -40,7 +40,9 @@ def test_the_seed_decides_and_not_the_order_in_which_responses_ended():
 
 
 def test_updates_of_one_wave_have_lengths_of_one_distribution():
-    """The wave that showed the defect: 64 prompts x 16, ended in the order of their lengths, 4 updates."""
+    """The wave that showed the defect: 64 prompts x 16, ended in the order of their lengths, 4
+    updates.
+    """
     draw = random.Random(0)
     rows = sorted((int(draw.lognormvariate(8.2, 0.7)), f"1-{prompt}") for prompt in range(64) for _ in range(16))
     lengths = [length for length, _ in rows]

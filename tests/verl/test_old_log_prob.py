@@ -1,4 +1,6 @@
-"""algorithm.old_log_prob = "rollout": the same gradient as with a pass of its own, where a step is one update."""
+"""algorithm.old_log_prob = "rollout": the same gradient as with a pass of its own, where a step is
+one update.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def verl_imports_here() -> None:
 
 
 def gradient(rollout_BT: torch.Tensor, actor_BT: torch.Tensor, *settings: str) -> torch.Tensor:
-    """Of the policy loss with respect to the actor's log-probabilities [B, T], by verl's own functions."""
+    """Of the policy loss with respect to the actor's log-probabilities [B, T], by verl's own
+    functions.
+    """
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.utils.config import omega_conf_to_dataclass

@@ -1,4 +1,6 @@
-"""[optim] and [memory] as Megatron's optimizer configuration has them, for SFT, the actor and the critic."""
+"""[optim] and [memory] as Megatron's optimizer configuration has them, for SFT, the actor and the
+critic.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_betas_reach_megatrons_adam_in_rl(role: str):
 
 
 def test_betas_and_states_on_the_host_go_the_same_way_and_both_arrive():
-    """Megatron makes such an optimizer with Transformer Engine only, so this is what it would be made from."""
+    """Megatron makes such an optimizer with Transformer Engine only, so this is what it would be
+    made from.
+    """
     found = of_rl(*BETAS, "memory.optimizer_on_cpu=0.5")["actor"].override_optimizer_config
     assert (found["adam_beta1"], found["adam_beta2"]) == (0.5, 0.6)
     assert found["optimizer_cpu_offload"] is True and found["optimizer_offload_fraction"] == 0.5
@@ -63,7 +67,9 @@ def test_betas_reach_megatrons_adam_in_sft(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("mode", ["sync", "partial_rollout", "async"])
 def test_the_schedule_counts_the_updates_of_the_whole_run_in_every_mode(mode: str):
-    """The paper's size: 400 steps of 8 updates, 5 % of warm-up: the full rate is reached in step 20."""
+    """The paper's size: 400 steps of 8 updates, 5 % of warm-up: the full rate is reached in step
+    20.
+    """
     settings = ["train.steps=400", "train.prompts_per_step=512", "train.mini_batch_prompts=64"]
     settings += ["optim.schedule=cosine", "optim.warmup_fraction=0.05", f"train.mode={mode}"]
     settings += ["cluster.gpus_per_node=2", "rollout.gpus=1"] if mode == "async" else []

@@ -1,4 +1,6 @@
-"""memory.recompute = "auto": how many layers, and that Megatron's block is told before each forward pass."""
+"""memory.recompute = "auto": how many layers, and that Megatron's block is told before each forward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_a_7b_model_recomputes_only_what_a_long_sequence_needs():
 
 
 class Block(torch.nn.Module):
-    """The parts of Megatron's TransformerBlock that the hook reads; remembers what each forward pass found."""
+    """The parts of Megatron's TransformerBlock that the hook reads; remembers what each forward
+    pass found.
+    """
 
     def __init__(self, *, tp: int, pre_process: bool) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""[verl_overrides] may not say what a setting of ours says: the error names the setting, in RL and in SFT."""
+"""[verl_overrides] may not say what a setting of ours says: the error names the setting, in RL and
+in SFT.
+"""
 
 from __future__ import annotations
 

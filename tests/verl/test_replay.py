@@ -1,4 +1,6 @@
-"""What outages that drop trajectories do to a batch: no group holds them, they are counted, too many stop the run."""
+"""What outages that drop trajectories do to a batch: no group holds them, they are counted, too
+many stop the run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The time between two rows has a name, and what the engines say of their load is told over all of them."""
+"""The time between two rows has a name, and what the engines say of their load is told over all of
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What our part of verl's trainers makes of its timers and of its workers' errors, without starting one."""
+"""What our part of verl's trainers makes of its timers and of its workers' errors, without starting
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What [algorithm], [critic] and [optim] of an RL run do to advantages, losses and optimizers.
 
-verl's own functions, on the objects that verl makes of our resolved tree; beside each the formula, written out.
+verl's own functions, on the objects that verl makes of our resolved tree; beside each the formula,
+written out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from retool_mcore.verl.plugin import assert_loaded
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
-# Two responses, of 3 and of 1 token; the first's second token is an interpreter's. Ratios 0.5, 1, 2 and 30.
+# # Two responses, of 3 and of 1 token; the first's second token is an interpreter's. Ratios 0.5, 1,
+# 2 and 30.
 OLD = [[-2.0, -1.0, -3.0], [-5.0]]
 NEW = [[-2.0 - math.log(2), -1.0, -3.0 + math.log(2)], [-5.0 + math.log(30)]]
 MASK = [[1, 0, 1], [1]]
@@ -38,7 +40,9 @@ HERE: list[str] = []  # the settings that name what the fixture has made
 
 @pytest.fixture(autouse=True, scope="module")
 def verl_imports_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """With a model on disk, which verl's configuration of a critic reads; verl's defaults are composed once."""
+    """With a model on disk, which verl's configuration of a critic reads; verl's defaults are
+    composed once.
+    """
     get_platform("cpu").activate()
     assert_loaded()
     folder = tmp_path_factory.mktemp("settings")
@@ -69,7 +73,9 @@ def jagged(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) 
 
 
 def as_the_model_returns(rows: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Of prompts of one token: a value at each position is for the token after it, the last one for none."""
+    """Of prompts of one token: a value at each position is for the token after it, the last one for
+    none.
+    """
     return torch.tensor([value for row in rows for value in (*row, -99.0)])
 
 
@@ -140,7 +146,9 @@ def test_the_divergence_from_the_first_weights_has_its_weight_in_the_loss():
 
 
 def advantages(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[str, torch.Tensor]:
-    """What verl's trainer writes back to the queue of two groups of two responses: advantages and weights."""
+    """What verl's trainer writes back to the queue of two groups of two responses: advantages and
+    weights.
+    """
     from tensordict.tensorclass import NonTensorData, NonTensorStack
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils import tensordict_utils as tu
@@ -222,7 +230,8 @@ def test_a_value_moves_its_loss_up_to_the_clip():
     before, now, returns = [[0.0, 0.0, 0.0], [1.0]], [[1.0, 0.0, 0.2], [0.0]], [[1.0, 0.0, 1.0], [2.0]]
     data = batch(values=jagged(before), returns=jagged(returns))
     loss, _ = value_loss(critic, {"values": as_the_model_returns(now)}, data)
-    # The first has moved by 1 where 0.3 counts: (0.3 - 1)^2; the third by 0.2; the fourth away from its return.
+    # # The first has moved by 1 where 0.3 counts: (0.3 - 1)^2; the third by 0.2; the fourth away
+    # from its return.
     assert float(loss) == pytest.approx(0.5 * (0.7**2 + 0.8**2 + 2.0**2) / 3)
 
 
@@ -289,7 +298,9 @@ def test_log_probabilities_are_taken_at_the_temperature_that_was_sampled_at():
 
 
 def test_groups_are_filtered_by_the_answers_and_not_by_the_shaped_reward(tmp_path: Path, monkeypatch):
-    """Both kinds of group through verl's own filter, in the sampler that verl's trainer builds of our tree."""
+    """Both kinds of group through verl's own filter, in the sampler that verl's trainer builds of
+    our tree.
+    """
     from verl.trainer.ppo.v1 import replay_buffer, trainer_base
 
     settings = ("algorithm.filter_groups=true", "rollout.group_size=2", "reward.call_bonus=0.1")

@@ -1,4 +1,6 @@
-"""SFT's engine on a tiny model, without torchrun: loss mask, schedule, clipping, validation, micro-batches, resume."""
+"""SFT's engine on a tiny model, without torchrun: loss mask, schedule, clipping, validation,
+micro-batches, resume.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_adam_is_given_the_gradient_cut_to_its_norm_and_the_weight_decay(seen: d
 
 
 def test_a_long_sequence_does_not_fill_up_the_other_micro_batches(seen: dict[str, Any]):
-    """163 tokens in micro-batches of 64: three, though two would hold them where one has to hold 100."""
+    """163 tokens in micro-batches of 64: three, though two would hold them where one has to hold
+    100.
+    """
     forwards = seen["forwards"]
     assert sum(tokens for tokens, _ in forwards) == 163 and len(forwards) == 3
     assert [tokens for tokens, _ in forwards if tokens > 64] == [100]
@@ -67,7 +71,9 @@ def test_a_resumed_run_goes_on_with_the_same_steps(seen: dict[str, Any]):
 
 
 def test_a_changed_learning_rate_counts_from_the_next_step_on(seen: dict[str, Any]):
-    """Megatron would take the saved one, from the schedule and from the parameter groups, without a word."""
+    """Megatron would take the saved one, from the schedule and from the parameter groups, without a
+    word.
+    """
     assert [step["lr"] for step in seen["changed"]] == pytest.approx(
         [schedule(step, 0.004, 0.0) for step in range(5, 9)]
     )

@@ -1,6 +1,8 @@
-"""verl's own agent-loop worker on our resolved tree: what the engine is asked for, and what is stored of the answers.
+"""verl's own agent-loop worker on our resolved tree: what the engine is asked for, and what is
+stored of the answers.
 
-Only three ends are cut off: the client of the rollout servers is a script, and the queue and the reward are not there.
+Only three ends are cut off: the client of the rollout servers is a script, and the queue and the
+reward are not there.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def verl_imports_here() -> None:
 
 
 class Client:
-    """verl's LLMServerClient: each token's log-probability is its own, by its id, so that none can stand in another's
-    place unseen."""
+    """verl's LLMServerClient: each token's log-probability is its own, by its id, so that none can
+    stand in another's place unseen.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.engines, self.asked = tokenizer, dict[str, ScriptedEngine](), list[dict[str, Any]]()

@@ -1,1 +1,3 @@
-"""Platform `cpu`: verl's Megatron engine over gloo and the real SGLang, on machines without an accelerator."""
+"""Platform `cpu`: verl's Megatron engine over gloo and the real SGLang, on machines without an
+accelerator.
+"""

@@ -1,7 +1,9 @@
-"""mbridge for the plain-PyTorch layers: the models whose Hugging Face weights this platform reads and writes.
+"""mbridge for the plain-PyTorch layers: the models whose Hugging Face weights this platform reads
+and writes.
 
-mbridge always builds the Transformer Engine specification, where a norm's weight belongs to the linear layer that
-follows it. Here a norm is a module of its own, so its weight has another Megatron name; all other names are mbridge's.
+mbridge always builds the Transformer Engine specification, where a norm's weight belongs to the
+linear layer that follows it. Here a norm is a module of its own, so its weight has another Megatron
+name; all other names are mbridge's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What ``torch.cuda`` is on a GPU machine: the device module verl's platform hands out on a CPU machine.
+"""What ``torch.cuda`` is on a GPU machine: the device module verl's platform hands out on a CPU
+machine.
 
 Memory is the process's own: "allocated" is the resident set, "max" its peak, in bytes.
 """

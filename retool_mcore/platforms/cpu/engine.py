@@ -1,4 +1,6 @@
-"""verl's Megatron engine for device `cpu`. verl imports this module through ``model.external_lib`` in every worker."""
+"""verl's Megatron engine for device `cpu`. verl imports this module through ``model.external_lib``
+in every worker.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from retool_mcore.platforms.cpu import bridge  # noqa: E402, F401  registers the
 
 
 def _expected_on_cpu(record: logging.LogRecord) -> bool:
-    # Megatron's tracker warns when the CPU's generator moves inside its fork. Here it is the generator it forks.
+    # # Megatron's tracker warns when the CPU's generator moves inside its fork. Here it is the
+    # generator it forks.
     return "CPU RNG state changed within GPU RNG context" not in record.getMessage()
 
 
@@ -41,8 +44,9 @@ def _adam_groups(optimizer: Any) -> Iterator[tuple[torch.optim.Adam, dict[str, A
 def materialise_adam_state(optimizer: Any) -> None:
     """Give every parameter of a Megatron optimizer the state torch's Adam makes in its first step.
 
-    Megatron's distributed optimizer saves and loads checkpoints on the assumption that the state, ``step`` included,
-    is there from the start, as it is with Transformer Engine's Adam. The values are Adam's own first ones.
+    Megatron's distributed optimizer saves and loads checkpoints on the assumption that the state,
+    ``step`` included, is there from the start, as it is with Transformer Engine's Adam. The values
+    are Adam's own first ones.
     """
     for adam, group in _adam_groups(optimizer):
         for param in group["params"]:
@@ -55,9 +59,10 @@ def materialise_adam_state(optimizer: Any) -> None:
 def restore_adam_steps(optimizer: Any) -> None:
     """Give every parameter the step count its checkpoint has.
 
-    Megatron's distributed optimizer loads it into the parameter groups, then one shared tensor of it into all
-    parameters, then overwrites that with the count from before the load (distrib_optimizer.py, load_state_dict and
-    _set_main_param_and_optimizer_states). Adam would start its bias correction again, silently.
+    Megatron's distributed optimizer loads it into the parameter groups, then one shared tensor of
+    it into all parameters, then overwrites that with the count from before the load
+    (distrib_optimizer.py, load_state_dict and _set_main_param_and_optimizer_states). Adam would
+    start its bias correction again, silently.
     """
     for adam, group in _adam_groups(optimizer):
         for param in group["params"]:
@@ -72,7 +77,8 @@ class _AdamFromTheStart:
 
     @torch.no_grad()
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        # In float32 the optimizer's main weights are the model's own, which autograd guards against being written.
+        # # In float32 the optimizer's main weights are the model's own, which autograd guards
+        # against being written.
         super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
         restore_adam_steps(self.optimizer)  # type: ignore[attr-defined]
 

@@ -1,4 +1,6 @@
-"""The Megatron engine's configuration, with float32 allowed: CPUs need no 16-bit training, tests need exactness."""
+"""The Megatron engine's configuration, with float32 allowed: CPUs need no 16-bit training, tests
+need exactness.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from verl.workers.config import McoreEngineConfig
 
 @dataclass
 class CpuEngineConfig(McoreEngineConfig):
-    """verl's McoreEngineConfig whose ``dtype`` may also be "float32". Named by ``_target_`` in verl's tree."""
+    """verl's McoreEngineConfig whose ``dtype`` may also be "float32". Named by ``_target_`` in
+    verl's tree.
+    """
 
     def __post_init__(self) -> None:
         dtype = self.dtype
@@ -21,7 +25,7 @@ class CpuEngineConfig(McoreEngineConfig):
         object.__setattr__(self, "dtype", dtype)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # verl's trainer makes the critic's configuration itself and sends it to the worker, where nothing has imported
-        # model.external_lib yet: the engine it configures comes along.
+        # # verl's trainer makes the critic's configuration itself and sends it to the worker, where
+        # nothing has imported # model.external_lib yet: the engine it configures comes along.
         self.__dict__.update(state)
         importlib.import_module("retool_mcore.platforms.cpu.engine")

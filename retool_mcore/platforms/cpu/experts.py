@@ -1,4 +1,6 @@
-"""Megatron-core's experts for a machine without Transformer Engine, under the weights' names that mbridge knows."""
+"""Megatron-core's experts for a machine without Transformer Engine, under the weights' names that
+mbridge knows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ _LOCAL_NAME = re.compile(r"local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
 class Experts(SequentialMLP):
-    """One expert after the other, with weights named as Transformer Engine's grouped experts: linear_fc1.weight7.
+    """One expert after the other, with weights named as Transformer Engine's grouped experts:
+    linear_fc1.weight7.
 
     mbridge reads which expert a weight belongs to from that ending.
     """

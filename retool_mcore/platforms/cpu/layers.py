@@ -1,10 +1,11 @@
 """Norm and attention of a GPT layer in plain PyTorch, where Transformer Engine does not exist.
 
-Megatron-core's own local modules will not do: WrappedTorchNorm refuses sequence parallelism, DotProductAttention
-refuses packed sequences and context parallelism.
+Megatron-core's own local modules will not do: WrappedTorchNorm refuses sequence parallelism,
+DotProductAttention refuses packed sequences and context parallelism.
 
-Shapes: S tokens of one sequence, T tokens of a packed batch (on this rank), B batch, H query heads and K key/value
-heads of this tensor-parallel rank (H a multiple of K), D head width, C context-parallel ranks.
+Shapes: S tokens of one sequence, T tokens of a packed batch (on this rank), B batch, H query heads
+and K key/value heads of this tensor-parallel rank (H a multiple of K), D head width, C
+context-parallel ranks.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from retool_mcore.platforms.cpu.experts import Experts
 class RMSNorm(torch.nn.RMSNorm):
     """Root-mean-square norm over the last dimension, computed in float32.
 
-    Under sequence parallelism each rank normalizes its share of the tokens, so the weight is marked for Megatron to
-    sum its gradient over the tensor-parallel group.
+    Under sequence parallelism each rank normalizes its share of the tokens, so the weight is marked
+    for Megatron to sum its gradient over the tensor-parallel group.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
@@ -62,12 +63,13 @@ class _GatherFromContextParallel(torch.autograd.Function):
 class Attention(MegatronModule):
     """Causal grouped-query attention with the call contract of TEDotProductAttention.
 
-    Takes a right-padded batch (query [S, B, H, D], key and value [S, B, K, D], returns [S, B, H*D]) or packed
-    sequences (query [T, H, D], key and value [T, K, D], returns [T, H*D]). Padding is at the end of a sequence, so
-    the causal rule alone keeps real tokens from seeing it.
+    Takes a right-padded batch (query [S, B, H, D], key and value [S, B, K, D], returns [S, B, H*D])
+    or packed sequences (query [T, H, D], key and value [T, K, D], returns [T, H*D]). Padding is at
+    the end of a sequence, so the causal rule alone keeps real tokens from seeing it.
 
-    With context parallelism a sequence is cut into 2C chunks and rank r holds chunks r and 2C-1-r (the zig-zag
-    layout of Megatron and verl, which balances causal work); keys and values are gathered from all ranks.
+    With context parallelism a sequence is cut into 2C chunks and rank r holds chunks r and 2C-1-r
+    (the zig-zag layout of Megatron and verl, which balances causal work); keys and values are
+    gathered from all ranks.
     """
 
     def __init__(  # noqa: PLR0917  Megatron's contract
@@ -120,7 +122,9 @@ class Attention(MegatronModule):
         return torch.cat(parts)
 
     def _one(self, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """One sequence: query [S/C, H, D], key_value [2, S, K, D] or, gathered, [C, 2, S/C, K, D] -> [S/C, H*D]."""
+        """One sequence: query [S/C, H, D], key_value [2, S, K, D] or, gathered, [C, 2, S/C, K, D]
+        -> [S/C, H*D].
+        """
         if self.cp_group is None:
             return self._attend(query[None], key_value[0][None], key_value[1][None], mask=None)[0]
         ranks, rank, half = self.cp_group.size(), self.cp_group.rank(), query.shape[0] // 2
@@ -135,7 +139,9 @@ class Attention(MegatronModule):
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """query [B, S, H, D], key and value [B, S', K, D] -> [B, S, H*D]; causal where no mask is given."""
+        """query [B, S, H, D], key and value [B, S', K, D] -> [B, S, H*D]; causal where no mask is
+        given.
+        """
         out = scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),

@@ -1,8 +1,10 @@
-"""What Megatron-core, verl and SGLang take for granted of a CUDA device, mended where there is none.
+"""What Megatron-core, verl and SGLang take for granted of a CUDA device, mended where there is
+none.
 
-Three rules keep the reach of the patches small. A ``torch.cuda`` function is replaced only when the original can do
-nothing but raise on such a machine. A ``device="cuda"`` or ``pin_memory=True`` written into a file is redirected in
-that file alone, by giving the file a view of ``torch``. And each set is applied only in the processes that need it.
+Three rules keep the reach of the patches small. A ``torch.cuda`` function is replaced only when the
+original can do nothing but raise on such a machine. A ``device="cuda"`` or ``pin_memory=True``
+written into a file is redirected in that file alone, by giving the file a view of ``torch``. And
+each set is applied only in the processes that need it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def _always(value: Any) -> Callable[[Any], Any]:
 
 
 def _manual_seed(original: Any) -> Callable[[int], None]:
-    # torch.manual_seed itself calls torch.cuda.manual_seed_all, so the generator is seeded directly.
+    # # torch.manual_seed itself calls torch.cuda.manual_seed_all, so the generator is seeded
+    # directly.
     def manual_seed(seed: int) -> None:
         torch.default_generator.manual_seed(int(seed))
 

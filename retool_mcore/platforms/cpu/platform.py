@@ -20,7 +20,9 @@ MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
 
 
 class Cpu(Platform):
-    """Refuses machines with an accelerator: its patches are for torch builds and processes that see none."""
+    """Refuses machines with an accelerator: its patches are for torch builds and processes that see
+    none.
+    """
 
     name = "cpu"
     verl_platform = "cpu"

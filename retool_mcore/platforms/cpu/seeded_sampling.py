@@ -22,7 +22,9 @@ def uniform(seed: int, position: int) -> float:
 
 
 def multinomial_with_seed(logprobs_NV: torch.Tensor, seed_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-    """Token indices [N, 1], each drawn from its row's distribution (log weights [N, V]) by its seed and position."""
+    """Token indices [N, 1], each drawn from its row's distribution (log weights [N, V]) by its seed
+    and position.
+    """
     draws = [uniform(seed, position) for seed, position in zip(seed_N.tolist(), positions_N.tolist(), strict=True)]
     cumulated_NV = logprobs_NV.double().exp().cumsum(dim=-1)
     total_N1 = cumulated_NV[:, -1:]
@@ -31,7 +33,9 @@ def multinomial_with_seed(logprobs_NV: torch.Tensor, seed_N: torch.Tensor, posit
 
 
 def with_seeds(original: Any) -> Any:
-    """SamplingBatchInfo.from_schedule_batch, with the seed that each request has; one without draws one."""
+    """SamplingBatchInfo.from_schedule_batch, with the seed that each request has; one without draws
+    one.
+    """
     make: Callable[..., Any] = original.__func__
 
     @functools.wraps(make)

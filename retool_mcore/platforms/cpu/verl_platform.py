@@ -14,7 +14,9 @@ from retool_mcore.platforms.cpu import device
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """Ray's "GPU" resource counts training processes here: the run starts Ray with that many logical ones."""
+    """Ray's "GPU" resource counts training processes here: the run starts Ray with that many
+    logical ones.
+    """
 
     @property
     def device_name(self) -> str:

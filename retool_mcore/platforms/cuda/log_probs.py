@@ -1,7 +1,9 @@
-"""``memory.fused_cross_entropy``: log-probabilities and entropies of the output layer without a float32 copy of logits.
+"""``memory.fused_cross_entropy``: log-probabilities and entropies of the output layer without a
+float32 copy of logits.
 
-Plain torch around two kernels, cuBLAS's product and Transformer Engine's cross-entropy; tests/numerics/cuda_twin.py has
-both for a CPU. T tokens, V this rank's part of the vocabulary, H hidden size, R rows of some tokens.
+Plain torch around two kernels, cuBLAS's product and Transformer Engine's cross-entropy;
+tests/numerics/cuda_twin.py has both for a CPU. T tokens, V this rank's part of the vocabulary, H
+hidden size, R rows of some tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ _entropy_is_asked: ContextVar[bool] = ContextVar("entropy_is_asked", default=Tru
 
 
 def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's fused forward with cuBLAS for the output layer and Transformer Engine's kernel for the cross-entropy.
+    """verl's fused forward with cuBLAS for the output layer and Transformer Engine's kernel for the
+    cross-entropy.
 
-    The kernel writes the gradient over the bfloat16 logits, so no float32 copy of them is made: 2 bytes a logit in
-    place of about 14. At a temperature other than 1 verl's own kernel is called, which scales in float32.
+    The kernel writes the gradient over the bfloat16 logits, so no float32 copy of them is made: 2
+    bytes a logit in place of about 14. At a temperature other than 1 verl's own kernel is called,
+    which scales in float32.
     """
 
     @wraps(original)
@@ -35,7 +39,8 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
         reduction: str,
         group: dist.ProcessGroup,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log_probs_T, entropy_T) float32 of labels [T], from hidden [T, 1, H] and this rank's weight [V, H].
+        """(log_probs_T, entropy_T) float32 of labels [T], from hidden [T, 1, H] and this rank's
+        weight [V, H].
 
         Both can be differentiated. Entropies that nobody asks for are not computed, and NaN.
         """
@@ -67,9 +72,11 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
 
 
 def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's choice of a fused forward function, which then tells the function above whether entropies are asked for.
+    """verl's choice of a fused forward function, which then tells the function above whether
+    entropies are asked for.
 
-    They are in the pass before the update, for the metric, and in the update where actor.entropy_coeff is set.
+    They are in the pass before the update, for the metric, and in the update where
+    actor.entropy_coeff is set.
     """
 
     @wraps(original)
@@ -90,9 +97,11 @@ def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entropy(logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Entropies [T] in float32 and nats, over the vocabulary of all ranks of ``group``; can be differentiated.
+    """Entropies [T] in float32 and nats, over the vocabulary of all ranks of ``group``; can be
+    differentiated.
 
-    With a gradient the logits are copied once, in their own type: the loss's kernel writes over them.
+    With a gradient the logits are copied once, in their own type: the loss's kernel writes over
+    them.
     """
     return _Entropy.apply(logits_TV, group) if torch.is_grad_enabled() else _entropy(logits_TV, group)
 

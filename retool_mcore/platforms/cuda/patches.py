@@ -18,7 +18,8 @@ PART_ELEMENTS = 1 << 28  # of one part of an optimizer step: 1 GiB for each floa
 def _step_in_parts(step: Callable[..., Any]) -> Callable[..., Any]:
     """FusedAdam.step over some parameters at a time, where moments are kept in fewer than 32 bits.
 
-    The kernel takes float32 moments, so the original makes a copy of every moment of the group before it starts.
+    The kernel takes float32 moments, so the original makes a copy of every moment of the group
+    before it starts.
     """
 
     @wraps(step)

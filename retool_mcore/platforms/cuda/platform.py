@@ -1,4 +1,6 @@
-"""Class Cuda: NVIDIA GPUs; Transformer Engine's layers, NCCL, and the kernels that the engines leave switched off."""
+"""Class Cuda: NVIDIA GPUs; Transformer Engine's layers, NCCL, and the kernels that the engines
+leave switched off.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +120,9 @@ class Cuda(Platform):
         import torch
 
         torch.cuda.set_device(local_rank)
-        # Packed batches differ in length each step, and fixed segments break into unusable pieces. Not by environment:
-        # SGLang's memory saver refuses it, and verl switches it by itself where the two share a GPU.
+        # # Packed batches differ in length each step, and fixed segments break into unusable
+        # pieces. Not by environment: # SGLang's memory saver refuses it, and verl switches it by
+        # itself where the two share a GPU.
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
     def synchronize(self) -> None:

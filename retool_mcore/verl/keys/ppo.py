@@ -1,7 +1,8 @@
 """From our configuration to verl 0.9.1's: what SFT and RL share, and RL's whole tree.
 
-The files of verl/keys are the only ones that spell a key path of verl's. RL runs verl's
-PPO trainer, which takes the whole Hydra tree: its defaults are composed by verl itself and changed here, key by key.
+The files of verl/keys are the only ones that spell a key path of verl's. RL runs verl's PPO
+trainer, which takes the whole Hydra tree: its defaults are composed by verl itself and changed
+here, key by key.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _RUN_CONFIG_KEY = "trainer.retool_config"  # ours, in verl's tree: where Ray wor
 
 
 def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
-    """Keys of verl's McoreEngineConfig, the same under SFT's engine and under RL's actor, critic and reference."""
+    """Keys of verl's McoreEngineConfig, the same under SFT's engine and under RL's actor, critic
+    and reference.
+    """
     parallel, memory = config.parallel, config.memory
     sequence_parallel = parallel.sequence_parallel and parallel.tp > 1
     return {
@@ -39,7 +42,8 @@ def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "seed": config.run.seed,
         "dist_ckpt_optim_fully_reshardable": config.checkpoint.reshardable,
-        # Gathered on one host process; Megatron's other way gives every rank all states of its data-parallel group.
+        # # Gathered on one host process; Megatron's other way gives every rank all states of its
+        # data-parallel group.
         "distrib_optim_fully_reshardable_mem_efficient": config.checkpoint.reshardable,
         "param_offload": memory.offload_idle,
         "optimizer_offload": memory.offload_idle,
@@ -69,7 +73,9 @@ def _recompute_keys(memory: Memory) -> dict[str, Any]:
 
 
 def optim_keys(config: RunConfig, updates: int) -> dict[str, Any]:
-    """Keys of verl's McoreOptimizerConfig. The schedule counts optimizer updates, ``updates`` in the whole run."""
+    """Keys of verl's McoreOptimizerConfig. The schedule counts optimizer updates, ``updates`` in
+    the whole run.
+    """
     optim = config.optim
     return {
         "lr": optim.lr,
@@ -80,10 +86,12 @@ def optim_keys(config: RunConfig, updates: int) -> dict[str, Any]:
         "weight_decay": optim.weight_decay,
         "clip_grad": optim.clip_grad,
         "total_training_steps": updates,
-        # Without it verl 0.9.1 saves the schedule, does not load it, and a resumed run starts its warm-up again.
+        # # Without it verl 0.9.1 saves the schedule, does not load it, and a resumed run starts its
+        # warm-up again.
         "use_checkpoint_opt_param_scheduler": True,
         **_state_keys(config.memory),
-        # verl 0.9.1 hands its own `betas` to Muon only; Adam has Megatron's defaults unless they come this way.
+        # # verl 0.9.1 hands its own `betas` to Muon only; Adam has Megatron's defaults unless they
+        # come this way.
         "override_optimizer_config": {
             "adam_beta1": optim.beta1,
             "adam_beta2": optim.beta2,
@@ -93,7 +101,9 @@ def optim_keys(config: RunConfig, updates: int) -> dict[str, Any]:
 
 
 def _state_keys(memory: Memory) -> dict[str, Any]:
-    """Where and in how many bits the optimizer's states are kept: keys of verl's McoreOptimizerConfig."""
+    """Where and in how many bits the optimizer's states are kept: keys of verl's
+    McoreOptimizerConfig.
+    """
     keys: dict[str, Any] = {}
     if memory.adam_states != "float32":
         moments = "fp32" if memory.adam_states == "compact" else "bf16"
@@ -128,7 +138,9 @@ def ppo_defaults() -> DictConfig:
 
 
 def check_ppo_tree(tree: DictConfig) -> None:
-    """Run the tree through verl's own configuration classes and its own check. Raises ConfigError with verl's words."""
+    """Run the tree through verl's own configuration classes and its own check. Raises ConfigError
+    with verl's words.
+    """
     from hydra.errors import InstantiationException
     from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -144,9 +156,11 @@ def check_ppo_tree(tree: DictConfig) -> None:
 
 
 def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -> DictConfig:
-    """verl's complete, resolved tree for its PPO trainer; ``resume`` is a complete checkpoint's folder.
+    """verl's complete, resolved tree for its PPO trainer; ``resume`` is a complete checkpoint's
+    folder.
 
-    Raises ConfigError when a key of ``[verl_overrides]`` is none of verl's tree, or one that a setting of ours decides.
+    Raises ConfigError when a key of ``[verl_overrides]`` is none of verl's tree, or one that a
+    setting of ours decides.
     """
     import verl
     from omegaconf import OmegaConf
@@ -155,7 +169,8 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
     refuse(config.verl_overrides, decided, config.source)
     tree = ppo_defaults()
     for key, value in (_ppo_keys(config, platform) | _resume_keys(resume)).items():
-        # force_add: verl's tree leaves some documented keys out of its YAML (Ray's and the engines' own arguments).
+        # # force_add: verl's tree leaves some documented keys out of its YAML (Ray's and the
+        # engines' own arguments).
         OmegaConf.update(tree, key, value, merge=False, force_add=True)
     for key, value in config.verl_overrides.items():
         if OmegaConf.select(tree, key, default=tree) is tree:
@@ -291,7 +306,8 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     if not platform.host.has_devices:
         keys |= _small_machine_keys()
     if config.cluster.nodes > 1:
-        # Workers on other nodes inherit what their shells had; verl hands this to every process of the run.
+        # # Workers on other nodes inherit what their shells had; verl hands this to every process
+        # of the run.
         keys["ray_kwargs.ray_init.runtime_env.env_vars"] = platform.process_env()
     elif not platform.host.has_devices:
         keys |= _local_ray_keys(config)
@@ -299,7 +315,9 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def _local_ray_keys(config: RlConfig) -> dict[str, Any]:
-    """Ray as verl starts it on a machine without devices; the launch scripts start it on several nodes."""
+    """Ray as verl starts it on a machine without devices; the launch scripts start it on several
+    nodes.
+    """
     return {
         "ray_kwargs.ray_init.num_cpus": 16,  # logical: actors that mostly wait, on however few cores
         "ray_kwargs.ray_init.num_gpus": config.cluster.gpus_per_node,  # logical: one per Megatron or engine process
@@ -317,7 +335,9 @@ def _small_machine_keys() -> dict[str, Any]:
 
 
 def _resume_keys(resume: Path | None) -> dict[str, Any]:
-    """Which checkpoint is complete is ours to know (run/checkpoint.py): verl is told a path, or not to resume."""
+    """Which checkpoint is complete is ours to know (run/checkpoint.py): verl is told a path, or not
+    to resume.
+    """
     if resume is None:
         return {"trainer.resume_mode": "disable"}
     # resume_from_path alone does nothing in verl.

@@ -1,7 +1,7 @@
 """Raw verl keys that [verl_overrides] may not set, because a setting of ours decides them.
 
-Set raw they would contradict the run's own settings, in silence: the sampler, the schedule and the metrics are made
-from those. Keys that our mapping only gives another default may be set.
+Set raw they would contradict the run's own settings, in silence: the sampler, the schedule and the
+metrics are made from those. Keys that our mapping only gives another default may be set.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ RL_KEYS |= {"critic.optim.lr": "critic.lr", "critic.optim.min_lr": "critic.lr an
 
 
 def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str) -> None:
-    """Raise ConfigError for the keys of [verl_overrides] that ``decided`` (key -> setting) holds, all of them at once.
+    """Raise ConfigError for the keys of [verl_overrides] that ``decided`` (key -> setting) holds,
+    all of them at once.
 
     A table above such a key, or a key below it, is refused as well: it is the same value.
     """

@@ -1,4 +1,6 @@
-"""The part of verl's tree that says how responses are sampled, which of them are learnt from, and by what loss."""
+"""The part of verl's tree that says how responses are sampled, which of them are learnt from, and
+by what loss.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def algorithm_keys(config: RlConfig) -> dict[str, Any]:
         "algorithm.adv_estimator": ESTIMATORS[a.name],
         "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
         "algorithm.use_kl_in_reward": False,
-        # verl then fetches prompts one by one; the filter itself is the sampler's, see sampler_keys.
+        # # verl then fetches prompts one by one; the filter itself is the sampler's, see
+        # sampler_keys.
         "algorithm.filter_groups.enable": a.filter_groups,
         "algorithm.rollout_correction.rollout_is": None if a.importance_sampling == "off" else a.importance_sampling,
         "algorithm.rollout_correction.rollout_is_threshold": a.importance_threshold,
@@ -61,8 +64,9 @@ def algorithm_keys(config: RlConfig) -> dict[str, Any]:
 
 
 def _engine_log_prob_keys(a: Algorithm) -> dict[str, Any]:
-    """The engine's log-probabilities as the old ones. verl's trainer then passes no importance weights to the loss,
-    and its loss of that name makes them from its own forward pass."""
+    """The engine's log-probabilities as the old ones. verl's trainer then passes no importance
+    weights to the loss, and its loss of that name makes them from its own forward pass.
+    """
     keys: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": True}
     if a.importance_sampling != "off":
         policy_loss = "actor_rollout_ref.actor.policy_loss."
@@ -114,17 +118,22 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def engine_args(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    """The rollout engine's own arguments, for training and evaluation. Raises ConfigError as ``check_engine_args``."""
+    """The rollout engine's own arguments, for training and evaluation. Raises ConfigError as
+    ``check_engine_args``.
+    """
     check_engine_args(config, platform)
-    # vLLM's seed is rollout.seed, to which verl adds the replica's number; SGLang's see verl/sglang_server.py.
+    # # vLLM's seed is rollout.seed, to which verl adds the replica's number; SGLang's see
+    # verl/sglang_server.py.
     seed = {"random_seed": config.run.seed} if platform.rollout.engine == "sglang" else {}
     return {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
 
 
 def check_engine_args(config: RlConfig, platform: Platform) -> None:
-    """Raise ConfigError for a ``rollout.engine_args`` that SGLang does not have, or that a setting of ours decides.
+    """Raise ConfigError for a ``rollout.engine_args`` that SGLang does not have, or that a setting
+    of ours decides.
 
-    The names are read from SGLang's source: importing it takes seconds, and a device. vLLM's are not checked.
+    The names are read from SGLang's source: importing it takes seconds, and a device. vLLM's are
+    not checked.
     """
     args = config.rollout.engine_args
     if taken := sorted(args.keys() & OWN_ENGINE_ARGS.keys()):
@@ -166,7 +175,8 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
             "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
             "record_groups": config.rollout.record_groups,
             "train_batch_size": config.train.prompts_per_step,
-            # The answer, not the reward: a group that is all wrong teaches nothing about answers, however it is shaped.
+            # # The answer, not the reward: a group that is all wrong teaches nothing about answers,
+            # however it is shaped.
             "filter_groups_metric": "acc" if config.algorithm.filter_groups else None,
         },
         sampler + "max_off_policy_threshold": _age_limit(config.train),
@@ -178,8 +188,9 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
 def _age_limit(train: RlTrain) -> int:
     """verl's bound on a group's age, which is 1 in the step that starts its prompt.
 
-    With "wait" verl waits for groups of that age, and takes the oldest first. As many batches as are prefetched may
-    stand in front of a group then, and it grows older while they are learnt from.
+    With "wait" verl waits for groups of that age, and takes the oldest first. As many batches as
+    are prefetched may stand in front of a group then, and it grows older while they are learnt
+    from.
     """
     if train.mode != "sync" and train.when_stale == "wait":
         return train.max_staleness + 2 - math.ceil(train.prefetch_batches)
@@ -187,7 +198,9 @@ def _age_limit(train: RlTrain) -> int:
 
 
 def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    """Trainer and engines on devices of their own: which, and how weights get from one to the other."""
+    """Trainer and engines on devices of their own: which, and how weights get from one to the
+    other.
+    """
     if config.train.mode != "async":
         return {}
     c, gpus = config.cluster, config.rollout.gpus
@@ -219,12 +232,16 @@ def agent_loop_file(config: RunConfig) -> Path:
 
 
 def router_file(config: RunConfig) -> Path:
-    """Where ``write_agent_loop`` says which of our classes chooses the engine of a trajectory's turns."""
+    """Where ``write_agent_loop`` says which of our classes chooses the engine of a trajectory's
+    turns.
+    """
     return config.run.dir.absolute() / "router.yaml"
 
 
 def write_agent_loop(config: RlConfig) -> None:
-    """verl instantiates the agent loop inside Ray workers from this file; the whole run's settings travel in it."""
+    """verl instantiates the agent loop inside Ray workers from this file; the whole run's settings
+    travel in it.
+    """
     router = {"router_class": "retool_mcore.verl.router.Router", "trajectories": trajectories_in_flight(config)}
     router_file(config).write_text(yaml.safe_dump(router, sort_keys=False), encoding="utf-8")
     entry = {

@@ -1,4 +1,6 @@
-"""From our configuration to verl 0.9.1's, for SFT: it drives verl's TrainingWorker and needs its dataclasses."""
+"""From our configuration to verl 0.9.1's, for SFT: it drives verl's TrainingWorker and needs its
+dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerConfig:
-    """What verl's TrainingWorker takes. ``platform.activate()`` must have run: verl reads the device at import."""
+    """What verl's TrainingWorker takes. ``platform.activate()`` must have run: verl reads the
+    device at import.
+    """
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
 
     sections = _sft_sections(config, platform)
@@ -60,7 +64,9 @@ def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, 
 
 
 def _sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """verl's dataclasses for everything but the model, whose class reads the model's files when it is made."""
+    """verl's dataclasses for everything but the model, whose class reads the model's files when it
+    is made.
+    """
     from hydra.utils import get_class
     from verl.workers.config import McoreOptimizerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
@@ -90,7 +96,9 @@ def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> No
 
 
 def sft_tree(config: SftConfig, platform: Platform) -> str:
-    """The settings that verl's TrainingWorker runs with, defaults included, as YAML. Reads no model."""
+    """The settings that verl's TrainingWorker runs with, defaults included, as YAML. Reads no
+    model.
+    """
     parts = _sft_parts(config, platform, _sft_sections(config, platform))
     return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)
 

@@ -1,8 +1,8 @@
 """Stands where apex's extension of the same name would, when apex is not installed.
 
-Megatron-core's own linear layers (the output layer) add a weight gradient to the float32 gradient buffer in one matrix
-product, and know only apex's kernel for it. cuBLAS has that product, and torch reaches it. Transformer Engine's layers
-never come here.
+Megatron-core's own linear layers (the output layer) add a weight gradient to the float32 gradient
+buffer in one matrix product, and know only apex's kernel for it. cuBLAS has that product, and torch
+reaches it. Transformer Engine's layers never come here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Importing it is what patches Megatron-core; ``repatch`` is what verl's engine calls with the run's settings."""
+"""Importing it is what patches Megatron-core; ``repatch`` is what verl's engine calls with the
+run's settings.
+"""
 
 import sys
 

@@ -1,7 +1,8 @@
-"""A stand-in for torch_npu: PyTorch's PrivateUse1 backend under the name "npu", and a torch.npu of few functions.
+"""A stand-in for torch_npu: PyTorch's PrivateUse1 backend under the name "npu", and a torch.npu of
+few functions.
 
-It answers what an adapter may ask before any kernel runs. Every other name raises, with the name, so a call that a test
-does not expect cannot pass for an answer.
+It answers what an adapter may ask before any kernel runs. Every other name raises, with the name,
+so a call that a test does not expect cannot pass for an answer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ NUM_DEVICES = 8
 
 
 def __getattr__(name: str):
-    """Kernels (npu_fusion_attention and its like): transformers imports them by name, nobody may call one."""
+    """Kernels (npu_fusion_attention and its like): transformers imports them by name, nobody may
+    call one.
+    """
     if not name.startswith("npu_"):
         raise AttributeError(f"module torch_npu has no attribute {name}")
 
