@@ -54,12 +54,19 @@ def test_files_and_functions_stay_small(path: Path):
             assert f"{name}::{node.name}" in LONG_FUNCTIONS or length <= 60, f"{name}::{node.name} has {length} lines"
 
 
-@pytest.mark.parametrize("guide", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_files_that_the_guides_name_are_there(guide: str):
-    named = set(re.findall(r"\b(?:[a-z_0-9]+/)+[a-z_0-9]+(?:\.(?:py|md|sh|toml))?\b", (ROOT / guide).read_text()))
-    files = {name for name in named if name.endswith((".py", ".md", ".sh", ".toml")) and not name.startswith("runs/")}
-    assert len(files) > 5
-    missing = [name for name in files if not any((folder / name).exists() for folder in (ROOT, ROOT / "retool_mcore"))]
+GUIDES = [*ROOT.glob("*.md"), *ROOT.glob("retool_mcore/*/README.md")]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_the_guides_name_are_there(guide: Path):
+    """As paths from the root, the package or the guide's own folder; a lone name in backticks is of its folder."""
+    text = guide.read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:py|md|sh|toml)\b", text))
+    if guide.parent != ROOT:
+        named |= set(re.findall(r"`([a-z_0-9]+\.py)`", text))
+    files = {name for name in named if not name.startswith("runs/")}
+    folders = (ROOT, ROOT / "retool_mcore", guide.parent)
+    missing = [name for name in files if not any((folder / name).exists() for folder in folders)]
     assert not missing
 
 
