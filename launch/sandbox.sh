@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The code sandbox of one node, any hardware. Prints its URL when it answers, serves until stopped, then stops it.
 #   bash launch/sandbox.sh [--socket PATH | --host H --port P] [--workers N] [--min-level LEVEL] [--sessions N]
-# To run something beside it:  bash launch/sandbox.sh --port 8080 -- bash launch/rl_h100x8.sh
+# To run something beside it:  bash launch/sandbox.sh --port 8080 -- bash launch/rl_h200x8.sh
 set -euo pipefail
 : "${PYTHON:=python}"
 options=()
