@@ -1,9 +1,10 @@
-"""One case of perf/cases.toml, run through its launcher and written down as one JSON file.
+r"""Runs one case of perf/cases.toml through its launcher and writes one JSON file.
 
-    python perf/bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet --out result.json [section.key=value ...]
+    python perf/bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet \
+        --out result.json [section.key=value ...]
 
-The first steps are thrown away: the allocator, cuDNN's plans and compiled kernels settle in them.
-Nothing is saved and nothing is validated. perf/compare.py reads the result.
+The first steps are discarded: in them the allocator, cuDNN's plans and compiled kernels settle. The
+run saves and validates nothing. perf/compare.py reads the result.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOPPED = 143  # exit status of a run that was asked to stop; the steps measured until then count
-RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # run/metrics.py says what they are
+RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # run/metrics.py defines them
 PERCENTILES = (1, 10, 50, 90, 99, 100)
 
 
@@ -55,7 +56,7 @@ def bench(
         bool, typer.Option(help="add a point to perf/history.jsonl and to runs/perf for TensorBoard")
     ] = False,
 ) -> None:
-    from retool_mcore.run.metrics import read_metrics  # loads torch, which perf/compare.py has no use for
+    from retool_mcore.run.metrics import read_metrics  # loads torch, which perf/compare.py does not need
 
     settings = read_case(case)
     total = warmup + steps
@@ -98,8 +99,9 @@ def bench(
 
 
 def run_to_its_end(command: Sequence[str], log: BinaryIO) -> int:
-    """The exit status; STOPPED when this process was asked to stop. What was measured until then is
-    still written.
+    """Run the command. Returns its exit status, or STOPPED when this process was asked to stop.
+
+    What was measured until then is still written.
     """
     exit_on_sigterm()
     with subprocess.Popen(command, cwd=ROOT, env=with_perf_on_path(), stdout=log, stderr=subprocess.STDOUT) as process:
@@ -117,7 +119,7 @@ def with_perf_on_path() -> dict[str, str]:
 
 
 def read_case(name: str) -> dict[str, Any]:
-    """A table of cases.toml: kind, config, set. Raises ConfigError for a name that is not there."""
+    """A table of cases.toml: kind, config, set. Raises ConfigError for an unknown name."""
     cases = tomllib.loads((ROOT / "perf" / "cases.toml").read_text(encoding="utf-8"))
     if name not in cases:
         raise ConfigError(f"{name!r} is not a case of perf/cases.toml. Known: {', '.join(cases)}.")
@@ -163,8 +165,9 @@ def hardware_name(record: dict[str, Any]) -> str:
 
 
 def add_to_history(record: dict[str, Any]) -> None:
-    """One line in perf/history.jsonl; the same as scalars whose step is the number of commits up to
-    this one.
+    """Add a line to perf/history.jsonl, and the same figures to TensorBoard.
+
+    The scalars' step is the number of commits up to this one.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -191,7 +194,7 @@ def _version(name: str) -> str:
 
 
 def length_histogram(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Tokens of the measured steps; a result is only compared with one of the same work."""
+    """Tokens of the measured steps; results are only compared when they did the same work."""
     tokens = [row["tokens"] for row in rows if "tokens" in row]
     if not tokens:
         return {}

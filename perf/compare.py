@@ -1,11 +1,13 @@
-"""A result of perf/bench.py against a baseline: a table, and an exit code for a gate.
+"""Compares a result of perf/bench.py with a baseline: a table, and an exit code for a gate.
 
     python perf/compare.py result.json [baseline.json] [--explained "why it is faster now"]
 
-Compared is the time of a token, step by step, in the middle: the ratio of the medians and its
-bootstrap interval. 0: no difference beyond the case's threshold. 1: slower, or faster and nobody
-has said why: a step that lost half its work is faster, too. 2: not comparable, because hardware,
-settings that change the work, or tokens differ.
+It compares the seconds per token of the steps: the ratio of the medians and its bootstrap interval.
+Exit codes:
+
+- 0: no difference beyond the case's threshold, or faster with --explained.
+- 1: slower, or faster without --explained. A step that lost half its work is faster, too.
+- 2: not comparable, because hardware, settings that change the work, or tokens differ.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from retool_mcore.errors import ConfigError
 
 CONFIDENCE = 0.95
 DEFAULT_THRESHOLD = 0.03
-TOKENS_MAY_DIFFER = 0.01  # of the measured tokens, between the two
-NOT_COUNTED = ("time_checkpoint_s", "time_validate_s")  # what a run does now and then
+TOKENS_MAY_DIFFER = 0.01  # share of the measured tokens per step
+NOT_COUNTED = ("time_checkpoint_s", "time_validate_s")  # what a run does only in some steps
 RESAMPLES = 10_000
 
 
@@ -66,7 +68,7 @@ def default_baseline(record: dict[str, Any]) -> Path:
 
 
 def require_comparable(head: dict[str, Any], base: dict[str, Any]) -> None:
-    """Raise ConfigError unless the two did the same work on the same hardware."""
+    """Raise ConfigError unless both runs did the same work on the same hardware."""
     for what, ours, theirs in (
         ("case", head["case"], base["case"]),
         ("hardware", hardware_name(head), hardware_name(base)),
@@ -80,7 +82,7 @@ def require_comparable(head: dict[str, Any], base: dict[str, Any]) -> None:
 
 
 def token_times(record: dict[str, Any]) -> list[float]:
-    """Seconds a token, of each measured step."""
+    """Seconds per token of each measured step."""
     left_out = [sum(row.get(name, 0.0) for name in NOT_COUNTED) for row in record["steps"]]
     return [(row["time_step_s"] - s) / row["tokens"] for row, s in zip(record["steps"], left_out, strict=True)]
 

@@ -1,9 +1,9 @@
-"""Tokens a second of a bare SGLang server, to hold an RL step's generation against.
+"""Tokens per second of a bare SGLang server, to compare an RL step's generation with.
 
     python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
 
-One wave of requests, all at once, of the lengths that perf/scripted.py plans, without calls.
-Log-probabilities are asked for, as RL does. One warm-up wave comes first.
+Sends one wave of requests at once, of the lengths that perf/scripted.py plans, without calls. They
+ask for log-probabilities, as RL does. One warm-up wave comes first.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def bench(
 
 
 async def wave(url: str, draw: random.Random, count: int, tokens: tuple[int, int], prompt_tokens: int) -> float:
-    """Sampled tokens a second from the first request to the last answer."""
+    """Sampled tokens per second from the first request to the last answer."""
     lengths = [draw.randint(*tokens) for _ in range(count)]
     prompts = [[draw.randrange(10, 800) for _ in range(prompt_tokens)] for _ in range(count)]
     limits = httpx.Limits(max_connections=None)

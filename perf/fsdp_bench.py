@@ -1,10 +1,11 @@
-"""verl's own FSDP engine on the batches of an SFT case: what ours is held against, on the same
-GPUs.
+r"""verl's own FSDP engine on the batches of an SFT case, to compare ours with on the same GPUs.
 
-    torchrun --nproc-per-node 2 perf/fsdp_bench.py sft_7b_h200x2 --model DIR --data DIR/sft.parquet --out fsdp.json
+    torchrun --nproc-per-node 2 perf/fsdp_bench.py sft_7b_h200x2 --model DIR \
+        --data DIR/sft.parquet --out fsdp.json
 
-The same sequences in the same order, the same timing of a step and the same count of FLOPs as
-launch/sft_mcore.py; only the engine is verl's FSDP2 on transformers, which needs flash-attn.
+It uses the same sequences in the same order, the same timing of a step and the same count of FLOPs
+as launch/sft_mcore.py. Only the engine differs: verl's FSDP2 on transformers, which needs
+flash-attn.
 """
 
 from __future__ import annotations
@@ -129,8 +130,9 @@ def bench(
 
 
 def require_fast_loss(*, fused: bool) -> None:
-    """Raise ConfigError where verl's loss is not at its best, and the comparison would flatter
-    ours.
+    """Raise ConfigError where verl's loss is not at its fastest.
+
+    The comparison would then flatter ours.
     """
     from verl.utils import torch_functional
 
@@ -144,7 +146,7 @@ def require_fast_loss(*, fused: bool) -> None:
 def configurations(
     model: str, tokens: int, *, checkpointing: bool, liger: bool, fused: bool, prefetch: bool, reshard: bool
 ) -> tuple[Any, Any]:
-    """verl's configuration of the model, and of the engine."""
+    """verl's configurations of the model and of the engine."""
     from verl.workers.config import FSDPEngineConfig, HFModelConfig
 
     return (

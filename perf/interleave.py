@@ -1,8 +1,8 @@
-"""A case at two commits, in turns on one machine, so that a noisy machine meets both alike.
+"""Runs a case at two commits in turns on one machine, so that its noise affects both alike.
 
     python perf/interleave.py sft_tiny_cpu --base HEAD~1 [--rounds 3] [section.key=value ...]
 
-Each commit runs its own perf/bench.py from a checkout of its own; perf/compare.py's rule decides.
+Each commit runs its own perf/bench.py from its own checkout; the rule of perf/compare.py decides.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def interleave(
 
 def _run(root: Path, case: str, steps: int, words: list[str], out: Path) -> dict[str, Any]:
     argv = [sys.executable, "-W", "ignore", "perf/bench.py", case, "--steps", str(steps), "--out", str(out), *words]
-    environment = {**os.environ, "PYTHONPATH": str(root)}  # before the installed package, which is this checkout
+    environment = {**os.environ, "PYTHONPATH": str(root)}  # found before the installed package, which is this checkout
     done = subprocess.run(argv, cwd=root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(f"{case} failed in {root}: {done.stdout[-500:]}{done.stderr[-2000:]}")

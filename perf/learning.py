@@ -1,13 +1,12 @@
-"""Does RL learn, not only run: the quickstart's task on a machine's own devices, in every mode and
-layout.
+"""Checks that RL learns: the quickstart's task on real devices, in every mode and layout.
 
     python perf/learning.py OUT [--case sync --case tp2 ...] [--platform cuda]
 
-The quickstart's task and numbers of steps, its SFT and then RL from it, in bfloat16 on GPUs:
-accuracy in the first step of RL, in its last five, and on held-out problems at its end. Cases run
-side by side, each on devices of its own. Two pipeline stages need an even number of layers and
-experts another architecture, so `pp2` and `moe_ep2` have a model (and an SFT) of their own.
-OUT/learning.json has the figures, OUT/<case>/ the runs.
+It runs the quickstart's task with its numbers of steps: SFT, then RL from it, in bfloat16 on GPUs.
+It reports the accuracy in RL's first step, in its last five steps, and on held-out problems at its
+end. Cases run side by side, each on devices of its own. Two pipeline stages need an even number of
+layers and experts another architecture, so `pp2` and `moe_ep2` have a model (and an SFT) of their
+own. OUT/learning.json has the figures, OUT/<case>/ the runs.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ import typer
 
 ROOT = Path(__file__).parents[1]
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# A small cache, so that engines which start side by side on one device leave each other room.
+# A small cache: engines that start side by side on one device then leave each other room.
 ENGINE = 'rollout.engine_args={attention_backend = "triton", sampling_backend = "pytorch", max_total_tokens = 65536}'
 
 
 @dataclass(frozen=True)
 class Case:
-    """``model``: which of MODELS it starts from; ``devices`` it takes; ``settings`` of its RL run."""
+    """``model``: its start, of MODELS; ``devices``: how many; ``settings``: of its RL run."""
 
     model: str
     devices: int
@@ -48,7 +47,7 @@ CASES = {
     "partial_rollout": Case("dense", 1, ("train.mode=partial_rollout",)),
     "async": Case("dense", 2, ("train.mode=async", "rollout.gpus=1")),
     "tp2": Case("dense", 2, ("parallel.tp=2",)),
-    "four_layers": Case("four_layers", 1),  # beside pp2: what is the model's, and what the pipeline's
+    "four_layers": Case("four_layers", 1),  # beside pp2: separates the model's effect from the pipeline's
     "pp2": Case("four_layers", 2, ("parallel.pp=2",)),
     "moe_ep2": Case("experts", 2, ("parallel.ep=2",)),
 }
@@ -60,8 +59,9 @@ MODELS: dict[str, Mapping[str, Any]] = {
 
 
 class Devices:
-    """Places on devices, several on each: a tiny model fills none. ``take`` waits for places on
-    different ones.
+    """Places on devices, several on each because a tiny model does not fill one.
+
+    ``take`` waits for places on different devices.
     """
 
     def __init__(self, devices: int, places: int) -> None:
@@ -125,7 +125,7 @@ def dtype(platform: str) -> str:
 
 
 def train_sft(out: Path, name: str, *, common: list[str], free: Devices, platform: str, seed: int) -> Path:
-    """The model of ``name`` after SFT, as a directory."""
+    """The directory of model ``name`` after SFT."""
     start = out / "task" / "model"
     if MODELS[name]:
         start = out / f"model_{name}"
@@ -184,7 +184,7 @@ def run(command: list[str], log: Path, devices: list[int]) -> None:
 
 
 def write_model(task_model: Path, folder: Path, name: str, platform: str, seed: str) -> None:
-    """A random model with the tokenizer of ``task_model`` and its shape, but for MODELS[name]."""
+    """Write a random model: tokenizer and shape of ``task_model``, changed by MODELS[name]."""
     from retool_mcore.platforms import get_platform
 
     get_platform(platform).activate()
@@ -195,10 +195,10 @@ def write_model(task_model: Path, folder: Path, name: str, platform: str, seed: 
     shape = {key: value for key, value in shape.items() if key not in ("architectures", "model_type")}
     torch.manual_seed(int(seed))
     if "num_experts" in MODELS[name]:
-        # SGLang's kernel for rotary embeddings and the cache in one has no heads of 16.
+        # SGLang's fused kernel for rotary embeddings and the cache does not support heads of 16.
         model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**(shape | {"head_dim": 64} | dict(MODELS[name]))))
     else:
-        shape.pop("layer_types", None)  # as many as layers
+        shape.pop("layer_types", None)  # it has one entry per layer
         model = Qwen2ForCausalLM(Qwen2Config(**(shape | dict(MODELS[name]))))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(task_model).save_pretrained(folder)

@@ -1,13 +1,14 @@
-"""How many responses a second the reward judges: `python perf/reward_bench.py`; prints JSON.
+"""How many responses per second the reward judges: `python perf/reward_bench.py`; prints JSON.
 
 Cases, each with half of the answers wrong:
-- aime: integers as AIME asks for, in a response of 2,000 characters; the fast path.
-- symbolic: twelve kinds of answers that are no plain numbers, every truth another one.
-- symbolic_groups: the same, 16 responses to a truth, as in RL.
 
-Responses go through compute_score from as many threads as `retool score` uses. ``cpu_ms`` is that
-of this process and its checkers for each row, and tells more than the rate where other jobs share
-the machine. ``misjudged`` must be 0.
+- aime: integers as AIME asks for, in a response of 2,000 characters; the fast path.
+- symbolic: twelve kinds of answers that are not plain numbers, every row with a truth of its own.
+- symbolic_groups: the same, with 16 responses per truth, as in RL.
+
+Responses go through compute_score from as many threads as `retool score` uses. ``cpu_ms`` is the
+CPU time of this process and its checkers per row; it tells more than the rate where other jobs
+share the machine. ``misjudged`` must be 0.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Row = tuple[str, str, bool]  # response, truth, is it right
 
 
 def aime(count: int, draw: random.Random) -> Iterator[Row]:
-    """A number of three digits at the end of two thousand characters."""
+    """A three-digit number at the end of two thousand characters."""
     thinking = "Let us compute the remainder step by step, and check it. " * 35
     for _ in range(count):
         truth = draw.randrange(1000)
@@ -74,7 +75,7 @@ def symbolic(count: int, draw: random.Random, group: int = 1) -> Iterator[Row]:
 
 
 def tree_cpu_s() -> float:
-    """User and system time of this process, its living children and what all of them have reaped."""
+    """User and system time of this process, its living children and all that they have reaped."""
     total, waiting = 0, [os.getpid()]
     while waiting:
         pid = waiting.pop()
@@ -92,7 +93,7 @@ def measure(rows: list[Row]) -> dict[str, float]:
         return compute_score("bench", row[0], row[1], timeout_s=TIMEOUT_S)
 
     with ThreadPoolExecutor(2 * NUM_CHECKERS) as pool:
-        list(pool.map(judge, rows[:: max(1, len(rows) // 32)]))  # the checkers run
+        list(pool.map(judge, rows[:: max(1, len(rows) // 32)]))  # starts the checkers
         cpu_s, started = tree_cpu_s(), time.perf_counter()
         results = list(pool.map(judge, rows))
         wall_s = time.perf_counter() - started

@@ -1,13 +1,17 @@
-"""The rollout loop on the real SGLang server, and on its own: one case, one JSON object on standard
-output.
+"""Measures the rollout loop, with the real SGLang server or alone: one case, one JSON object.
 
-    python perf/rollout_bench.py overshoot --protocol hermes     # tokens sampled past the one that completes a call: 0
-    python perf/rollout_bench.py drift --turns 10000             # turns whose context the server saw otherwise: 0
-    python perf/rollout_bench.py overhead                        # CPU ms a turn that are neither engine nor sandbox
-    python perf/rollout_bench.py throughput                      # tokens/s with a 50 ms tool, and without any
+    python perf/rollout_bench.py overshoot --protocol hermes
+    python perf/rollout_bench.py drift --turns 10000
+    python perf/rollout_bench.py overhead
+    python perf/rollout_bench.py throughput
 
-The model is the quickstart's architecture with random weights. Run it on a quiet machine: the
-record has the load.
+- overshoot: tokens sampled past the one that completes a call; expected: 0.
+- drift: turns whose context the server saw with other token ids than were sent; expected: 0.
+- overhead: CPU ms per turn that are neither engine nor sandbox.
+- throughput: tokens/s with a 50 ms tool, and without any.
+
+The result goes to standard output. The model is the quickstart's architecture with random weights.
+Run it on a quiet machine: the record includes the load.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ from retool_mcore.sandbox.base import ExecResult
 
 app = typer.Typer(pretty_exceptions_enable=False)
 ROOT = Path(__file__).parents[1]
-CONTEXT_TOKENS = 4096  # of the server's model; the quickstart's own needs fewer
+CONTEXT_TOKENS = 4096  # context of the server's model; the quickstart's own needs fewer
 QUESTION = [{"role": "user", "content": "What is the sum of the integers from 412 to 967, inclusive?"}]
 CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}\n</tool_call>'
 
@@ -59,7 +63,7 @@ class Tool:
 
 
 class EveryTurnCalls(Hermes):
-    """Reads a call in each turn, whatever it says: the number of turns is then the turn limit's."""
+    """Reads a call in each turn, whatever it says: the turn limit then sets the number of turns."""
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
         return Parsed(kind="tool_call", codes=("pass",))
@@ -67,7 +71,7 @@ class EveryTurnCalls(Hermes):
 
 @dataclass
 class Seen:
-    """What the server says it continued, against what was sent."""
+    """The contexts that the server reports to have continued, compared with those sent."""
 
     turns: int = 0
     other_ids: int = 0
@@ -75,7 +79,7 @@ class Seen:
 
 
 class BenchEngine(SglangEngine):
-    """SGLang with more sampling options, and turns of ``turn_tokens`` sharp where they are given."""
+    """SGLang with more sampling options, and turns of exactly ``turn_tokens`` where given."""
 
     def __init__(self, url: str, *, turn_tokens: int = 0, options: dict[str, Any] | None = None) -> None:
         super().__init__(url)
@@ -87,8 +91,7 @@ class BenchEngine(SglangEngine):
         body["sampling_params"] |= self.options
         if self.turn_tokens:
             body["sampling_params"]["max_new_tokens"] = self.turn_tokens
-            # # No stop token in the middle of a turn: the loop would say that the engine sampled
-            # past it.
+            # Forbid stop tokens in the middle of a turn: the loop would raise an error for them.
             never = {str(token_id): -1e4 for token_id in request.stop_token_ids}
             body["sampling_params"]["logit_bias"] = never
         return body
@@ -102,9 +105,7 @@ class BenchEngine(SglangEngine):
 
 
 class EchoEngine(BenchEngine):
-    """Asks the server for the ids of the context it continued, and compares them with those that
-    were sent.
-    """
+    """Asks the server for the ids of the context that it continued, and compares them."""
 
     def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase, seen: Seen, *, turn_tokens: int) -> None:
         super().__init__(url, turn_tokens=turn_tokens)
@@ -112,8 +113,8 @@ class EchoEngine(BenchEngine):
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
         body = super().body(request)
-        # # SGLang reports the last id of the vocabulary as 0 (scheduler_output_processor_mixin.py
-        # clips it); here that is # one of the padding ids, which only a random model samples.
+        # SGLang reports the last id of the vocabulary as 0 (scheduler_output_processor_mixin.py
+        # clips it). Here that is one of the padding ids, which only a random model samples.
         padding = range(len(self.tokenizer), -(-len(self.tokenizer) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)
         body["sampling_params"]["logit_bias"] |= {str(token_id): -1e4 for token_id in padding}
         return body | {"logprob_start_len": 0}
@@ -131,7 +132,7 @@ class EchoEngine(BenchEngine):
 
 @dataclass
 class Says:
-    """An engine that takes no time and calls in each turn."""
+    """An engine that takes no time and makes a call in each turn."""
 
     call_ids: list[int]
 
@@ -143,7 +144,7 @@ class Says:
 async def roll(
     engine: Any, protocol: Protocol, limits: Limits, *, tool: Tool, count: int, in_flight: int, seeded: bool = True
 ) -> list[Trajectory]:
-    """``count`` trajectories, ``in_flight`` at a time."""
+    """Run ``count`` trajectories, ``in_flight`` at a time."""
     slots = asyncio.Semaphore(in_flight)
     prompt = protocol.prompt_ids(QUESTION)
 
@@ -152,7 +153,7 @@ async def roll(
             return await run_trajectory(
                 prompt,
                 engine=engine,
-                sandbox=tool,  # type: ignore[arg-type]  # of a sandbox the loop needs execute only
+                sandbox=tool,  # type: ignore[arg-type]  # the loop uses only a sandbox's execute
                 protocol=protocol,
                 limits=limits,
                 sampling=Sampling(seed=index if seeded else None),
@@ -167,7 +168,7 @@ async def roll(
 
 @contextlib.asynccontextmanager
 async def served(slots: int, *more_args: str) -> AsyncIterator[tuple[str, PreTrainedTokenizerBase]]:
-    """URL and tokenizer of a server with a random model, set up as verl sets it up."""
+    """URL and tokenizer of a server with a random model, started as verl starts it."""
     tokenizer = build_tokenizer(tokenizer_rows())
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder) / "model", tokenizer, seed=0)
@@ -189,8 +190,9 @@ def overshoot(
     protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="a tag of one token; of several")],
     trajectories: Annotated[int, typer.Option(min=1)] = 256,
 ) -> None:
-    """Tokens past the one that completes a call, in turns of a random model that is biased towards
-    the tag's tokens.
+    """Count tokens past the one that completes a call, with a random model.
+
+    The model is biased towards the tag's tokens.
     """
 
     async def measure() -> dict[str, Any]:
@@ -218,7 +220,7 @@ def overshoot(
 
 
 def _tokens_past(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int], tag: str) -> int | None:
-    """Tokens of a turn after the first with which ``tag`` is in its text; None where it never is."""
+    """Tokens of a turn after the first one that completes ``tag``; None if the tag is not there."""
     text = ""
     for position, token_id in enumerate(turn):
         text = (
@@ -234,9 +236,7 @@ def drift(
     turns: Annotated[int, typer.Option(min=1, help="model turns in all")] = 10_000,
     turn_tokens: Annotated[int, typer.Option(min=1)] = 8,
 ) -> None:
-    """Turns whose context the server continued with other token ids than were sampled and written
-    before.
-    """
+    """Count turns whose context the server continued with other token ids than the ledger's."""
     per_trajectory = 10
 
     async def measure() -> dict[str, Any]:
@@ -247,7 +247,7 @@ def drift(
             count = -(-turns // per_trajectory)
             async with EchoEngine(url, tokenizer, seen, turn_tokens=turn_tokens) as engine:
                 done = await roll(engine, protocol, limits, tool=Tool(), count=count, in_flight=64)
-        for each in done:  # what was sent is what was sampled and written: the ledger asserts the lengths, this the ids
+        for each in done:  # the ledger asserts that lengths of sent and recorded contexts agree; this compares ids
             assert len(each.turns) == per_trajectory, f"a trajectory ended with {each.stop_reason}"
         return {
             "turns": seen.turns,
@@ -264,8 +264,9 @@ def overhead(
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     turns: Annotated[int, typer.Option(min=1, help="of a trajectory")] = 8,
 ) -> None:
-    """CPU a turn of this process, engine and sandbox answering at once: what the loop itself costs,
-    and asyncio.
+    """CPU time per turn of this process when engine and sandbox answer at once.
+
+    That is the cost of the loop itself, and of asyncio.
     """
 
     async def measure() -> dict[str, Any]:
@@ -283,7 +284,7 @@ def overhead(
             )
             ms.append(1000 * (time.process_time() - started) / sum(len(each.turns) for each in done))
         return {
-            "cpu_ms_per_turn": round(statistics.median(ms[1:]), 3),  # the first one warms caches up
+            "cpu_ms_per_turn": round(statistics.median(ms[1:]), 3),  # the first run warms up caches
             "cpu_ms_per_turn_each": [round(value, 3) for value in ms],
             "tokens_per_turn": len(call_ids),
         }
@@ -302,7 +303,7 @@ def throughput(
     repeats: Annotated[int, typer.Option(min=1, help="of the pair; the median ratio is reported")] = 3,
     mixed: Annotated[bool, typer.Option(help="enable_mixed_chunk: a new turn joins the batch that decodes")] = True,
 ) -> None:
-    """Sampled tokens a second with the tool, and of as many tokens in one turn without it."""
+    """Sampled tokens per second with the tool, and of as many tokens in one turn without it."""
 
     async def measure() -> dict[str, Any]:
         async with served(in_flight, *(["--enable-mixed-chunk"] if mixed else [])) as (url, tokenizer):
@@ -324,7 +325,7 @@ def throughput(
                             tool=Tool(tool_s),
                             count=batches * in_flight,
                             in_flight=in_flight,
-                            seeded=False,  # the same tokens again would be in the server's cache
+                            seeded=False,  # with a seed the same tokens would come again, from the server's cache
                         )
                         wall_s = time.perf_counter() - started
                     sampled = sum(each.ledger.model_tokens for each in done)

@@ -1,12 +1,13 @@
-"""The sandbox's speed, ours beside any SandboxFusion-compatible server, in one go on one machine.
+r"""Measures the speed of our sandbox and of SandboxFusion-compatible servers, on one machine.
 
-    python perf/sandbox_bench.py                               # ours: in process, and over HTTP
-    python perf/sandbox_bench.py --beside sandboxfusion=http://127.0.0.1:8080 --beside-pid sandboxfusion=4711
-    python perf/sandbox_bench.py --fresh                       # beside a fresh interpreter per call, as a yardstick
+    python perf/sandbox_bench.py            # ours: in process, and over HTTP
+    python perf/sandbox_bench.py --beside sandboxfusion=http://127.0.0.1:8080 \
+        --beside-pid sandboxfusion=4711
+    python perf/sandbox_bench.py --fresh    # beside a fresh interpreter per call, as a yardstick
 
 CPU per execution is that of the server's whole process tree (for the in-process sandbox: of this
-process and its children), divided by the executions. Run it on a quiet machine: the record says how
-busy it was.
+process and its children), divided by the executions. Run it on a quiet machine: the record includes
+how busy it was.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def tree_cpu_s(root: int) -> float:
             for task in Path(f"/proc/{pid}/task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
         except OSError:
-            continue  # ended meanwhile: its parent has its time
+            continue  # it has ended, and its time counts for its parent
         total_ticks += sum(map(int, fields[11:15]))
     return total_ticks / _TICKS_PER_S
 
@@ -96,7 +97,7 @@ class Subject:
         return (time.perf_counter() - started) * 1e3
 
     async def latencies_ms(self, count: int) -> list[float]:
-        """Of ``count`` executions one after the other, in ascending order."""
+        """Milliseconds of each of ``count`` executions, one after another, in ascending order."""
         for _ in range(5):
             await self.one()
         return sorted([await self.one() for _ in range(count)])
@@ -114,10 +115,11 @@ class Subject:
 
 
 async def measure(name: str, sandbox: Sandbox, pid: int | None, counts: dict[str, tuple[int, int]]) -> list[Row]:
-    """``counts``: of each case, executions one after the other, and at each concurrency.
+    """All cases on one server.
 
-    Latencies of all cases come first: for seconds after a burst the kernel still takes its
-    namespaces apart.
+    ``counts``: for each case the number of executions one after another, and the number at each
+    concurrency. Latencies of all cases come first: for seconds after a burst the kernel still takes
+    its namespaces apart.
     """
     subjects = {case: Subject(sandbox, case) for case in CASES}
     latencies_ms = {case: await subject.latencies_ms(counts[case][0]) for case, subject in subjects.items()}
@@ -142,7 +144,7 @@ async def in_process(level: Level, workers: int) -> AsyncIterator[tuple[Sandbox,
 
 @asynccontextmanager
 async def over_http(command: list[str]) -> AsyncIterator[tuple[Sandbox, int | None]]:
-    """A server of ours, or the yardstick: its first line is its URL."""
+    """Start our server or the yardstick; the first line that it prints is its URL."""
     end = partial(die_with_parent, signal.SIGTERM)  # also when this process is killed
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=end)  # noqa: PLW1509
     assert server.stdout is not None, "asked for a pipe"
@@ -165,8 +167,9 @@ async def beside(url: str, pid: int | None) -> AsyncIterator[tuple[Sandbox, int 
 
 
 def serve_fresh(workers: int) -> None:
-    """A server in SandboxFusion's form that starts an interpreter per call, unconfined. Only for
-    this benchmark.
+    """A server in SandboxFusion's form that starts an unconfined interpreter per call.
+
+    Only for this benchmark.
     """
     import uvicorn
     from fastapi import FastAPI, Request
@@ -207,7 +210,7 @@ def serve_fresh(workers: int) -> None:
 
 
 def provenance(workers: int) -> dict[str, object]:
-    """Where and of what the figures are."""
+    """What was measured, and on which machine."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()

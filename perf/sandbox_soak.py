@@ -1,11 +1,12 @@
-"""Many executions in a row, some of them hostile: nothing may leak, nothing may get lost.
+"""Runs many executions in a row, some of them hostile: nothing may leak or get lost.
 
-    python perf/sandbox_soak.py                       # 50,000 executions, 5 % hostile; about 15 minutes on 2 cores
+    python perf/sandbox_soak.py                 # 50,000 executions, 5 % of them hostile
     python perf/sandbox_soak.py --count 2000
 
-Before and after it counts this process' children, fds and threads, the machine's processes of the
-sandbox, mounts, cgroups and temporary files, and it follows the memory of supervisor and zygotes.
-Exits with 1 when something grew.
+The first command takes about 15 minutes on 2 cores. Before and after, the script counts this
+process' children, fds and threads, the sandbox's processes on the machine, mounts, cgroups and
+temporary files. It also follows the memory of supervisor and zygotes. Exits with 1 when something
+grew.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ORDINARY = {
     "import sympy as sp\nx = sp.Symbol('x')\nprint(sp.expand((x + {n})**2))": None,
     "undefined_{n}": None,
 }
-# code -> (status, return code) that it must end with; None where either may happen
+# code -> the (status, return code) that it must end with; None where either may happen
 HOSTILE: dict[str, tuple[str, int | None] | None] = {
     "while True: pass": ("time_limit", None),
     "import time; time.sleep(60)": ("time_limit", None),
@@ -58,7 +59,7 @@ HOSTILE: dict[str, tuple[str, int | None] | None] = {
     "def f(): f()\nimport sys; sys.setrecursionlimit(10**9); f()": None,
 }
 RUN_TIMEOUT_S = 0.3
-SEEN: set[str] = set()  # names of state directories, which are those of the cgroups too
+SEEN: set[str] = set()  # names of state directories; the cgroups have the same names
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ class State:
 
 
 def observe() -> State:
-    """Count now: what belongs to the sandboxes of this process, wherever it hangs in the process
-    tree.
-    """
+    """Count what belongs to the sandboxes of this process now, anywhere in the process tree."""
     temporary, sandbox_processes = tempfile.gettempdir(), 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -99,7 +98,7 @@ def observe() -> State:
 
 
 def memory_mb() -> dict[str, float]:
-    """Private and shared memory (PSS) of this process and of its zygotes."""
+    """PSS (private and shared memory) of this process and of its zygotes."""
 
     def pss_mb(pid: int | str) -> float:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -111,8 +110,9 @@ def memory_mb() -> dict[str, float]:
 
 
 async def settled() -> State:
-    """Once two looks a second apart agree: at level gvisor containers that wait for their code come
-    and go.
+    """The state once two looks a second apart agree.
+
+    At level gvisor, containers that wait for their code come and go.
     """
     state = observe()
     for _ in range(20):
@@ -124,7 +124,7 @@ async def settled() -> State:
 
 
 async def soak(count: int, hostile_share: float, level: Level, workers: int) -> dict[str, object]:
-    """Run it; the report says what happened."""
+    """Run the executions; returns a report of what happened."""
     rng = random.Random(0)
     outcomes: collections.Counter[str] = collections.Counter()
     wrong: list[str] = []
@@ -183,7 +183,7 @@ async def soak(count: int, hostile_share: float, level: Level, workers: int) -> 
 
 
 def judge(code: str, hostile: bool, number: int, result: ExecResult) -> str | None:
-    """What is wrong with the outcome, if anything."""
+    """What is wrong with the outcome, or None."""
     if hostile:
         expected = HOSTILE[code]
         if expected is None or (result.status, result.return_code) == expected:

@@ -1,9 +1,8 @@
-"""Responses of planned lengths with planned calls, for RL benchmarks whose model has random weights
-and calls nothing.
+"""Responses of planned lengths with planned calls, for RL benchmarks.
 
-Everything but the text is real: verl, the engine and its cache across turns, the sandbox, the
-reward's check. A case of perf/cases.toml takes it by verl's own keys for agent loops, through
-perf/scripted_loop.yaml.
+The benchmarks' models have random weights and call nothing. Everything but the text is real: verl,
+the engine and its cache across turns, the sandbox, the reward's check. A case of perf/cases.toml
+selects this module by verl's own keys for agent loops, through perf/scripted_loop.yaml.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from retool_mcore.rollout.tool_call import Parsed
 from retool_mcore.verl.agent_loop import ReToolAgentLoop, VerlEngine
 from retool_mcore.verl.keys.ppo import run_config_file
 
-CALLS = 2  # of a response; its last turn is none
-SAMPLED = (0.4, 0.8)  # of rollout.max_response_tokens, drawn evenly; the rest is room for results
+CALLS = 2  # per response; its last turn is not a call
+SAMPLED = (0.4, 0.8)  # share of rollout.max_response_tokens, drawn uniformly; the rest is room for results
 SNIPPET = """\
 from sympy import solve, symbols
 x = symbols("x")
@@ -32,7 +31,7 @@ print(solve(x**2 - 5 * x + 6, x), sum(k**3 for k in range(5000)))
 
 
 class Scripted(Hermes):
-    """A turn is over where it was planned to be, and calls the interpreter whatever it says."""
+    """Ends each turn where it was planned to end, and reads a call in it whatever it says."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -44,7 +43,7 @@ class Scripted(Hermes):
 
 @dataclass
 class FixedTurns:
-    """An engine whose turns have planned numbers of tokens, one after the other."""
+    """An engine whose turns have planned numbers of tokens, one after another."""
 
     inner: Engine
     lengths: list[int]
@@ -60,15 +59,16 @@ class FixedTurns:
 
 
 def turn_lengths(draw: random.Random, max_response_tokens: int) -> list[int]:
-    """Tokens of each model turn of one response: the same share of it, give or take a third."""
+    """Tokens of each model turn of one response: equal shares, give or take a third."""
     total = round(draw.uniform(*SAMPLED) * max_response_tokens)
     shares = [draw.uniform(2 / 3, 4 / 3) for _ in range(CALLS + 1)]
     return [max(1, round(total * share / sum(shares))) for share in shares]
 
 
 class ScriptedAgentLoop(ReToolAgentLoop):
-    """Our agent loop with planned turns. Half of the responses, drawn evenly, are given the right
-    answer.
+    """Our agent loop with planned turns.
+
+    Half of the responses, drawn at random, get the right answer.
     """
 
     def __init__(self, trainer_config: Any, *args: Any, **kwargs: Any) -> None:

@@ -2,9 +2,9 @@
 
     python perf/trace.py runs/NAME --step 12 --out step12.json
 
-Above, the trainer's phases; below, a row for each recorded trajectory with its model turns and tool
-calls. Made from what every run writes: metrics.jsonl and trajectories/. Only a sample of the
-trajectories is recorded.
+The trainer's phases are on top; below them, each recorded trajectory has a row with its model turns
+and tool calls. The trace is made from files that every run writes: metrics.jsonl and trajectories/.
+Only a sample of the trajectories is recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def trace(
 
 
 def phases(row: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """The step's phases one after the other, up to when its metrics were written."""
+    """The step's phases one after another, until its metrics were written."""
     start_s = row["unix_s"] - row["time_step_s"] - sum(row.get(f"time_{name}_s", 0.0) for name in AFTER)
     for name in (*ORDER, *AFTER):
         length_s = row.get(f"time_{name}_s", 0.0)
@@ -58,9 +58,7 @@ def phases(row: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def turns(trajectory: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Model turns and tool calls of one trajectory; they follow each other without a gap worth
-    drawing.
-    """
+    """Model turns and tool calls of one trajectory; the gaps are too short to draw."""
     start_s = trajectory["started_unix_s"]
     for turn in trajectory["turns"]:
         yield _slice("model", start_s, turn["engine_s"], ROLLOUT, number, tokens=turn["tokens"], kind=turn["kind"])

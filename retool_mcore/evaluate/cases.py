@@ -1,5 +1,6 @@
-"""Several evaluations after another on local servers: another model of the same shape only replaces
-their weights.
+"""Several evaluations one after another on local servers.
+
+When the next model has the same shape, the servers keep running and only load its weights.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def evaluate_many(
     on_start: OnStart = lambda name, finished, total: None,
     on_sample: OnSample = lambda name, correct: None,
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate each case as ``config`` validates; write ``out/<case>/report.json``; return the
-    reports by case name.
+    """Evaluate each case as ``config`` validates, and return the reports by case name.
 
-    ``data`` and ``n`` are [validation]'s where they are left out. Cases should be ordered so that
-    models of one shape follow each other. ``url``: a running server that already holds the only
-    model; none is started. Raises ReToolError subclasses; run again to continue.
+    Writes ``out/<case>/report.json``. ``data`` and ``n`` default to those of [validation]. Order
+    the cases so that models of one shape follow each other. ``url``: a running server that already
+    holds the only model; no server is started then. Raises ReToolError subclasses; run again to
+    continue.
     """
     n = n or config.validation.n
     data = data or [Path(path) for path in config.validation.files]
@@ -66,7 +67,7 @@ def evaluate_many(
     if url is not None and len(models) > 1:
         raise ConfigError(f"{url} is one server with one model, and there are {len(models)} models to evaluate.")
     for model in models if url is None else ():
-        shape_of(model)  # a directory that is not there is no name to ask a hub for
+        shape_of(model)  # fails for a missing directory, which is not to be taken for a hub name
     problems = read_problems(data, limit)
     reports: dict[str, dict[str, Any]] = {}
     with Servers(config, out, url) as servers:
@@ -76,7 +77,7 @@ def evaluate_many(
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
                 rollout = config.rollout.model_copy(update={"tool": case.tool})
-                protocol = protocol_of(rollout, load_tokenizer(case.model))  # before a server is started in vain
+                protocol = protocol_of(rollout, load_tokenizer(case.model))  # before the servers start, as it may fail
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
                 asyncio.run(work.run(partial(on_sample, case.name)))
             report = {
@@ -128,7 +129,7 @@ class _Work:
 
 
 def _identity(model: str, problems: Sequence[Problem]) -> dict[str, Any]:
-    """What the samples belong to: these weights and these problems."""
+    """Identifies what the samples belong to: these weights and these problems."""
     weights = sorted(Path(model).glob("*.safetensors"))
     text = json.dumps([[problem.messages, problem.truth] for problem in problems])
     return {

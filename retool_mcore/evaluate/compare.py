@@ -1,8 +1,8 @@
-"""Two evaluations of the same problems: the paired difference, its interval, and the problems that
-flipped.
+"""Compares two evaluations: the paired difference, its interval, and the problems that flipped.
 
-Pairing takes out how hard the problems are, which is most of what makes a mean over few problems
-uncertain: the interval of the difference is narrower than the two intervals suggest.
+Both are of the same problems. Pairing removes how hard the problems are, which is most of the
+uncertainty of a mean over few problems: the interval of the difference is narrower than the two
+intervals suggest.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ SOLVED = 0.5  # a problem counts as solved when more than this share of its samp
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """A problem that one evaluation solved, by more than half of its samples, and the other did
-    not.
-    """
+    """A problem that only one of the evaluations solved, by more than half of its samples."""
 
     id: int
     truth: str
-    first: str  # "7/8": right samples of all
+    first: str  # "7/8": right samples / all samples
     second: str
 
 
@@ -49,7 +47,7 @@ class Comparison:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A report.json, or that of an evaluation's folder. Raises DataError when it is none."""
+    """Read a report.json, or the one in a folder. Raises DataError when there is none."""
     file = path / REPORT if path.is_dir() else path
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
@@ -73,7 +71,7 @@ def _is_problem(row: object) -> bool:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
-    """The second report against the first. Raises DataError when they are not of the same problems."""
+    """Compare the second report with the first. Raises DataError when their problems differ."""
     mine, theirs = ({row["id"]: row for row in report["per_problem"]} for report in (first, second))
     if mine.keys() != theirs.keys():
         only = [sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())]

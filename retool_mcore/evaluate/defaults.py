@@ -1,5 +1,6 @@
-"""What `retool eval` takes for granted without a configuration: the paper's rollout, as long as the
-model allows.
+"""Defaults of `retool eval` without a configuration: the paper's rollout.
+
+Its lengths are cut to what the model's context allows.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ SERVER_WAIT_S = 10.0
 
 
 def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
-    """The paper's rollout (8 turns, 2048 + 16384 tokens, temperature 1.0, validation's top_p 0.6)
-    on this machine.
+    """The paper's rollout on this machine; a model with a shorter context gets a shorter response.
 
-    A model with a shorter context gets a shorter response. Raises ConfigError for a bad override.
+    That is 8 turns, 2048 + 16384 tokens, temperature 1.0 and validation's top_p 0.6. Raises
+    ConfigError for a bad override.
     """
     platform = detect_platform()
     devices = platform.device_count() if platform.host.has_devices else 1
@@ -38,7 +39,7 @@ def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
         "data": {"train_file": "none", "max_prompt_tokens": prompt},
         "rollout": {"group_size": 2, "max_turns": 8, "max_response_tokens": response},
         "validation": {"files": ["none"], "every": 0, "n": 8, "top_p": 0.6},
-        # Of training, which does not happen here.
+        # Settings of training, which does not happen here.
         "train": {
             "steps": 1,
             "prompts_per_step": devices,
@@ -52,9 +53,7 @@ def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
 
 
 def model_of_server(url: str) -> str:
-    """The model that a running SGLang server says it holds. Raises ConfigError when nothing
-    answers.
-    """
+    """The model that a running SGLang server reports. Raises ConfigError if it reports none."""
 
     async def ask() -> dict[str, Any]:
         async with SglangEngine(url, timeout_s=SERVER_WAIT_S, retry_s=SERVER_WAIT_S) as engine:

@@ -1,5 +1,6 @@
-"""Problems to evaluate on, from a parquet file of verl's schema or a JSON-lines file of question
-and answer.
+"""Problems to evaluate on, from a parquet file of verl's schema or a JSON-lines file.
+
+A line of a JSON-lines file holds a question and its answer, or a row of verl's schema.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from retool_mcore.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One problem; ``id`` is its row's or line's number, counted on through further files."""
+    """One problem; ``id`` is the number of its row or line, counted on through further files."""
 
     id: int
     messages: list[dict[str, Any]]
@@ -58,7 +59,7 @@ def _of_line(row: Mapping[str, Any], number: int, where: str) -> Problem:
 
 
 def _of_verl(row: Mapping[str, Any], number: int, where: str) -> Problem:
-    """The prompt as it is, with its system turn."""
+    """A problem from a row of verl's schema, whose prompt stays as it is, with its system turn."""
     column = "prompt"
     try:
         messages = messages_of(row["prompt"])

@@ -1,8 +1,7 @@
-"""Evaluating a model: n trajectories of each problem through the loop RL trains with, judged as the
-reward judges.
+"""Evaluates a model: n trajectories of each problem, judged as the reward judges.
 
-Finished samples are appended to ``samples.jsonl``; an evaluation that was stopped continues from
-there.
+The trajectories go through the loop that RL trains with. Finished samples are appended to
+``samples.jsonl``; a stopped evaluation continues from there.
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ from retool_mcore.rollout.protocol import Protocol, checked_prompt
 from retool_mcore.rollout.records import record, tokens
 from retool_mcore.sandbox.base import Sandbox
 
-TRIES = 2  # of a sample that an outage dropped
+TRIES = 2  # of one sample, if outages drop it
 
 Judge = Callable[[str | None, str], Awaitable[bool]]  # (what the model boxed, the truth) -> is it right
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What makes two evaluations comparable. ``n`` samples a problem; ``concurrency`` trajectories
-    in flight.
+    """What makes two evaluations comparable.
+
+    ``n``: samples per problem; ``concurrency``: trajectories in flight.
     """
 
     limits: Limits
@@ -52,9 +52,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: RlConfig, n: int, tool: bool, servers: int = 1) -> Settings:
-        """n samples a problem, rolled out as the run's validation rolls out, with the tool or
-        without.
-        """
+        """n samples per problem, rolled out like the run's validation, with or without the tool."""
         rollout = config.rollout.model_copy(update={"tool": tool})
         return cls(
             limits=Limits.of(config.model_copy(update={"rollout": rollout})),
@@ -69,12 +67,12 @@ class Settings:
         )
 
     def identity(self) -> dict[str, Any]:
-        """All that changes the samples, and so not the concurrency."""
+        """All settings that change the samples, which the concurrency does not."""
         return {name: value for name, value in asdict(self).items() if name != "concurrency"}
 
 
 class SampleFile:
-    """The finished samples of one evaluation, on disk as they finish."""
+    """The finished samples of one evaluation, written to disk as they finish."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self.path = folder / "samples.jsonl"
@@ -121,8 +119,8 @@ async def sample_all(
 ) -> None:
     """Sample what is not in ``samples`` yet, judge it, and append it there.
 
-    ``on_sample`` is told each new verdict. Raises DataError for a prompt that is too long,
-    RolloutError when outages dropped a sample twice; what is finished stays in the file.
+    ``on_sample`` is called with each new verdict. Raises DataError for a prompt that is too long,
+    and RolloutError when outages dropped a sample twice; finished samples stay in the file.
     """
     slots = asyncio.Semaphore(settings.concurrency)
     limit = settings.max_prompt_tokens

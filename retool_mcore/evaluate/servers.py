@@ -1,6 +1,4 @@
-"""The SGLang servers of an evaluation: as many as the node's devices hold, all with the same
-weights.
-"""
+"""The SGLang servers of an evaluation: as many as fit on the node, all with the same weights."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.verl.keys.rollout import engine_args
 
-# What config.json says besides the shape of the weights.
+# Entries of config.json that do not concern the shape of the weights.
 NOT_SHAPE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 
 
 @dataclass(frozen=True)
 class SpreadEngine:
-    """Several engines as one. A trajectory is always of the same one, whose cache holds its turns."""
+    """Several engines as one. A trajectory stays on one of them, whose cache holds its turns."""
 
     engines: Sequence[Engine]
 
@@ -37,10 +35,10 @@ class SpreadEngine:
 
 
 class Servers:
-    """The servers of one model at a time: kept while only weights change, replaced when their shape
-    does.
+    """The servers of one model at a time.
 
-    ``url``: one that runs already and holds the only model; none is started then.
+    They are kept while only the weights change, and replaced when their shape changes. ``url``: a
+    running server that holds the only model; no server is started then.
     """
 
     def __init__(self, config: RlConfig, out: Path, url: str | None) -> None:
@@ -65,7 +63,7 @@ class Servers:
         self._stack.close()
 
     def urls_of(self, model: str) -> list[str]:
-        """Servers that hold this model's weights."""
+        """URLs of servers that hold this model's weights."""
         if self._url is not None:
             return [self._url]
         shape = shape_of(model)
@@ -106,8 +104,9 @@ async def _load(urls: Sequence[str], model: str) -> None:
 
 
 def shape_of(model: str) -> dict[str, Any]:
-    """What of a model's config.json must be equal for one server to take its weights. Raises
-    CheckpointError.
+    """The part of a model's config.json that must be equal for one server to take its weights.
+
+    Raises CheckpointError when config.json cannot be read.
     """
     path = Path(model) / "config.json"
     try:

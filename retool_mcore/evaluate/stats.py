@@ -1,8 +1,8 @@
-"""Estimators over k samples of each problem. mean, best, worst and maj equal verl's validation
-metrics, draw for draw.
+"""Estimators over k samples of each problem.
 
-verl (trainer/ppo/metric_utils.py) estimates best@n, worst@n and maj@n by 1000 draws of n samples
-with replacement, seed 42, for n = 2, 4, ... and k, problem by problem, and averages over problems.
+mean, best, worst and maj equal verl's validation metrics, draw for draw. verl
+(trainer/ppo/metric_utils.py) estimates best@n, worst@n and maj@n by 1000 draws of n samples with
+replacement, seed 42, for n = 2, 4, ... and k, problem by problem, and averages over problems.
 pass@k is the unbiased estimator of Chen et al. 2021 (https://arxiv.org/abs/2107.03374), without
 replacement.
 """
@@ -23,8 +23,9 @@ INTERVAL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """The k samples of one problem: a score each, and a vote each (the answer in a normal form;
-    None: no answer).
+    """The k samples of one problem, with a score and a vote each.
+
+    A vote is the answer in a normal form; None: no answer.
     """
 
     scores: Sequence[float]
@@ -35,8 +36,9 @@ class Samples:
 
 
 def summarize(problems: Sequence[Samples]) -> dict[str, float]:
-    """mean@k, best@n, worst@n, maj@n, pass@n, averaged over problems of k samples each; of each
-    NAME/low, /high.
+    """mean@k, best@n, worst@n, maj@n and pass@n, averaged over problems of k samples each.
+
+    Each estimate NAME also has its interval as NAME/low and NAME/high.
     """
     k = len(problems[0].scores)
     assert all(len(problem.scores) == k for problem in problems), "problems of unequal numbers of samples"
@@ -61,7 +63,7 @@ def _estimates(problem: Samples, draws: Mapping[int, np.ndarray]) -> dict[str, f
 
 
 def sizes(k: int) -> list[int]:
-    """verl's n of best@n: powers of two below k, and k; none for one sample."""
+    """verl's n of best@n: the powers of two from 2 that are below k, and k; none for one sample."""
     return [*(2**power for power in range(1, k.bit_length()) if 2**power < k), *([k] if k > 1 else [])]
 
 
@@ -83,7 +85,7 @@ def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndar
     means_DM = np.concatenate(
         [
             generator.multinomial(problems, np.full(problems, 1 / problems), size=INTERVAL_DRAWS // 10) @ values_PM
-            for _ in range(10)  # in parts: thousands of problems are 100 MB at once
+            for _ in range(10)  # in parts: thousands of problems would take 100 MB at once
         ]
     )
     lows, highs = np.quantile(means_DM / problems, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
@@ -91,7 +93,7 @@ def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 def _draws(k: int, n: int) -> np.ndarray:
-    # # The legacy generator on purpose: verl seeds numpy's global one anew for each problem and
+    # The legacy generator on purpose: verl seeds numpy's global one again for each problem and
     # metric.
     return np.random.RandomState(VERL_SEED).choice(k, size=(VERL_DRAWS, n), replace=True)
 
@@ -107,8 +109,9 @@ def _at(problem: Samples, draws: np.ndarray) -> dict[str, float]:
 
 
 def _majority(problem: Samples, scores: np.ndarray, draw: np.ndarray) -> float:
-    """The score of the most frequent vote's first sample; of equally frequent votes the one drawn
-    first.
+    """The score of the most frequent vote's first sample.
+
+    Among equally frequent votes, the one drawn first wins.
     """
     counts: dict[Hashable, int] = {}
     first: dict[Hashable, int] = {}

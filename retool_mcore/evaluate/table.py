@@ -1,5 +1,6 @@
-"""An evaluation for people: a table on the terminal, and ``report.md`` with the matrix of problems
-and samples.
+"""An evaluation for people: a table on the terminal, and ``report.md``.
+
+``report.md`` also has the matrix of problems and samples.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MARKS = "# right, . wrong, - without an answer"
 
 
 def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One row for each evaluation of the same n."""
+    """One row for each evaluation; all evaluations have the same n."""
     from rich.table import Table
 
     n = next(iter(reports.values()))["n"]
@@ -43,7 +44,7 @@ def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def interval_note(report: Mapping[str, Any]) -> str:
-    """What the interval is over, and how wide few problems make it."""
+    """A sentence on what the interval is over, and on how wide few problems make it."""
     n, scores = report["n"], report["scores"]
     width = scores[f"mean@{n}/high"] - scores[f"mean@{n}/low"]
     if not width:

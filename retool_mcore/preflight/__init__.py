@@ -1,1 +1,1 @@
-"""`retool preflight`: what can fail is made to fail here, before a device-hour is spent."""
+"""`retool preflight`: makes what can fail, fail here, before a device-hour is spent."""

@@ -1,6 +1,4 @@
-"""Every node of a running Ray cluster: there, with its devices, and with the same code, data and
-clock.
-"""
+"""Checks every node of a running Ray cluster: devices, code, data and clock."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ LOOK_TIMEOUT_S = 60.0
 
 
 def check_cluster(config: RunConfig, platform: Platform, wait_s: float) -> Iterator[Finding]:
-    """Connect to the cluster of RAY_ADDRESS and wait up to ``wait_s`` for its nodes. Raises
-    PlatformError.
+    """Connect to the cluster of RAY_ADDRESS and wait up to ``wait_s`` seconds for its nodes.
+
+    Raises PlatformError when no cluster answers.
     """
     import ray
 
@@ -92,5 +91,5 @@ def _compare(ray: Any, nodes: list[dict[str, Any]], config: RunConfig) -> Iterat
 
 
 def _look(config: RunConfig) -> tuple[dict[str, str], float]:
-    """On a node, in a Ray worker."""
+    """Runs on a node, in a Ray worker."""
     return fingerprint(config), time.time()

@@ -1,4 +1,4 @@
-"""One finding per line: ok, warning or error, what was looked at, and what to do about it."""
+"""Findings, one per line: ok, warning or error, what was checked, and what to do about it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def run_checks(checks: Sequence[tuple[str, Check]], tell: Callable[[Finding], None]) -> list[Finding]:
-    """Run every check, telling each finding as it comes. A ReToolError of a check is that check's
-    error.
+    """Run every check and report each finding as it comes.
+
+    A ReToolError that a check raises becomes that check's error finding.
     """
     found: list[Finding] = []
     for name, check in checks:

@@ -1,6 +1,4 @@
-"""This machine: Python and package versions, devices, driver, disk, shared memory, limits, clock,
-ports.
-"""
+"""Checks this machine: versions, devices, disk, memory, limits, clock and ports."""
 
 from __future__ import annotations
 
@@ -34,8 +32,9 @@ _TIMEX_BYTES = 512  # of struct timex, rounded up
 
 
 def versions(platform: Platform) -> Iterator[Finding]:
-    """Installed packages against the ranges that were tested: this package's extra of the
-    platform's name.
+    """Compare installed packages with the tested ranges.
+
+    The ranges are those of this package's extra of the platform's name, and the platform's own.
     """
     if sys.version_info[:2] not in PYTHONS:
         wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
@@ -64,14 +63,14 @@ def versions(platform: Platform) -> Iterator[Finding]:
 
 
 def _extra(package: str, extra: str) -> list[Requirement]:
-    """Requirements of an extra, with the extras of the same package that it names."""
+    """Requirements of an extra, including the extras of the same package that it names."""
     found: list[Requirement] = []
     for line in importlib.metadata.requires(package) or ():
         requirement = Requirement(line)
         if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
             continue
         if requirement.marker.evaluate({"extra": ""}):
-            continue  # needed with and without the extra: pip has seen to it
+            continue  # needed with and without the extra: pip has installed it
         if requirement.name.replace("_", "-") == package.replace("_", "-"):
             for inner in requirement.extras:
                 found += _extra(package, inner)
@@ -98,7 +97,7 @@ def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 
 
 def patches(platform: Platform) -> Iterator[Finding]:
-    """Every change to other people's code that a run makes, and whether it still fits."""
+    """Every change that a run makes to other people's code, and whether it still fits."""
     for patch in platform.patches():
         try:
             patch.check_version()
@@ -134,7 +133,7 @@ def disk(config: RunConfig) -> Iterator[Finding]:
 
 
 def host_memory(config: RunConfig) -> Iterator[Finding]:
-    """What [memory] moves to the host, of all devices of a node."""
+    """The memory that [memory] moves to the host, for all devices of a node."""
     memory = config.memory
     if not memory.offload_idle and not memory.optimizer_on_cpu:
         return
@@ -182,7 +181,7 @@ def limits(platform: Platform) -> Iterator[Finding]:
 
 def clock() -> Iterator[Finding]:
     """Nodes whose clocks differ write logs and checkpoints that cannot be put in order."""
-    timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes = 0: only ask
+    timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes = 0: read only
     state = ctypes.CDLL(None).adjtimex(timex)
     if state == _TIME_ERROR:
         yield warning("clock", "the kernel says that it is not synchronised. Run an NTP client on each node")
@@ -193,7 +192,7 @@ def clock() -> Iterator[Finding]:
 
 
 def ports(host_address: str, numbers: dict[str, int]) -> Iterator[Finding]:
-    """The ports that the head of several nodes listens on."""
+    """The ports on which the head of several nodes listens."""
     for name, number in numbers.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The run: its model, tokenizer, data and sandbox, looked at as the run will use them."""
+"""Checks the run's model, tokenizer, data and sandbox, reading them as the run will."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a run is asked when it starts, in one place for `retool sft` and `rl` and for the ranks of
-torchrun.
-"""
+"""The checks of a starting run, shared by `retool sft`, `retool rl` and the ranks of torchrun."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ from retool_mcore.rollout.protocol import protocol_of
 
 
 def check_run(config: RunConfig, platform: Platform) -> None:
-    """Settings against model, machine and platform; nothing is imported for it. Raises ConfigError
-    or PlatformError.
+    """Check the settings against model, machine and platform. Imports nothing for it.
+
+    Raises ConfigError or PlatformError.
     """
     check_model(config)
     platform.check_room(config)
@@ -23,11 +22,11 @@ def check_run(config: RunConfig, platform: Platform) -> None:
 
 
 def check_data(config: RunConfig) -> list[str]:
-    """What the user should know of the data. Raises DataError, and ConfigError for a protocol
-    without its tags.
+    """Check the data and return notes for the user.
 
-    Of RL every prompt is rendered, by the model's tokenizer: call it after ``Platform.activate()``,
-    as transformers looks once for what is installed. SFT renders its rows where it loads them.
+    Raises DataError, and ConfigError for a protocol without its tags. For RL every prompt is
+    rendered with the model's tokenizer: call it after ``Platform.activate()``, because transformers
+    looks only once for what is installed. SFT renders its rows when it loads them.
     """
     if isinstance(config, SftConfig):
         if not config.data.allow_overlap:

@@ -1,4 +1,4 @@
-"""Many trajectories against one SGLang server, written down as they finish."""
+"""Samples many trajectories from one SGLang server and writes each down as it finishes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from retool_mcore.sandbox.open import open_sandbox
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What is run: ``n`` trajectories of each prompt, ``concurrency`` at a time, on the server at
-    ``url``.
+    """What to run: ``n`` trajectories of each prompt on the server at ``url``.
+
+    At most ``concurrency`` trajectories run at a time.
     """
 
     url: str
@@ -39,8 +40,9 @@ class Batch:
     limits: Limits
 
     async def run(self, prompts: Sequence[Sequence[Mapping[str, Any]]], out: Path) -> int:
-        """Run all and write one line each to ``out``. Returns the number of trajectories dropped by
-        outages.
+        """Run all trajectories and write one line each to ``out``.
+
+        Returns the number of trajectories dropped by outages.
         """
         protocol = open_protocol(self.protocol, load_tokenizer(self.model), tool=self.tool, calls=self.calls)
         slots = asyncio.Semaphore(self.concurrency)

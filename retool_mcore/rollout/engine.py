@@ -1,4 +1,4 @@
-"""What the loop needs of a generation engine: tokens in, tokens out, and why it stopped."""
+"""The loop's interface to a generation engine: tokens in, tokens out, and why it stopped."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from zlib import crc32
 
 from retool_mcore.errors import RolloutError
 
-TRAINING = "train"  # of trajectory_seed: no sample of an evaluation
+TRAINING = "train"  # in trajectory_seed, marks a sample of training and not of an evaluation
 
 
 class EngineUnavailable(RolloutError):
-    """The engine did not answer, after retries. The trajectory is dropped; the engine's refusals
-    are other errors.
+    """The engine did not answer, after retries. The trajectory is dropped.
+
+    When the engine refuses a request, that is another error.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. ``top_k`` -1: the whole vocabulary. ``seed``: repeatable, where the
-    engine can.
+    """How tokens are drawn.
+
+    ``top_k`` -1: from the whole vocabulary. ``seed``: makes samples repeatable where the engine
+    can.
     """
 
     temperature: float = 1.0
@@ -31,22 +34,20 @@ class Sampling:
 
 
 def trajectory_seed(run_seed: int, *which: object) -> int:
-    """The seed [0, 2**31) of all turns of one trajectory, the same whenever and wherever it is
-    sampled.
+    """The seed [0, 2**31) of all turns of one trajectory, at any time and on any machine.
 
-    ``which``: of validation and evaluation the problem's number and the sample's, of training
-    TRAINING, the step that started it, the row and the sample.
+    ``which``: in validation and evaluation the numbers of the problem and of the sample; in
+    training TRAINING, the step that started the trajectory, the row and the sample.
     """
     return crc32("/".join(map(str, (run_seed, *which))).encode()) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnRequest:
-    """One turn to sample: ``token_ids`` [T] is continued until a stop token, which is the turn's
-    last, or the limit.
+    """One turn to sample: the engine continues ``token_ids`` [T] up to a stop token or the limit.
 
-    ``trajectory_id``: turns of one trajectory go to the same replica, whose cache holds the earlier
-    ones.
+    A stop token is the turn's last token. ``trajectory_id``: turns of one trajectory go to the same
+    replica, whose cache holds the earlier turns.
     """
 
     token_ids: Sequence[int]
@@ -58,14 +59,14 @@ class TurnRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTurn:
-    """What the engine sampled: token_ids [T] and the logprob [T] of each under the sampled
-    distribution's policy.
+    """What the engine sampled: token_ids [T] and the logprob [T] of each.
 
-    ``stop`` is "stop" when the last token is a stop token, "length" when max_new_tokens or the
-    engine's context was used up, "abort" when the engine was interrupted (a weight update): the
-    turn goes on from what was sampled. ``version`` counts weight updates; ``context_tokens`` is the
-    length of the context as the engine counted it, and ``cached_tokens`` how many of it were in its
-    prefix cache. None: the engine does not say.
+    The logprobs are those of the distribution that was sampled from. ``stop`` is "stop" when the
+    last token is a stop token, "length" when max_new_tokens or the engine's context was used up,
+    and "abort" when the engine was interrupted (a weight update); after an abort the turn continues
+    from what was sampled. ``version`` counts weight updates. ``context_tokens`` is the length of
+    the context as the engine counted it, and ``cached_tokens`` how many of these tokens were in its
+    prefix cache; None where the engine does not report them.
     """
 
     token_ids: Sequence[int]
@@ -80,7 +81,8 @@ class Engine(Protocol):
     """One turn at a time, many trajectories at once."""
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
-        """Sample one turn. Raises EngineUnavailable when the engine cannot be reached or fails,
-        after retries.
+        """Sample one turn.
+
+        Raises EngineUnavailable when the engine cannot be reached or fails, after retries.
         """
         ...

@@ -1,8 +1,9 @@
-"""The record of one trajectory, exact to the token: what was sampled, what was written in between,
-at which version.
+"""The record of one trajectory, exact to the token.
 
-Pure Python. The engine is only ever sent ``Ledger.context``, and what it samples is only ever
-appended, so the tokens trained on are the tokens sampled: nothing is decoded and encoded again.
+It holds the tokens that the engine sampled, the tokens written between turns, and the version of
+the weights. Pure Python. The engine is only ever sent ``Ledger.context``, and what it samples is
+only ever appended, so the tokens trained on are the tokens sampled: nothing is decoded and encoded
+again.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ NO_VERSION = -1  # of tokens that no model sampled
 class StopReason(StrEnum):
     """Why a trajectory ended. The mask keeps every sampled token in each case but ``DROPPED``.
 
-    ============== ===================================================== ====================
-    =====================
-    reason         what happened                                         mask                 reward
-    ============== ===================================================== ====================
-    =====================
-    FINISHED       the model closed a turn that holds no call            all sampled tokens   by its answer
-    LENGTH         the response budget ended in a model turn, or the     all sampled tokens   by its answer, if the cut
-                   next tool result and a turn after it did not fit                           turn boxed one
-    TURNS          the last allowed turn ended in a call; it is not run  all sampled tokens   wrong: no answer
-    MALFORMED      too many malformed calls in a row                     all sampled tokens   wrong: no answer
-    TOOL_TIME      the interpreter's time for one trajectory is used up  all sampled tokens   wrong: no answer
-    DROPPED        sandbox or engine failed, after retries               not in the batch     none
-    ============== ===================================================== ====================
-    =====================
+    ============ =========================================== ================== ===================
+    reason       what happened                               mask               reward
+    ============ =========================================== ================== ===================
+    FINISHED     the model closed a turn without a call      all sampled tokens by its answer
+    LENGTH       the response budget ended in a model turn,  all sampled tokens by its answer, if
+                 or the next tool result and a turn after it                    the cut turn boxed
+                 did not fit                                                    one
+    TURNS        the last allowed turn ended in a call,      all sampled tokens wrong: no answer
+                 which is not run
+    MALFORMED    too many malformed calls in a row           all sampled tokens wrong: no answer
+    TOOL_TIME    the trajectory's interpreter time is used   all sampled tokens wrong: no answer
+                 up
+    DROPPED      sandbox or engine failed, after retries     not in the batch   none
+    ============ =========================================== ================== ===================
 
-    A call that fails, that is malformed, or that is stopped at a limit of the sandbox is shown to
-    the model as text.
+    When a call fails, is malformed, or is stopped at a limit of the sandbox, the model sees that as
+    text.
     """
 
     FINISHED = "finished"
@@ -58,8 +59,7 @@ class Span:
 
 
 class Ledger:
-    """Prompt and response of one trajectory. Append only; the invariants are asserted at every
-    append.
+    """Prompt and response of one trajectory. Append only; each append asserts the invariants.
 
     response_ids, loss_mask, logprobs and versions have one entry per response token. Tool tokens
     carry loss 0, logprob 0.0 and version ``NO_VERSION``.
@@ -79,7 +79,7 @@ class Ledger:
 
     @property
     def context(self) -> list[int]:
-        """Token ids [T] the engine continues: prompt and response so far."""
+        """Token ids [T] that the engine continues: the prompt and the response so far."""
         return self.prompt_ids + self.response_ids
 
     @property
@@ -113,8 +113,8 @@ class Ledger:
     ) -> None:
         """Append what the engine sampled. A turn resumed after an abort continues its span.
 
-        ``context_tokens`` is the length of the context the engine says it continued, where it says
-        so.
+        ``context_tokens``: the length of the context that the engine reports to have continued, or
+        None.
         """
         assert len(token_ids) == len(logprobs), f"{len(token_ids)} tokens but {len(logprobs)} logprobs"
         assert context_tokens in (None, len(self.prompt_ids) + len(self.response_ids)), (
@@ -125,8 +125,9 @@ class Ledger:
         self._append("model", token_ids, logprobs, loss=1, version=version)
 
     def append_tool(self, token_ids: Sequence[int]) -> None:
-        """Append what is written between two model turns: closing token, results, header of the
-        next turn.
+        """Append what is written between two model turns.
+
+        That is the closing token, the results, and the header of the next turn.
         """
         assert self.spans and self.spans[-1].role == "model", "a tool turn follows a model turn"
         self._append("tool", token_ids, [0.0] * len(token_ids), loss=0, version=NO_VERSION)

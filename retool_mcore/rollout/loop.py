@@ -1,4 +1,4 @@
-"""One trajectory: model turn, interpreter, model turn, ... over any engine, sandbox and protocol."""
+"""One trajectory: model turn, interpreter, model turn, ... on any engine, sandbox, protocol."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from retool_mcore.rollout.protocol import Protocol
 from retool_mcore.rollout.tool_call import Parsed
 from retool_mcore.sandbox.base import ExecResult, Sandbox
 
-MAX_ABORTS = 600  # interruptions of one turn without a sampled token, a second apart: a weight update takes less
+MAX_ABORTS = 600  # interruptions of one turn without a sampled token, one second apart; a weight update takes less time
 ABORT_PAUSE_S = 1.0
 MIN_TURN_TOKENS = 2  # a token and the closing one; a result is not written when no turn could follow it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The budgets of one trajectory; ``ledger.StopReason`` says what each does when it is used up."""
+    """The budgets of one trajectory; see ``ledger.StopReason`` for what happens at each."""
 
-    max_response_tokens: int  # sampled and written, together
-    max_turns: int = 8  # of the model
-    max_tool_output_tokens: int = 512  # of one result; the middle of a longer one is cut, and the model is told
+    max_response_tokens: int  # sampled and written tokens together
+    max_turns: int = 8  # model turns
+    max_tool_output_tokens: int = 512  # of one result; the middle of a longer one is cut, with a note to the model
     max_malformed_calls: int = 3  # in a row
-    max_tool_s: float = math.inf  # run time of the interpreter, over the trajectory
+    max_tool_s: float = math.inf  # interpreter run time over the whole trajectory
     run_timeout_s: float = 10.0
     memory_limit_mb: int = 1024
-    max_outage_s: float = 60.0  # a call is tried again for so long while the sandbox is away (restarting)
+    max_outage_s: float = 60.0  # how long a call is retried while the sandbox is away (restarting)
 
     @classmethod
     def of(cls, config: RlConfig) -> Limits:
@@ -52,10 +52,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class CallResult:
-    """One executed call: what the interpreter said, and what of it the model was shown.
+    """One executed call: what the interpreter returned, and the part of it that the model saw.
 
-    ``wall_s`` is from request to answer: queue_s for a free place and run_s of it, and the way and
-    retries besides.
+    ``wall_s`` is the time from request to answer. It includes queue_s (waiting for a free place),
+    run_s (running), transport and retries.
     """
 
     code: str
@@ -70,15 +70,13 @@ class CallResult:
 
 @dataclass(kw_only=True)
 class Turn:
-    """One model turn: what it said, where it starts among the response tokens, and what its calls
-    gave.
-    """
+    """One model turn: its text, its start among the response tokens, and its calls' results."""
 
     start: int
     tokens: int
     text: str
-    parsed: Parsed | None  # None: cut off by the budget, so it says nothing yet
-    answer: str | None  # what it boxed, if it holds no call
+    parsed: Parsed | None  # None: the budget cut the turn off before it could be read
+    answer: str | None  # what the turn boxed, if it holds no call
     results: list[CallResult] = field(default_factory=list)
     engine_s: float = 0.0
     tool_s: float = 0.0
@@ -86,11 +84,12 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Trajectory:
-    """A finished trajectory. ``drop_error`` names the outage when it was dropped; such a one is
-    never trained on.
+    """A finished trajectory.
 
-    ``context_tokens`` were sent to the engine, over all its requests, and ``cached_tokens`` of them
-    were in its prefix cache; of requests whose answer says so.
+    ``drop_error`` names the outage that dropped it; a dropped trajectory is never trained on.
+    ``context_tokens`` counts the tokens sent to the engine over all requests, and ``cached_tokens``
+    those of them in its prefix cache; both leave out requests whose answer does not report the
+    cache.
     """
 
     ledger: Ledger
@@ -112,7 +111,7 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        """What the last turn boxed, if it did: the answer the reward is for."""
+        """What the last turn boxed, or None: the answer that the reward judges."""
         return self.turns[-1].answer if self.turns else None
 
     @property
@@ -134,11 +133,10 @@ async def run_trajectory(
     sampling: Sampling,
     trajectory_id: str,
 ) -> Trajectory:
-    """Sample one trajectory from prompt_ids [T] to its end. ``sandbox`` may be None for a text-only
-    protocol.
+    """Sample one trajectory from prompt_ids [T] to its end.
 
-    Never raises for what the model does, nor for an outage of sandbox or engine: that trajectory
-    comes back dropped.
+    ``sandbox`` may be None for a text-only protocol. Never raises for what the model does, nor for
+    an outage of sandbox or engine: such an outage returns the trajectory as dropped.
     """
     started = time.perf_counter()
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens), started_unix_s=time.time())
@@ -192,7 +190,7 @@ class _Conversation:
             ledger.append_tool(result_ids)
 
     async def _model_turn(self) -> tuple[list[int], bool]:
-        """Sample one turn. Returns its token ids, and False when it was cut off by the budget."""
+        """Sample one turn. Returns its token ids, and False when the budget cut it off."""
         ledger = self.trajectory.ledger
         start = len(ledger.response_ids)
         started = time.perf_counter()
@@ -208,8 +206,8 @@ class _Conversation:
                 raise EngineUnavailable(f"the engine ended ({sampled.stop}) without sampling a token")
             elif sampled.stop == "length":
                 break
-            # # Otherwise go on from here: after an abort, or after a token that only looked like
-            # the end of a call.
+            # Otherwise continue: after an abort, or after a token that only looked like a call's
+            # end.
             complete = sampled.stop == "stop" and self.protocol.ended(ledger.response_ids[start:])
         turn_ids = ledger.response_ids[start:]
         text = self.protocol.text(turn_ids)
@@ -246,8 +244,9 @@ class _Conversation:
         return sampled
 
     async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:
-        """What the model is told: the output of each call, run side by side, or why the call cannot
-        be read.
+        """The texts that answer a turn: each call's output, or why the calls cannot be read.
+
+        The calls run side by side.
         """
         if parsed.kind == "malformed":
             return [self.protocol.shown(f"Error: {parsed.error}", self.limits.max_tool_output_tokens)[0]]
@@ -260,7 +259,7 @@ class _Conversation:
         return [result.shown for result in turn.results]
 
     async def _execute(self, code: str) -> tuple[ExecResult, float]:
-        """What the interpreter said, and the seconds until then."""
+        """The interpreter's result, and the seconds until it came."""
         assert self.sandbox is not None, f"protocol {self.protocol.name} calls a tool, but no sandbox was given"
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(SandboxUnavailable),

@@ -1,4 +1,4 @@
-"""What a batch in verl's queue says of itself: its metrics, and its rows for the trajectory file."""
+"""Metrics of a batch in verl's queue, and its rows for the trajectory file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from retool_mcore.rollout.records import RecordWriter, group_rank
 from retool_mcore.rollout.telemetry import distributions, group_shares
 
 SAMPLED = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")  # columns of every trajectory
-LEARNT = ("old_log_probs", "advantages")  # of those that a step has learnt from
+LEARNT = ("old_log_probs", "advantages")  # columns of trajectories that a step has learnt from
 
 
 def uid_of(key: str) -> str:
-    """The prompt of a trajectory, from verl's key of it: PROMPT_SESSION_PART."""
+    """The prompt's id of a trajectory, from verl's key: PROMPT_SESSION_PART."""
     return key.rsplit("_", 2)[0]
 
 
 def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
-    """What our agent loop and the reward have put beside the tokens of each trajectory."""
+    """What our agent loop and the reward have stored beside the tokens of each trajectory."""
     data: Any = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"])
     return [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
 
@@ -35,8 +35,9 @@ def batch_metrics(
     filtered: Mapping[float, int] | None = None,
     discarded: int = 0,
 ) -> dict[str, float]:
-    """accuracy, reward's parts, and what rollout.metrics and rollout.telemetry count; the last two
-    arguments are of ``group_shares``.
+    """accuracy, the reward's parts, and the metrics of rollout.metrics and rollout.telemetry.
+
+    ``filtered`` and ``discarded`` are passed on to ``group_shares``.
     """
     results = [extra.get("reward_extra_info") or {} for extra in extras]
     correct = [bool(result.get("acc", 0.0)) for result in results]
@@ -60,7 +61,7 @@ def write_groups(
     groups: int,
     seed: int,
 ) -> None:
-    """Write ``groups`` whole groups of the batch, the lowest in rank; see records for the columns."""
+    """Write the ``groups`` whole groups with the lowest ranks; see records for the columns."""
     extra_of = {key: extra for key, extra in zip(keys, extras, strict=True) if extra.get("record")}
     chosen = set(sorted({uid_of(key) for key in extra_of}, key=lambda uid: group_rank(uid, seed))[:groups])
     wanted = sorted(key for key in extra_of if uid_of(key) in chosen)
@@ -81,8 +82,9 @@ def _said(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Columns [P] and [T] of one trajectory; the last two are None before a step has learnt from
-    it.
+    """Columns [P] and [T] of one trajectory.
+
+    actor_logprobs and advantage are None before a step has learnt from it.
     """
     actor_T, advantage_T = row.get("old_log_probs"), row.get("advantages")
     return {
@@ -108,10 +110,11 @@ def _rounded(values_T: torch.Tensor) -> list[float]:
 
 
 def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:
-    """How far the engine that sampled is from the weights that are trained; log-probabilities [N]
-    of the same tokens.
+    """How far the engine that sampled is from the weights that are trained.
 
-    mismatch/kl    mean of rollout - actor: estimates the divergence of the two over sampled tokens
+    ``rollout_N`` and ``actor_N`` [N] are log-probabilities of the same tokens.
+
+    mismatch/kl    mean of rollout - actor: estimates their divergence over sampled tokens
     mismatch/max, mismatch/p99    of |rollout - actor| over tokens, in nats
     """
     if not len(rollout_N):

@@ -1,4 +1,4 @@
-"""Behaviour of trajectories: every number's definition, per trajectory and over a batch.
+"""The behaviour of trajectories: what each number means, per trajectory and over a batch.
 
 ``Behavior.of`` counts within one trajectory; ``summarize`` turns counts into the ``behavior/``
 metrics of a training step or an evaluation. A ratio whose denominator is 0 (the executable fraction
@@ -32,21 +32,26 @@ PER_TRAJECTORY = (  # fields whose metric is their mean over trajectories
 class Behavior:
     """Counts of one trajectory.
 
-    calls                 calls that were executed
-    calls_ok              of those, the ones that ran to their end and returned 0
-    calls_at_limit        of those, the ones stopped at the time or memory limit
-    last_call_ok          the last executed call ran; False where there is none
-    code_lines            lines of all executed code that are not blank
-    first_call_tokens     response tokens up to the end of the first executed call; None where there is none
-    response_tokens       all response tokens; model_tokens: without interpreter output and template
-    self_corrections      executed calls that failed and whose next executed call is different code that ran
-    cut_outputs           results over the budget, shown with their middle cut; cut_tokens: the tokens cut of them
-    malformed, repairs    calls that could not be read, by kind of problem; repairs made in reading,
-    by kind
-    call_s                seconds of each executed call from request to answer; of them call_queue_s waiting for a free
-                          place in the sandbox and call_run_s running
-    context_tokens        tokens sent to the engine over all requests; of them cached_tokens in its prefix cache. 0 of
-                          both where the engine does not say
+    calls               executed calls
+    calls_ok            executed calls that ran to their end and returned 0
+    calls_at_limit      executed calls that were stopped at the time or memory limit
+    last_call_ok        did the last executed call run; False where there is none
+    code_lines          lines of all executed code that are not blank
+    first_call_tokens   response tokens up to the end of the first executed call, or None
+    response_tokens     all response tokens
+    model_tokens        response tokens without interpreter output and template
+    self_corrections    executed calls that failed and whose next executed call is different code
+                        that ran
+    cut_outputs         results over the budget, shown with their middle cut
+    cut_tokens          tokens cut from these results
+    malformed           calls that could not be read, by kind of problem
+    repairs             repairs made in reading calls, by kind
+    call_s              seconds of each executed call from request to answer
+    call_queue_s        of these, seconds waiting for a free place in the sandbox
+    call_run_s          of these, seconds running
+    context_tokens      tokens sent to the engine over all requests; 0 where the engine does not
+                        report its cache
+    cached_tokens       of these, tokens that were in the engine's prefix cache
     """
 
     stop_reason: str
@@ -114,23 +119,25 @@ def _self_corrections(results: Sequence[CallResult]) -> int:
 
 
 def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = None) -> dict[str, float]:
-    """``behavior/`` metrics over trajectories that were not dropped; ``correct`` [N]: was the
-    answer right.
+    """``behavior/`` metrics over trajectories that were not dropped.
+
+    ``correct`` [N]: was the answer right.
 
     code_ratio              trajectories with an executed call / trajectories
     calls, turns            per trajectory
     code_lines              per executed call
     executable_fraction     calls that ran / executed calls
     limit_fraction          calls stopped at the time or memory limit / executed calls
-    correct_code_fraction   trajectories with a right answer whose last call ran / trajectories with a call
+    correct_code_fraction   trajectories with a right answer whose last call ran / trajectories
+                            with a call
     first_call_position     first_call_tokens / response_tokens, over trajectories with a call
     response_tokens, model_tokens, self_corrections, cut_tokens      per trajectory
     cut_output_fraction     results shown cut / executed calls
     malformed/KIND, repaired/KIND                        per trajectory
-    stop/REASON             trajectories that ended so / trajectories
-    engine_s, tool_s        seconds per trajectory waiting for the engine, for the interpreter
-    slowest_s               engine_s + tool_s of the trajectory that took longest, and
-    slowest_tool_s          its tool_s: what calls cost a step that waits for it
+    stop/REASON             trajectories that ended for this reason / trajectories
+    engine_s, tool_s        seconds per trajectory spent waiting for the engine, for the interpreter
+    slowest_s               engine_s + tool_s of the trajectory that took longest
+    slowest_tool_s          tool_s of that trajectory: what calls cost a step that waits for it
     """
     rows = list(behaviors)
     if not rows:

@@ -1,8 +1,7 @@
-"""Tool protocols: how a prompt is rendered, where the engine stops, how a turn is read, how a
-result is written back.
+"""Tool protocols: they render prompts, name stop tokens, read model turns and write results.
 
-One small class each; the loop knows none of them. A further protocol subclasses ``Protocol`` and is
-registered in ``PROTOCOLS``.
+Each protocol is one small class, and the loop knows none of them by name. To add one, subclass
+``Protocol`` and register it in ``PROTOCOLS``.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ RETOOL_MARKUP = re.compile(r"</?(?:code|interpreter|answer)>")
 
 
 class Protocol(ABC):
-    """How one model and one interpreter talk. Holds the tokenizer; keeps no state of a trajectory.
+    """How the model and the interpreter talk. Holds the tokenizer, but no state of a trajectory.
 
-    ``end_ids`` close a turn of the model, ``stop_token_ids`` are those and the tokens that complete
-    a call: the engine ends a turn on the first of them it samples, and returns it as the last
-    token.
+    ``end_ids`` are the tokens that close a model turn. ``stop_token_ids`` are these and the tokens
+    that complete a call: the engine ends a turn at the first of them that it samples, and returns
+    it as the turn's last token.
     """
 
     name: str
@@ -50,36 +49,38 @@ class Protocol(ABC):
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.format = chat.chat_format(tokenizer)
-        # # Qwen's generation config ends a turn on <|im_end|> and on <|endoftext|>, which is its
-        # padding token.
+        # Qwen's generation config ends a turn on <|im_end|> and on <|endoftext|>, its padding
+        # token.
         ends = (self.format.end_of_turn_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         self.end_ids = tuple(sorted({token_id for token_id in ends if isinstance(token_id, int)}))
         self.stop_token_ids = self.end_ids
 
     @abstractmethod
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids [T] of the prompt, up to and including the header of the first model turn."""
+        """Token ids [T] of the prompt, up to and including the first model turn's header."""
 
     @abstractmethod
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        """What a complete model turn says. ``turn_ids`` end with the token that stopped the engine."""
+        """Read a complete model turn. ``turn_ids`` end with the token that stopped the engine."""
 
     @abstractmethod
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
-        """Tokens [T] from the end of a model turn, through the interpreter's results, to the next
-        turn's header.
+        """Tokens [T] written after a model turn: the results, and the header of the next turn.
+
+        They include the token that closes the model turn where the model has not sampled it.
         """
 
     def let_all_calls(self) -> None:
-        """Let a turn hold several calls. Raises ConfigError where the form has none such."""
+        """Allow several calls in one turn. Raises ConfigError if the protocol cannot."""
         raise ConfigError(
             f'rollout.calls_per_turn = "all": a turn of rollout.protocol = "{self.name}" is cut at its first call. '
             'Use "first", or protocol "hermes".'
         )
 
     def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
-        """What of an interpreter's output the model is shown, markup broken up, and the number of
-        tokens cut of it.
+        """The part of an interpreter's output that the model sees, and the number of tokens cut.
+
+        Markup in the output is broken up.
         """
         return cut_middle(self.clean(output), max_tokens, self.tokenizer)
 
@@ -88,8 +89,9 @@ class Protocol(ABC):
         return chat.neutralise(output, self.format)
 
     def ended(self, turn_ids: Sequence[int]) -> bool:
-        """Is the turn over, now that the engine has stopped? False where its last token only looked
-        like the end.
+        """Is the turn over, now that the engine has stopped?
+
+        False where its last token only looked like the end of a call.
         """
         return True
 
@@ -108,8 +110,9 @@ class Protocol(ABC):
 
 
 class TextOnly(Protocol):
-    """No interpreter: the baseline of the paper's comparison. A turn is the whole response, tags
-    mean nothing.
+    """No interpreter: the baseline of the paper's comparison.
+
+    One turn is the whole response, and tags mean nothing.
     """
 
     name = "text"
@@ -126,10 +129,10 @@ class TextOnly(Protocol):
 
 
 class Hermes(Protocol):
-    """Qwen2.5's form: <tool_call>JSON</tool_call>, the result comes back as a tool message.
+    """Qwen2.5's form: <tool_call>JSON</tool_call>; the result comes back as a tool message.
 
-    The first call of a turn closes it, on its last token; after ``let_all_calls`` the model goes on
-    to <|im_end|>, and the calls of the turn run side by side. Raises CheckpointError when the
+    A turn ends at its first call, on that call's last token. After ``let_all_calls`` the model goes
+    on to <|im_end|>, and the calls of the turn run side by side. Raises CheckpointError when the
     tokenizer has no single token for </tool_call>: the engine could not stop on it.
     """
 
@@ -162,14 +165,15 @@ class Hermes(Protocol):
 
 
 class Retool(Protocol):
-    """The paper's form, all in one assistant message: <code>...</code>
-    <interpreter>...</interpreter> ... <answer>.
+    """The paper's form, all in one assistant message.
 
-    </code> is several tokens, and the last may hold what follows (">\\n"). The engine stops on
-    every token that can complete the tag, few in the vocabulary and rare in text; where it did not
-    complete one, the turn just goes on. Results are written as tokens of their own, never merged
-    with the model's, and SFT must cut its text in the same places: after </code> and after
-    </interpreter> and its line break.
+        <code>...</code> <interpreter>...</interpreter> ... <answer>
+
+    </code> is several tokens, and the last of them may also hold what follows (">\\n"). The engine
+    stops on every token that can complete the tag. There are few of them in the vocabulary, and
+    they are rare in text; where such a token did not complete the tag, the turn goes on. Results
+    are written as tokens of their own and never merged with the model's. SFT must therefore split
+    its text in the same places: after </code>, and after </interpreter> and its line break.
     """
 
     name = "retool"
@@ -216,11 +220,10 @@ class Retool(Protocol):
 
 
 def completing_ids(tokenizer: PreTrainedTokenizerBase, tag: str) -> set[int]:
-    """Every token that can be the one with which ``tag`` becomes part of the text, whatever came
-    before it.
+    """Every token that can complete ``tag`` in the text, whatever came before it.
 
-    Such a token holds the whole tag, or starts with an end piece of it. Tags are ASCII, which
-    byte-level tokenizers keep as it is in the names of their tokens.
+    Such a token contains the whole tag, or starts with an end piece of it. Tags are ASCII, which
+    byte-level tokenizers keep unchanged in the names of their tokens.
     """
     ends = tuple(tag[cut:] for cut in range(1, len(tag)))
     names = ((token_id, name) for name, token_id in tokenizer.get_vocab().items())
@@ -228,8 +231,9 @@ def completing_ids(tokenizer: PreTrainedTokenizerBase, tag: str) -> set[int]:
 
 
 def checked_prompt(protocol: Protocol, messages: Sequence[Message], max_prompt_tokens: int, where: str) -> list[int]:
-    """Token ids [T] of a prompt. Raises DataError when it has more than data.max_prompt_tokens;
-    none is cut.
+    """Token ids [T] of a prompt, never cut.
+
+    Raises DataError when the prompt has more than data.max_prompt_tokens.
     """
     ids = protocol.prompt_ids(messages)
     if len(ids) > max_prompt_tokens:
@@ -251,11 +255,11 @@ def open_protocol(
     calls: Literal["first", "all"] = "first",
     first_reader: CallReader | None = None,
 ) -> Protocol:
-    """A protocol by its name. ``first_reader``: the engine's own reader of hermes calls, asked
-    before ours.
+    """The protocol of this name. ``first_reader``: the engine's own reader, tried before ours.
 
-    ``calls``: a turn is cut at its first call, or may hold several, which run side by side. Raises
-    ConfigError for an unknown name, CheckpointError for an unfit tokenizer.
+    ``first_reader`` reads hermes calls. ``calls``: "first" cuts a turn at its first call, "all"
+    allows several, which run side by side. Raises ConfigError for an unknown name, CheckpointError
+    for an unfit tokenizer.
     """
     if name not in PROTOCOLS:
         raise ConfigError(f"rollout.protocol = {name!r} is none of {', '.join(PROTOCOLS)}.")

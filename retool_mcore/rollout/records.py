@@ -1,23 +1,26 @@
-"""Trajectories as JSON lines: what was said, called and returned, with tokens, mask and
-log-probabilities.
+"""Trajectories as JSON lines: turns, calls and results, with tokens, mask and log-probabilities.
 
-Of training and its validation, <run>/trajectories/*.jsonl, whole groups (``rollout.record_groups``
-a step):
+Training and its validation write <run>/trajectories/*.jsonl, in whole groups
+(``rollout.record_groups`` per step):
 
-key                 prompt's id of this run, session, part; a group is the rows of one prompt's id
-step, partition     "train": of the step that learnt from it; "val": of the step it follows
+key                 the prompt's id in this run, session, part; a group is the rows of one prompt id
+step, partition     "train": the step that learnt from the row; "val": the step it follows
 prompt, truth       the prompt as the model read it, and the data's answer
-reward, reward_info of the whole trajectory, and the reward's parts
+reward, reward_info the reward of the whole trajectory, and its parts
 behavior            rollout.metrics.Behavior
-stop_reason, answer, started_unix_s, wall_s, turns   how it went: ``record``; wall_s, engine_s,
-tool_s ... in seconds
-prompt_ids          [P]; of the T tokens of the response: response_ids, loss_mask (1: learnt from), versions (of the
-                    weights that sampled it; -1: not sampled)
+stop_reason, answer, started_unix_s, wall_s, turns
+                    how the trajectory went, see ``record``; wall_s, engine_s, tool_s ... in seconds
+prompt_ids          [P] tokens of the prompt
+response_ids        [T] tokens of the response
+loss_mask           [T]; 1: the update learns from this token
+versions            [T] of the weights that sampled each token; -1: not sampled
 logprobs            [T] of the engine, in nats; 0 where not sampled
 actor_logprobs      [T] of the weights at the start of the step's updates; null in a validation
-advantage           one number where all learnt tokens share it (GRPO), else [T]; null in a validation
+advantage           one number where all learnt tokens share it (GRPO), else [T]; null in a
+                    validation
 
-Files of 0.1 have no prompt, truth, actor_logprobs and advantage, and one response of a group.
+Files of version 0.1 have no prompt, truth, actor_logprobs and advantage, and hold one response per
+group.
 """
 
 from __future__ import annotations
@@ -40,16 +43,17 @@ KEEP_FILES = 8
 
 
 def group_rank(uid: str, seed: int) -> float:
-    """Where a group stands among those of its step, from 0 to 1: the lowest ones are written down."""
+    """A group's rank in its step, from 0 to 1: the groups with the lowest ranks are recorded."""
     return zlib.crc32(f"{seed}/{uid}".encode()) / 2**32
 
 
 def is_candidate(uid: str, config: RlConfig) -> bool:
     """May this prompt's group be one of the ``rollout.record_groups`` lowest of its step?
 
-    What is said of a trajectory travels with it from here on, so it is only asked of a few groups
-    more than are needed: of a training step fewer than that many are among them less than once in a
-    million steps. A validation of fewer prompts than train.prompts_per_step may find fewer.
+    The record of a trajectory travels with it from here on, so only a few more groups than needed
+    make one. In fewer than one in a million training steps, fewer than ``rollout.record_groups`` of
+    the step's groups are candidates. A validation with fewer prompts than train.prompts_per_step
+    may find fewer.
     """
     wanted = config.rollout.record_groups
     expected = wanted + 6 * math.sqrt(wanted) + 8 if wanted else 0.0
@@ -57,7 +61,7 @@ def is_candidate(uid: str, config: RlConfig) -> bool:
 
 
 def record(trajectory: Trajectory) -> dict[str, Any]:
-    """Everything but tokens: turns with text, calls, results and timings, and how it ended."""
+    """Everything except tokens: turns with text, calls, results and timings, and how it ended."""
     return {
         "stop_reason": str(trajectory.stop_reason),
         "drop_error": trajectory.drop_error,
@@ -96,8 +100,9 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 class RecordWriter:
-    """Appends records to ``folder/NAME.jsonl``; a full file is renamed to NAME.1.jsonl, and so on.
-    One process each.
+    """Appends records to ``folder/NAME.jsonl``; each folder and name has one writing process.
+
+    A full file is renamed to NAME.1.jsonl, an older one to NAME.2.jsonl, and so on.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class RecordWriter:
         return self.folder / f"{self.name}.jsonl"
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """One record is one write, so that a reader never sees half of a line but the last."""
+        """Write one record in one call, so that only the last line can be read half-written."""
         line = json.dumps(row, ensure_ascii=True, separators=(",", ":")) + "\n"
         if self.path.exists() and self.path.stat().st_size + len(line) > self.rotate_bytes:
             self._rotate()
@@ -119,9 +124,7 @@ class RecordWriter:
             file.write(line)
 
     def keep_up_to(self, step: int) -> None:
-        """Drop the rows of later steps, which a resumed run does again, and a line that a kill cut
-        short.
-        """
+        """Drop rows of later steps, which a resumed run repeats, and a line cut short by a kill."""
         for index in range(self.keep + 1):  # newest first
             path = self.folder / f"{self.name}.{index}.jsonl" if index else self.path
             if not path.exists():
@@ -134,7 +137,7 @@ class RecordWriter:
                         new.write(line)
                         kept += 1
             if rows == kept > 0:
-                return  # what is older was written before
+                return  # older files hold earlier rows only
 
     def _rotate(self) -> None:
         for index in range(self.keep, 0, -1):

@@ -28,13 +28,13 @@ _LIBC = ctypes.CDLL(None)
 
 
 class SglangServer:
-    """Starts the server of a model directory on a free port of 127.0.0.1, waits until it answers,
-    ends all of it.
+    """Runs the SGLang server of a model directory on a free port of 127.0.0.1.
 
-    ``log_path`` takes its output. ``port``: a fixed one, for a server that takes another's place.
-    ``engine_args``: of SGLang's ServerArgs, by their names; ``extra_args``: further options of
-    ``sglang.launch_server``. ``devices``: by their numbers here, the only ones that it sees; all of
-    them where none is named.
+    Entering the block starts it and waits until it answers; leaving the block ends all its
+    processes. ``log_path`` takes its output. ``port``: a fixed port, for a server that replaces
+    another. ``engine_args``: arguments of SGLang's ServerArgs, by their names; ``extra_args``:
+    further options of ``sglang.launch_server``. ``devices``: the only devices that the server sees,
+    by their numbers on this machine; empty: all of them.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SglangServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server and number of its process group."""
+        """Process id of the server, which is also the number of its process group."""
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
@@ -78,7 +78,7 @@ class SglangServer:
         return self
 
     def start(self) -> None:
-        """Start the process. Leave the ``with`` block, or ``stop()`` it, whatever follows."""
+        """Start the process. In any case, leave the ``with`` block or call ``stop()`` later."""
         command = self.platform.sglang_command(
             self.model_path,
             self.port,
@@ -106,8 +106,9 @@ class SglangServer:
         self.stop()
 
     def wait_until_healthy(self) -> None:
-        """Return when it answers. Raises RolloutError, with its last words, and it is stopped, when
-        it does not.
+        """Return when the server answers.
+
+        If it does not, stop it and raise RolloutError with the last lines of its log.
         """
         try:
             self._wait()
@@ -140,12 +141,12 @@ class SglangServer:
         return "\n".join(lines[-15:])
 
     def stop(self) -> None:
-        """End it and all its processes; nothing where it does not run."""
+        """End the server and all its processes. Does nothing if it does not run."""
         process, self._process = self._process, None
         if process is None:
             return
-        # # The scheduler and the detokenizer are children in the same group; SIGTERM lets them
-        # leave shared memory.
+        # The scheduler and the detokenizer are children in the same group. SIGTERM lets them free
+        # shared memory.
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
@@ -156,8 +157,8 @@ class SglangServer:
 def free_port() -> int:
     """A TCP port nobody listens on, below the range from which the kernel gives ports to clients.
 
-    The server takes half a minute to bind it; a port of the kernel's range would be taken by then
-    now and then.
+    The server binds it only after half a minute; until then another process would sometimes take a
+    port of the kernel's range.
     """
     while True:
         port = random.randrange(*SERVER_PORTS)
@@ -167,10 +168,10 @@ def free_port() -> int:
 
 
 def _die_with_parent() -> None:
-    """In the child, before it becomes the server: a parent that is killed takes it along.
+    """Runs in the child before it becomes the server: if the parent is killed, the child dies too.
 
-    Not by SIGTERM, upon which SGLang waits for requests that nobody will read any more. Its own
-    processes follow it.
+    The signal is not SIGTERM, because SGLang would then wait for requests whose answers nobody
+    reads. The server's own processes follow it.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,5 +1,6 @@
-"""Any SGLang server over HTTP as our ``Engine``: POST /generate with token ids, back come token ids
-and logprobs.
+"""Any SGLang server over HTTP as our ``Engine``.
+
+POST /generate takes token ids and returns token ids and log-probabilities.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class _Unreachable(Exception):
 class SglangEngine:
     """Client of one SGLang server, for any number of trajectories at once.
 
-    ``retry_s``: how long a request is tried again while the server is away (restarting); sampling
-    repeats the turn from its start. ``timeout_s``: of one turn; past it the attempt counts as
-    failed.
+    ``retry_s``: how long a request is retried while the server is away (restarting); the turn is
+    then sampled from its start again. ``timeout_s``: the limit for one turn; an attempt that takes
+    longer counts as failed.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
@@ -39,7 +40,7 @@ class SglangEngine:
             base_url=self.url,
             timeout=httpx.Timeout(timeout_s, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,  # a proxy of the environment is no way to a server of this cluster
+            trust_env=False,  # the environment's proxy does not lead to a server of this cluster
         )
 
     async def __aenter__(self) -> Self:
@@ -51,8 +52,9 @@ class SglangEngine:
         await self._client.aclose()
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
-        """See ``Engine.generate``. Raises RolloutError when the server refuses the request (it
-        would do so again).
+        """See ``Engine.generate``.
+
+        Raises RolloutError when the server refuses the request: it would refuse a retry as well.
         """
         answer = await self._post("/generate", self.body(request))
         meta = answer["meta_info"]
@@ -87,16 +89,16 @@ class SglangEngine:
         return {"input_ids": list(request.token_ids), "sampling_params": params, "return_logprob": True}
 
     async def load(self, model_path: str, version: int = 0) -> None:
-        """Replace the server's weights by those of a directory of the same architecture, and forget
-        its cache.
+        """Replace the server's weights by those in a directory, and flush its cache.
 
-        Raises RolloutError when the server cannot read it.
+        The new weights have the same architecture. Raises RolloutError when the server cannot read
+        them.
         """
         body = {"model_path": model_path, "weight_version": str(version), "flush_cache": True}
         await self._post("/update_weights_from_disk", body)
 
     async def model_info(self) -> dict[str, Any]:
-        """What the server says of its model (model_path, ...)."""
+        """What the server reports about its model (model_path, ...)."""
         return await self._post("/get_model_info", None)
 
     async def _post(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:

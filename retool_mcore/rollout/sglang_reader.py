@@ -1,7 +1,7 @@
-"""SGLang's own FunctionCallParser as the first reader of hermes calls, where SGLang is the engine.
+"""SGLang's own FunctionCallParser as the first reader of hermes calls, if SGLang is the engine.
 
-On the calls it reads it agrees with ours (tests/rollout/test_sglang_reader.py); it drops those it
-cannot read, and then ours repairs them or tells the model why not.
+It agrees with our reader on the calls that it can read (tests/rollout/test_sglang_reader.py). It
+drops the others; our reader then repairs them or tells the model what is wrong.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.rollout.tool_call import CallReader
 
-PARSER = "qwen25"  # SGLang's name of the hermes form
+PARSER = "qwen25"  # SGLang's name for the hermes form
 
 
 def sglang_reader() -> CallReader:
-    """The reader. Importing SGLang's parser takes seconds, once a process."""
+    """The reader. Importing SGLang's parser takes seconds, once per process."""
     from sglang.srt.entrypoints.openai.protocol import Tool
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-    # It warns of each call it cannot read, with the whole text; we count those and tell the model.
+    # SGLang logs a warning with the whole text of each call that it cannot read. We count such
+    # calls and tell the model.
     logging.getLogger("sglang.srt.function_call").setLevel(logging.ERROR)
     tools = [Tool(**CODE_INTERPRETER)]
 

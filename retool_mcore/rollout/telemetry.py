@@ -1,8 +1,7 @@
-"""How long, how soon, how full: distributions over a step's trajectories and calls, and what its
-groups have learnt.
+"""Distributions over a step's trajectories and calls, and the shares of its groups.
 
-A percentile is the smallest value that so many of 100 do not exceed; one of nothing is left out,
-not invented.
+The p-th percentile is the smallest value that p of 100 values do not exceed. A percentile of no
+values is left out, not invented.
 """
 
 from __future__ import annotations
@@ -17,18 +16,20 @@ CALL_PERCENTILES = (50, 95, 99)
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The smallest of ``ordered`` that ``percent`` of 100 do not exceed."""
+    """The smallest value of ``ordered`` that ``percent`` of 100 values do not exceed."""
     return ordered[math.ceil(percent * len(ordered) / 100) - 1]
 
 
 def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
-    """Over trajectories that were not dropped:
+    """Percentiles over trajectories that were not dropped, and over their calls.
 
-    length/REASON/p50, p90, p99, max   response tokens of those that ended so tool/latency_s/p50,
-    p95, p99       seconds of a call from request to answer, the way and retries with it, over calls
-    tool/queue_s/..., tool/run_s/...   of these, waiting for a free place in the sandbox, and
-    running
-    engine/cache_hit_rate              tokens of requests that the engine had in its prefix cache / tokens of requests
+    length/REASON/p50, p90, p99, max   response tokens of trajectories that ended for this reason
+    tool/latency_s/p50, p95, p99       seconds of a call from request to answer, including transport
+                                       and retries, over calls
+    tool/queue_s/..., tool/run_s/...   of these, seconds waiting for a free place in the sandbox,
+                                       and seconds running
+    engine/cache_hit_rate              request tokens that the engine had in its prefix cache /
+                                       request tokens
     """
     rows = list(behaviors)
     out: dict[str, float] = {}
@@ -52,14 +53,16 @@ def distributions(behaviors: Iterable[Behavior]) -> dict[str, float]:
 def group_shares(
     uids: Sequence[str], correct: Sequence[bool], filtered: Mapping[float, int] | None = None, discarded: int = 0
 ) -> dict[str, float]:
-    """``uids`` [N]: the prompt of each trajectory; ``correct`` [N]: was its answer right. A group
-    is a prompt's.
+    """The shares of groups whose answers are all right or all wrong; a group is one prompt's.
 
-    groups/all_right, groups/all_wrong   groups whose answers are all so / groups
+    ``uids`` [N]: the prompt of each trajectory; ``correct`` [N]: was its answer right.
 
-    Before algorithm.filter_groups: what it put aside counts, ``filtered``: groups by the accuracy
-    that all of their trajectories shared, and ``discarded``: mixed ones that were more than the
-    batch needed.
+    groups/all_right    groups whose answers are all right / groups
+    groups/all_wrong    groups whose answers are all wrong / groups
+
+    Groups that algorithm.filter_groups set aside count as well. ``filtered``: the number of groups
+    by the accuracy that all of their trajectories share; ``discarded``: mixed groups that the batch
+    did not need.
     """
     groups: dict[str, list[bool]] = {}
     for uid, right in zip(uids, correct, strict=True):

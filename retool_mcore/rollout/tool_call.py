@@ -1,8 +1,8 @@
-"""Reading a model turn: a tool call, an answer, text, or a malformed call.
+"""Reads a model turn: a tool call, an answer, text, or a malformed call.
 
-Pure text in, one ``Parsed`` out; the sampled tokens are never touched. A call that is not valid is
-repaired when it has exactly one reading, and the kinds of repair are named so that they can be
-counted. Else the reason is given, in words the model is shown.
+The functions take text and return one ``Parsed``; they never touch the sampled tokens. An invalid
+call is repaired when it has exactly one reading, and each kind of repair has a name so that it can
+be counted. Otherwise ``Parsed.error`` gives the reason in words for the model.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _CALL_SHAPE = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "..."}}}}'
 class Parsed:
     """What one model turn says.
 
-    ``codes`` holds the code of every call in the turn, in order; more than one only where the turn
-    was not cut at the first call. ``problem`` is the kind of a malformed call, ``error`` its
-    explanation for the model.
+    ``codes`` holds the code of every call in the turn, in order; it has more than one entry only
+    where the turn was not cut at the first call. ``problem`` is the kind of a malformed call,
+    ``error`` its explanation for the model.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ class Parsed:
     repairs: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The object ``retool parse`` prints; ``code`` is that of the first call."""
+        """The object that ``retool parse`` prints; ``code`` is that of the first call."""
         return {
             "kind": self.kind,
             "code": self.codes[0] if self.codes else None,
@@ -65,12 +65,13 @@ CallReader = Callable[[str], list[tuple[str | None, Any]]]  # model text -> (nam
 
 
 def parse_hermes(text: str, first: CallReader | None = None) -> Parsed:
-    """Read a turn of Qwen's form: ``<tool_call>\\n{"name": ..., "arguments": {"code":
-    ...}}\\n</tool_call>``.
+    """Read a turn of Qwen's form.
 
-    Every call of the turn must be readable, or the turn is malformed: no call is dropped in
-    silence. ``first`` is asked first (the engine's own reader); where it reads fewer calls than
-    there are tags, the text is read here.
+        <tool_call>\\n{"name": ..., "arguments": {"code": ...}}\\n</tool_call>
+
+    Every call of the turn must be readable, or the whole turn is malformed: no call is dropped
+    silently. ``first``, the engine's own reader, is tried first; where it reads fewer calls than
+    there are tags, this module reads the text.
     """
     if CALL_START not in text and CALL_END not in text:
         answer = last_answer(text)
@@ -88,8 +89,9 @@ def parse_hermes(text: str, first: CallReader | None = None) -> Parsed:
 
 
 def parse_retool(text: str) -> Parsed:
-    """Read a turn of the paper's form, up to its first </code>:
-    ``<code>\\n```python\\n...\\n```\\n</code>``.
+    """Read a turn of the paper's form, up to its first </code>.
+
+        <code>\\n```python\\n...\\n```\\n</code>
 
     Code without its fence is taken as it stands.
     """
@@ -98,7 +100,8 @@ def parse_retool(text: str) -> Parsed:
         answer = last_answer(text)
         return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
     repairs = [] if end else ["missing_end_tag"]
-    # The last start tag that gives a fenced block: prose may mention the tag, and code may hold it.
+    # Use the last start tag that gives a fenced block: prose may mention the tag, and code may
+    # contain it.
     bodies = [before[match.end() :] for match in reversed(list(re.finditer(CODE_START, before)))]
     for body in bodies[:MAX_START_TAGS]:
         code = _without_fence(body, fences := [])
@@ -106,7 +109,7 @@ def parse_retool(text: str) -> Parsed:
             return Parsed(kind="tool_call", codes=(code,), repairs=tuple(repairs))
     if bodies and FENCE not in bodies[0] and bodies[0].strip():
         return Parsed(kind="tool_call", codes=(bodies[0].strip("\n"),), repairs=(*repairs, "missing_fence"))
-    # Told without the tags themselves: markup in a result is broken up before the model sees it.
+    # The message does not spell the tags: markup in a result is broken up before the model sees it.
     error = "what the code tags hold is not one fenced block" if bodies else "the code has no opening tag"
     shape = f"{FENCE}python\n...\n{FENCE}"
     return Parsed(kind="malformed", problem="tags", error=f"{error}. Write it between the code tags as\n{shape}")
@@ -121,7 +124,7 @@ def reader(protocol: str) -> Callable[[str], Parsed]:
 
 
 def _blocks(text: str, repairs: list[str]) -> list[str]:
-    """The text between each pair of tags. A last end tag that the model left out is supplied."""
+    """The text between each pair of tags. Adds a last end tag that the model left out."""
     blocks: list[str] = []
     rest = text
     while CALL_START in rest:
@@ -153,9 +156,7 @@ def _read_call(body: str, repairs: list[str]) -> str:
 
 
 def _code_of(name: Any, arguments: Any, repairs: list[str]) -> str:
-    """The code of a call that could be read as JSON. Raises _Malformed when it is not one of our
-    tool.
-    """
+    """The code of a call that is valid JSON. Raises _Malformed when it does not call our tool."""
     if name != TOOL_NAME:
         raise _Malformed("name", f"there is no tool named {name!r}. The only tool is {TOOL_NAME!r}")
     if isinstance(arguments, str):
@@ -183,12 +184,13 @@ def _without_fence(code: str, repairs: list[str]) -> str:
     return inner.rstrip(" \t").removesuffix("\n")
 
 
-# --- one JSON object, read as it is or as the only thing it can mean --------------------------------------------------
+# --- one JSON object, read as it is, or repaired where it has exactly one reading ---------------
 
 
 def _read_object(body: str, repairs: list[str]) -> Any:
-    """Value of ``body``. Raises _Malformed with the strict reader's complaint unless it has exactly
-    one reading.
+    """The value of ``body``.
+
+    Raises _Malformed with the strict reader's complaint unless ``body`` has exactly one reading.
     """
     try:
         return json.loads(body)
@@ -222,11 +224,11 @@ _CLOSED = 2  # braces that close the arguments and the call
 
 
 def _usual_shape(body: str) -> _Reading:
-    """The call as we ask for it, its code not escaped as JSON wants.
+    """A call in the shape that we ask for, whose code is not escaped as JSON requires.
 
     Such code has two readings: with its escapes decoded, and as it stands. "\\n" between two
-    statements is a line break in the first; "\\n" in a string literal belongs to the second. That
-    one is taken which is Python; both are not.
+    statements is a line break in the first reading; "\\n" in a string literal belongs to the
+    second. The reading that is valid Python is taken. If both are valid and differ, neither is.
     """
     match = _SHAPE.fullmatch(body)
     if match is None:
@@ -261,12 +263,12 @@ def _usual_shape(body: str) -> _Reading:
 
 
 def _decode(raw: str) -> str:
-    """Decode JSON's escapes; what is not one stands for itself."""
+    """Decode JSON's escapes. A backslash that starts no valid escape stays as it is."""
 
     def escaped(match: re.Match[str]) -> str:
         return str(json.loads(f'"{match[0]}"'))
 
-    # Runs of escapes are decoded together: two \\u escapes may be one character.
+    # Decode runs of escapes together: two \\u escapes may be one character.
     return re.sub(f"(?:{_ESCAPE.pattern})+", escaped, raw)
 
 
@@ -280,8 +282,9 @@ def _is_python(code: str) -> bool:
 
 
 def _relaxed(body: str) -> _Reading:
-    """Any other object: control characters in strings, braces missing at the end, or text after the
-    end.
+    """Any other object.
+
+    Accepts control characters in strings, missing braces at the end, and text after the end.
     """
     decoder = json.JSONDecoder(strict=False)
     kinds = ["control_characters"] if re.search(r"[\x00-\x1f]", body.strip()) else []

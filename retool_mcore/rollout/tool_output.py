@@ -1,9 +1,8 @@
-"""An interpreter's output within its budget of tokens: head and tail are kept, the model is told
-what was cut.
+"""Fits an interpreter's output into its token budget: keeps head and tail, notes the cut.
 
-Prints come first and the error of a traceback comes last, so the middle goes. What is kept encodes
-to at most the budget, counted by the model's tokenizer; the line that tells of the cut comes on
-top.
+Prints come first and the error of a traceback comes last, so the middle is cut. The kept text
+encodes to at most the budget, counted by the model's tokenizer; the line that notes the cut comes
+on top.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHARS_PER_TOKEN = 16  # text of more characters a token of budget is cut before it is tokenized: prose has 4, code 3
+CHARS_PER_TOKEN = 16  # per token of budget; a longer text is cut before it is tokenized. Prose has 4, code 3
 
 _Span = tuple[int, int]  # characters [start, end) of one token
 
 
 def cut_middle(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
-    """``text`` with its middle cut so that at most ``max_tokens`` tokens of it are kept, and the
-    number of tokens cut.
+    """``text`` with its middle cut to at most ``max_tokens`` tokens, and the number of tokens cut.
 
-    That number is exact for a text of up to CHARS_PER_TOKEN characters a token of budget. A longer
-    one is tokenized at both ends only, always cut, and the number is an estimate from them, which
-    the model is told.
+    The number is exact for a text of up to CHARS_PER_TOKEN characters per token of budget. A longer
+    text is always cut and tokenized at both ends only; the number is then an estimate from the two
+    ends, and the note to the model says "about".
     """
     if len(text) <= max_tokens and text.isascii():
         return text, 0  # a token of ASCII text is at least one character
@@ -46,12 +44,10 @@ def cut_middle(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _head(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[_Span], max_tokens: int) -> tuple[str, int]:
-    """The longest beginning that ends where a token ends and encodes to ``max_tokens`` at most, and
-    its tokens.
-    """
+    """The longest beginning that ends at a token's end and fits ``max_tokens``, and its tokens."""
     for count in range(min(max_tokens, len(spans)), 0, -1):
-        # # A character of several tokens has the same span in each of them: none of it is kept,
-        # rather than a part.
+        # A character that spans several tokens has the same span in each of them: drop all of it,
+        # not a part.
         end = min(spans[count - 1][1], spans[count][0]) if count < len(spans) else len(text)
         head = text[:end]
         tokens = len(_spans(tokenizer, head))  # cut text may encode differently: a word's start, spaces before a word
@@ -61,9 +57,7 @@ def _head(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[_Span], max
 
 
 def _tail(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[_Span], max_tokens: int) -> tuple[str, int]:
-    """The longest end that starts where a token starts and encodes to ``max_tokens`` at most, and
-    its tokens.
-    """
+    """The longest end that starts at a token's start and fits ``max_tokens``, and its tokens."""
     for count in range(min(max_tokens, len(spans)), 0, -1):
         start = max(spans[-count][0], spans[-count - 1][1]) if count < len(spans) else 0
         tail = text[start:]
@@ -74,6 +68,5 @@ def _tail(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[_Span], max
 
 
 def _spans(tokenizer: PreTrainedTokenizerBase, text: str) -> list[_Span]:
-    # # verbose=False: no warning that a text is longer than the model's context; it is about to be
-    # cut.
+    # verbose=False: do not warn that the text is longer than the model's context; it is cut here.
     return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]

@@ -1,7 +1,7 @@
-"""``--dry-run``: a run's settings resolved through verl's own classes, and what differs from verl's
-defaults.
+"""``--dry-run``: resolves a run's settings through verl's own classes.
 
-Starts nothing and needs no device: a login node can do it for a machine it is not.
+The report shows what differs from verl's defaults. Starts nothing and needs no device: a login node
+can check a run for another machine.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from retool_mcore.verl.resolve import differences, resolve
 
 
 def dry_run(config: RunConfig) -> str:
-    """The report that ``--dry-run`` prints. Raises ConfigError for whatever would fail for its
-    settings alone.
+    """The report that ``--dry-run`` prints.
+
+    Raises ConfigError for whatever would fail because of the settings alone.
     """
     platform = get_platform(config.run.platform)
     notes = _prepare(platform)
@@ -27,7 +28,7 @@ def dry_run(config: RunConfig) -> str:
         platform.check_settings(config)
     except PlatformError as error:
         if not notes:
-            raise  # this machine was meant, and lacks a package
+            raise  # the run is for this machine, which lacks a package
         notes.append(str(error))
     if Path(config.model.path).exists():
         check_model(config)
@@ -47,9 +48,7 @@ def dry_run(config: RunConfig) -> str:
 
 
 def _prepare(platform: Platform) -> list[str]:
-    """Make this process the platform's where the machine allows it; else say why it could not run
-    here.
-    """
+    """Activate the platform in this process; else return why this machine could not run it."""
     try:
         platform.check_machine()
     except PlatformError as error:

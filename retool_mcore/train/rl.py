@@ -1,6 +1,4 @@
-"""Reinforcement learning: resolve the settings, check them, hand over to verl's PPO trainer under
-Ray.
-"""
+"""Reinforcement learning: check the settings and hand over to verl's PPO trainer under Ray."""
 
 from __future__ import annotations
 
@@ -31,10 +29,10 @@ PROGRESS_INTERVAL_S = 0.5
 
 
 def train(config: RlConfig) -> None:
-    """Run to ``train.steps``, resuming from the newest checkpoint. Returns when the last step is
-    saved.
+    """Run to ``train.steps``, resuming from the newest checkpoint.
 
-    Raises ReToolError subclasses for whatever the user can mend.
+    Returns when the last step is saved. Raises ReToolError subclasses for whatever the user can
+    fix.
     """
     exit_on_sigterm()
     _require_cluster(config)
@@ -68,9 +66,7 @@ def _require_cluster(config: RlConfig) -> None:
 
 @contextmanager
 def _progress(config: RlConfig, terminal: IO[str]) -> Iterator[None]:
-    """A progress bar that follows the run's metrics file, which the driver actor writes in another
-    process.
-    """
+    """A progress bar that follows the metrics file, which the driver actor writes."""
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
     with bar_of_steps(Console(file=terminal)) as progress:
         bar = progress.add_task("rl  starting Ray, Megatron and the rollout engine", total=config.train.steps)

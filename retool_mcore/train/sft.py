@@ -1,7 +1,7 @@
 """Supervised fine-tuning: our loop over verl's Megatron training worker.
 
-verl's own SFT trainer neither measures its step nor writes checkpoints atomically; everything else
-here is its worker.
+verl's own SFT trainer neither measures its steps nor writes checkpoints atomically, so only its
+worker is used.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRe
 
 
 class RankLost(ReToolError, RuntimeError):
-    """Another process of the run has ended; only a consequence, so torchrun ends this one before it
-    speaks.
+    """Another process of the run has ended.
+
+    This is only a consequence, so torchrun ends this process before it reports it.
     """
 
 
 def train(config: SftConfig) -> None:
     """Run to ``train.steps``, resuming where the newest checkpoint left off.
 
-    Called by every rank of a torchrun. Raises ReToolError subclasses for whatever the user can
-    mend.
+    Every rank of a torchrun calls it. Raises ReToolError subclasses for whatever the user can fix.
     """
     die_with_parent()
     platform = get_platform(config.run.platform)
@@ -85,8 +85,9 @@ def _join_group(config: SftConfig, platform: Platform) -> int:
 
 
 def _require_equal_nodes(config: SftConfig) -> None:
-    """Raise ConfigError on every rank when a node has other code, packages, data or model files
-    than node 0.
+    """Raise ConfigError on every rank when a node differs from node 0.
+
+    Compared are code, packages, data and model files.
     """
     if config.cluster.nodes == 1:
         return
@@ -150,7 +151,7 @@ def _is_due(step: int, every: int, steps: int) -> bool:
 
 
 def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platform: Platform) -> dict[str, float]:
-    """Speed of the step, and of the update itself: validation and checkpoints are not counted."""
+    """Speed of the step, and mfu of the update itself, without validation and checkpoints."""
     found = token_rates(metrics["tokens"], times, dist.get_world_size())
     if platform.device.peak_flops:
         work_s = sum(times[f"time_{name}_s"] for name in ("data", "forward_backward", "optimizer"))
@@ -160,10 +161,10 @@ def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platfor
 
 
 def validation_batches(data: SftDataset, global_batch: int, *, dp_size: int, dp_rank: int) -> list[list[Rendered]]:
-    """This rank's part of every validation row, in batches of about ``global_batch`` over all
-    ranks.
+    """This rank's part of every validation row, in batches.
 
-    Raises DataError when there are fewer rows than ranks.
+    A batch has about ``global_batch`` rows over all ranks. Raises DataError when there are fewer
+    rows than ranks.
     """
     examples = data.examples
     if len(examples) < dp_size:

@@ -1,3 +1,1 @@
-"""What drives verl: its keys from our settings, its trainer, workers and agent loop with our steps
-in them.
-"""
+"""Drives verl: its keys from our settings; its trainer, workers and agent loop with our steps."""

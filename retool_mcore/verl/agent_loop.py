@@ -1,14 +1,16 @@
-"""Our loop inside verl: verl's agent-loop worker instantiates ``ReToolAgentLoop`` once per
-trajectory.
+"""Our loop inside verl, whose agent-loop worker makes one ``ReToolAgentLoop`` per trajectory.
 
-The run's settings come as JSON through the file named by rollout.agent.agent_loop_config_path. What
-trajectories of one worker process share (protocol, sandbox) is opened at the first of them.
+The run's settings come as JSON in the file that rollout.agent.agent_loop_config_path names. The
+trajectories of one worker process share the protocol and the sandbox; the first of them opens both.
 
 What verl does with the outputs:
-- a trajectory: stored in TransferQueue; ``extra_fields`` stays with it, reaches the reward function in ``extra_info``
-  and is read back by ``verl.replay`` for the ``behavior/`` metrics and the trajectory file.
-- ``[]``, a dropped trajectory: nothing is stored. It is in no group's advantage, verl fills the batch up with rows of
-  loss mask 0, and ``verl.replay`` counts it and stops the run above rollout.max_dropped_fraction.
+
+- A trajectory is stored in TransferQueue. Its ``extra_fields`` stay with it: the reward function
+  gets them in ``extra_info``, and ``verl.replay`` reads them back for the ``behavior/`` metrics and
+  the trajectory file.
+- For ``[]``, a dropped trajectory, nothing is stored. It is in no group's advantage, verl pads the
+  batch with rows of loss mask 0, and ``verl.replay`` counts it and stops the run above
+  rollout.max_dropped_fraction.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ logger = logging.getLogger(__name__)
 
 
 class ReToolAgentLoop(AgentLoopBase):
-    """One trajectory of a run. ``settings_json``: its RlConfig, see
-    ``verl.keys.rollout.write_agent_loop``.
+    """Samples one trajectory of a run.
+
+    ``settings_json``: the run's RlConfig, see ``verl.keys.rollout.write_agent_loop``.
     """
 
     def __init__(self, *args: Any, settings_json: str, **kwargs: Any) -> None:
@@ -57,11 +60,11 @@ class ReToolAgentLoop(AgentLoopBase):
         self.shared = _shared(settings_json, self.tokenizer, self.rollout_config.name)
 
     def engine(self) -> Engine:
-        """What samples one trajectory's turns."""
+        """The engine that samples a trajectory's turns."""
         return VerlEngine(self.server_manager, seeded=self.rollout_config.name == "sglang")
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Sample one trajectory of the dataset row in ``kwargs``; ``[]`` when an outage dropped it."""
+        """Sample one trajectory of the row in ``kwargs``; ``[]`` if an outage dropped it."""
         shared = self.shared
         where = " or ".join(path for _, path in shared.config.data_files)
         messages = list(kwargs["raw_prompt"])
@@ -86,7 +89,7 @@ class ReToolAgentLoop(AgentLoopBase):
         return _output(trajectory, said)
 
     def _record(self, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What the trajectory file says of it, tokens aside; ``row``: the dataset's."""
+        """The trajectory file's record, tokens aside; ``row``: the dataset's row."""
         return {
             "prompt": self.tokenizer.decode(trajectory.ledger.prompt_ids),
             "truth": (row.get("reward_model") or {}).get("ground_truth"),
@@ -124,8 +127,8 @@ def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
 class VerlEngine:
     """verl's client of its rollout servers as our ``Engine``.
 
-    ``options``: further sampling parameters of SGLang. ``seeded``: requests have a seed of their
-    own, by SGLang's name; vLLM's loops over such requests one by one.
+    ``options``: further sampling parameters of SGLang. ``seeded``: each request carries its own
+    seed, under SGLang's name; vLLM would process such requests one by one.
     """
 
     def __init__(
@@ -168,8 +171,9 @@ class VerlEngine:
 
 
 def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
-    """Of a trajectory of a row of ``verl.dataset``: of what is held out the one that `retool eval`
-    gives it.
+    """The seed of a trajectory of a ``verl.dataset`` row.
+
+    For a held-out row it is the seed that `retool eval` uses.
     """
     problem, sample = int(row["row"]), int(row["session_id"])
     if row["held_out"]:
@@ -180,8 +184,9 @@ def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
 def _stop(
     reason: str | None, token_ids: Sequence[int], stop_token_ids: Sequence[int]
 ) -> Literal["stop", "length", "abort"]:
-    """verl passes on what the engine calls it: SGLang "stop", vLLM "completed"; both "length" and
-    "abort(ed)".
+    """Translate the stop reason, which verl passes on in the engine's own words.
+
+    SGLang says "stop", vLLM "completed"; both say "length" and "abort(ed)".
     """
     if reason in ("abort", "aborted"):
         return "abort"
@@ -203,7 +208,7 @@ def _output(trajectory: Trajectory, said: dict[str, Any] | None) -> AgentLoopOut
         extra_fields={
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
-            # # For the reward: what the model boxed in its last turn, not what an interpreter may
+            # The reward judges what the model boxed in its last turn, not what an interpreter may
             # have printed.
             "answer": trajectory.answer,
             "behavior": Behavior.of(trajectory).to_json(),

@@ -1,10 +1,9 @@
-"""The engine's side of a checkpoint: written beside the training that goes on, and read onto
-another layout.
+"""Writes an engine's checkpoint while training goes on, and reads it onto another layout.
 
-verl 0.9.1 can ask Megatron for asynchronous writes, and nothing in it asks whether they have ended.
-Megatron's own queue of them hands every write's results through one queue of the process, in the
-order in which they end, so the two folders of a checkpoint could take each other's. Here one
-process for each rank's engine does all its writes, one after another.
+verl 0.9.1 can ask Megatron for asynchronous writes, but never asks whether they have ended.
+Megatron's own queue passes the results of all writes through one queue per process, in the order in
+which they end, so the two folders of a checkpoint could get each other's results. Here each rank's
+engine has one process that does all its writes, one after another.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ CHILDREN_POLL_S = 0.2
 
 
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
-    """Weights, optimizer and schedule, and random states: the saved ones, or with ``new_seed``
-    fresh ones from it.
+    """Load weights, optimizer, schedule and random states from a checkpoint.
 
-    The saved random states are those of the pipeline and tensor parallel ranks they were saved on.
-    Of the schedule only the position is the checkpoint's: its learning rates and weight decay are
-    the run's own.
+    With ``new_seed`` the random states start afresh from it: the saved ones belong to the pipeline
+    and tensor parallel ranks that saved them. Only the schedule's position comes from the
+    checkpoint; its learning rates and weight decay are the run's own.
     """
     engine.lr_scheduler.num_steps = 0  # loading adds the saved updates to it
     manager = engine.checkpoint_mananager  # verl's spelling
@@ -59,12 +57,12 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
 @contextmanager
 def _own_schedule(engine: Any) -> Iterator[None]:
-    """Keep what the run file says of the schedule over a load, which puts the saved values over it
-    without a word.
+    """Keep the run file's schedule during a load, which would silently overwrite it.
 
-    Megatron has them twice: in the schedule, and as each parameter group's bounds, which come first
-    and are saved with the optimizer. Its own switch for this, override_opt_param_scheduler, leaves
-    the groups', and with it verl does not load the position.
+    Megatron stores the schedule's values twice: in the schedule, and as the bounds of each
+    parameter group. The bounds take precedence and are saved with the optimizer. Megatron's own
+    switch for this, override_opt_param_scheduler, leaves the groups' bounds as loaded, and with it
+    verl does not load the position.
     """
     schedule = engine.lr_scheduler
     own = {name: value for name, value in vars(schedule).items() if name not in ("optimizer", "num_steps")}
@@ -79,15 +77,14 @@ def _own_schedule(engine: Any) -> Iterator[None]:
 
 
 def seed_at(seed: int, step: int) -> int:
-    """Where random states start when a run goes on at ``step`` without those of the step before."""
+    """The seed of fresh random states for a run that goes on at ``step`` without the saved ones."""
     return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
 
 
 class Writer:
-    """Jobs done one after another by a forked process, which has the memory of the moment of the
-    fork.
+    """A forked process that runs jobs one after another, on the memory of the moment of the fork.
 
-    Killed when this process ends; so is whatever the jobs start.
+    When this process ends, the writer is killed, and so is whatever its jobs start.
     """
 
     def __init__(self, jobs: Sequence[Callable[[], object]]) -> None:
@@ -102,9 +99,9 @@ class Writer:
         return self._process.is_alive()
 
     def wait(self) -> str | None:
-        """Until the process has ended. Returns what went wrong."""
+        """Wait until the process has ended. Returns what went wrong, or None."""
         said: str | None = None
-        with suppress(EOFError):  # it ended without a word: all is well, or it was killed
+        with suppress(EOFError):  # it ended without a message: it succeeded or was killed
             said = self._receiver.recv()
         self._process.join()
         if said is None and self._process.exitcode:
@@ -120,7 +117,7 @@ def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)  # Megatron writes each file in a process of its own
     torch.set_num_threads(1)  # the threads of the pool were not forked
-    gc.disable()  # nothing of the parent's device memory is this process's to free
+    gc.disable()  # this process must not free the parent's device memory
     threading.Thread(target=_end_with_a_killed_child, args=(sender,), daemon=True).start()
     try:
         for job in jobs:
@@ -131,8 +128,9 @@ def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
 
 
 def _end_with_a_killed_child(sender: Any) -> None:
-    """Megatron waits for ever for a process of its own that was killed: by a kernel out of memory,
-    most likely.
+    """End the writer when one of its own child processes was killed.
+
+    Megatron would wait for ever for it. Most likely the kernel killed it for lack of memory.
     """
     running: set[Any] = set()
     while True:
@@ -147,8 +145,10 @@ def _end_with_a_killed_child(sender: Any) -> None:
 
 @contextmanager
 def failed_write_is_told(folder: str) -> Iterator[None]:
-    """Megatron raises what stands outside of ``Exception``, on all ranks, and tells only the first
-    one why.
+    """Turn Megatron's error of a failed write into a CheckpointError that names the causes.
+
+    Megatron's error is outside of ``Exception``. All ranks raise it, but only the first one learns
+    why.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -168,14 +168,15 @@ class PendingSave:
         self._folder, self._writer, self._finishers = folder, writer, finishers
 
     def ended(self) -> bool:
-        """On every rank."""
+        """Has every rank's writer ended?"""
         running: list[bool] = [True] * dist.get_world_size()
         dist.all_gather_object(running, self._writer.running)
         return not any(running)
 
     def finish(self) -> None:
-        """Wait for every rank's writer, then write what describes the files. Raises CheckpointError
-        on all ranks.
+        """Wait for every rank's writer, then write the files that describe the others.
+
+        Raises CheckpointError on all ranks.
         """
         errors: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(errors, self._writer.wait())
@@ -187,16 +188,16 @@ class PendingSave:
                 finisher()
 
     def kill(self) -> None:
-        """Give the checkpoint up, on this rank."""
+        """Give up the checkpoint on this rank."""
         self._writer.kill()
 
 
 def start_save(engine: Any, folder: str, step: int) -> PendingSave:
-    """Collective. Copies what is saved to the host, and leaves writing it to a process beside each
-    rank.
+    """Copy what is saved to the host and start a process beside each rank that writes it.
 
-    The engine's checkpoint configuration must ask for asynchronous saves. With NVIDIA's
-    Megatron-Bridge the weights are written here and now: it gathers and writes in one.
+    Collective. The engine's checkpoint configuration must ask for asynchronous saves. With NVIDIA's
+    Megatron-Bridge the weights are written before this returns, because the bridge gathers and
+    writes in one call.
     """
     manager = engine.checkpoint_mananager
     jobs: list[Callable[[], object]] = []
@@ -234,8 +235,9 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
 
 @contextmanager
 def _results_queue_of(manager: Any) -> Iterator[None]:
-    """Megatron's one queue of a process, one for each engine: RL's actor and critic are written
-    side by side.
+    """Give each engine its own results queue during a save.
+
+    Megatron has one queue per process, but RL's actor and critic are written side by side.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
@@ -245,6 +247,6 @@ def _results_queue_of(manager: Any) -> Iterator[None]:
 
 
 def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
-    """In the writer: the bridge's own writing, with weights that are gathered already."""
+    """Runs in the writer: the bridge's own writing, with weights that are already gathered."""
     engine.bridge.export_weights = lambda models: iter(weights)
     engine.bridge.save_weights(engine.module, path)

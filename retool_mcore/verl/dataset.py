@@ -1,9 +1,8 @@
-"""The rows that verl's trainer hands to our agent loop, of files as verl's own scripts write them
-and others.
+"""The rows that verl's trainer hands to our agent loop, from files of verl's own scripts or others.
 
-Chosen through data.custom_cls. Of a file's columns only those go on that we read: any other is
-handed to the agent loop by its name, where ``agent_name`` puts one of verl's loops into ours's
-place and ``output`` or ``trace`` ends the run.
+verl loads this class through data.custom_cls. Only the columns that we read are passed on. verl
+would hand any other column to the agent loop under its own name: ``agent_name`` would replace our
+loop by one of verl's, and ``output`` or ``trace`` would end the run.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ READ = ("data_source", "extra_info", "index", "dummy_tensor")
 
 
 class ReToolDataset(RLHFDataset):
-    """Rows of one or several files, whose columns need not be alike.
+    """Rows of one or several files, which may have different columns.
 
-    A row's ``row`` counts through all files from 0; with ``held_out``, True of what is validated
-    on, it tells which problem a trajectory is of, in every run of the same files.
+    A row's ``row`` counts from 0 through all files. Together with ``held_out`` (True for validation
+    data) it identifies the problem of a trajectory in every run on the same files.
     """
 
     held_out = False

@@ -1,8 +1,9 @@
 """Which trajectories each optimizer update of a step learns from.
 
 Trajectories come in the order in which they ended, which is the order of their lengths. verl 0.9.1
-cuts a step's mini-batches from that order: short answers, most of them right, would be learnt from
-first, and long ones last, when the weights have moved furthest from those that sampled them.
+cuts a step's mini-batches from that order. The updates would then learn from short answers first,
+most of them right, and from long ones last, when the weights have moved furthest from those that
+sampled them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 
 def deal(groups: Sequence[str | None], updates: int, seed: Sequence[int]) -> list[list[int]]:
-    """Rows of each update: whole groups, in a random order that ``seed`` decides, as many to each
-    as to any other.
+    """Rows of each update: whole groups in random order, equally many for each update.
 
-    groups [N]: the group of each row, None for a row that only fills the batch up. Each update gets
-    N / updates rows; such fillers take the place of rows that its groups lack. Raises ValueError
-    when the groups do not fit.
+    ``seed`` decides the order. groups [N]: the group of each row, None for a row that only pads the
+    batch. Each update gets N / updates rows; padding rows take the place of rows that its groups
+    lack. Raises ValueError when the groups do not fit.
     """
     size, rest = divmod(len(groups), updates)
     if rest:
@@ -28,7 +28,7 @@ def deal(groups: Sequence[str | None], updates: int, seed: Sequence[int]) -> lis
     fillers: list[int] = []
     for row, group in enumerate(groups):
         (fillers if group is None else rows.setdefault(group, [])).append(row)
-    names = sorted(rows)  # not as they came: the same seed deals the same prompts
+    names = sorted(rows)  # sorted, not as they came: the same seed deals the same prompts
     order = np.random.default_rng(seed).permutation(len(names))
     dealt = [[row for name in part for row in rows[names[name]]] for part in np.array_split(order, updates)]
     for part in dealt:
@@ -40,11 +40,11 @@ def deal(groups: Sequence[str | None], updates: int, seed: Sequence[int]) -> lis
 
 
 def order_for_ranks(dealt: Sequence[Sequence[int]], lengths: Sequence[int], ranks: int) -> list[int]:
-    """The order in which verl's dispatch and its mini-batches find the rows of ``deal`` again.
+    """The row order in which verl's dispatch and mini-batches reproduce the updates of ``deal``.
 
-    verl gives each of ``ranks`` data-parallel ranks one run of rows, and each rank cuts its own
-    into mini-batches one after the other. lengths [N]: tokens of each row; within an update all
-    ranks get as many rows, of about equal work.
+    verl gives each of ``ranks`` data-parallel ranks a contiguous run of rows, and each rank cuts
+    its own into mini-batches one after the other. lengths [N]: tokens of each row. Within an update
+    all ranks get equally many rows, of about equal work.
     """
     by_rank: list[list[int]] = [[] for _ in range(ranks)]
     for part in dealt:

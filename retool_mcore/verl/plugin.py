@@ -1,6 +1,7 @@
-"""verl's entry point (group ``verl.plugins``), imported by ``import verl`` in every process. Cheap,
-and inert unless the process belongs to a run of ours: then it registers the run's platform with
-verl.
+"""verl's entry point (group ``verl.plugins``), which ``import verl`` imports in every process.
+
+It is cheap, and does nothing unless the process belongs to a run of ours. In such a process it
+registers the run's platform with verl.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ def _load() -> None:
 
 
 def assert_loaded() -> None:
-    """Raise PlatformError unless verl uses the platform this run asks for. Call it after
-    ``Platform.activate()``.
+    """Raise PlatformError unless verl uses the run's platform.
 
-    verl logs a plugin that failed to load at DEBUG and goes on with `nvidia`.
+    Call it after ``Platform.activate()``. When a plugin fails to load, verl logs that at DEBUG and
+    goes on with `nvidia`.
     """
     _load()  # this module may have been imported before the run's platform was known
     from verl.plugin.platform import get_platform as verl_platform

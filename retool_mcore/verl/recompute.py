@@ -1,10 +1,9 @@
-"""``memory.recompute = "auto"`` in Megatron: the number of recomputed layers, set before each
-forward pass.
+"""``memory.recompute = "auto"``: sets Megatron's recomputed layers before each forward pass.
 
-Megatron recomputes as many layers in every micro-batch, so one long sequence in the data slows all
-short ones down. It reads these settings anew in each forward pass (transformer_block.py,
+Megatron recomputes the same number of layers in every micro-batch, so one long sequence in the data
+slows all short ones down. It reads these settings again in each forward pass (transformer_block.py,
 ``TransformerBlock.forward``). verl packs all micro-batches of a run to one budget, which must hold
-the longest sequence there may be; here each batch has its own.
+the longest possible sequence; here each batch has its own budget.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH, MIN_MICRO_B
 
 
 def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:
-    """Make each of Megatron's model ``chunks`` choose before its forward pass, by the tokens of the
-    micro-batch.
+    """Make each of Megatron's model ``chunks`` choose by the tokens of its micro-batch.
+
+    The choice is made before each forward pass.
     """
     for wrapped in chunks:
         chunk = wrapped
@@ -31,12 +31,13 @@ def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, r
 
 
 def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, cp: int) -> None:
-    """Tell verl how to cut a batch: its longest sequence fits, and there are no fewer micro-batches
-    than usual.
+    """Tell verl how to cut a batch into micro-batches.
 
-    ``lengths``: tokens of each sequence of each data-parallel rank, the same on all ranks, as the
-    budget must be. ``usual_tokens``: of one rank, before context parallelism multiplies them.
-    ``data``: this rank's TensorDict. verl heeds the number with ``MICRO_BATCH_PATCH`` only.
+    The budget holds the batch's longest sequence, and there are at least as many micro-batches as
+    usual. ``lengths``: tokens of each sequence of each data-parallel rank, the same on all ranks
+    because the budget must be. ``usual_tokens``: the budget of one rank, before context parallelism
+    multiplies it. ``data``: this rank's TensorDict. verl reads the minimum only with
+    ``MICRO_BATCH_PATCH``.
     """
     from verl.utils import tensordict_utils as tu
 
@@ -48,9 +49,7 @@ def set_budget(data: Any, lengths: Sequence[Sequence[int]], usual_tokens: int, c
 
 
 def set_budget_of_each_batch(engine: Any) -> None:
-    """Make verl's Megatron ``engine`` cut each batch by ``set_budget``, from the lengths that its
-    ranks have.
-    """
+    """Make verl's Megatron ``engine`` cut each batch by ``set_budget``, from its ranks' lengths."""
     import torch.distributed as dist
 
     MICRO_BATCH_PATCH.apply()

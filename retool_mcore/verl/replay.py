@@ -1,12 +1,15 @@
-"""What verl's trainer samples its batches from: outages accounted for, behaviour measured,
-trajectories written.
+"""The replay buffers that verl's trainer samples its batches from.
 
-Chosen through trainer.v1.sampler.custom_sampler; ``verl.keys.ppo`` passes ``sampler_kwargs``.
-Compared with verl's own:
-- it looks for finished trajectories every 0.1 s, not every 2 s, which is most of a small model's step;
-- trajectories that outages dropped are counted, and above ``max_dropped_fraction`` of the batch the run stops;
-- a group that kept a single trajectory has nothing to compare with: that one is left out as well. (verl would take
-  its reward for its advantage.)
+They count dropped trajectories, measure behaviour and write trajectories to a file. verl loads them
+through trainer.v1.sampler.custom_sampler; ``verl.keys.ppo`` passes ``sampler_kwargs``. They differ
+from verl's own:
+
+- They look for finished trajectories every 0.1 s, not every 2 s; 2 s is most of a small model's
+  step.
+- They count the trajectories that outages dropped, and stop the run when these exceed
+  ``max_dropped_fraction`` of the batch.
+- They leave out a group of which a single trajectory is left, since it has nothing to compare with.
+  (verl would take its reward for its advantage.)
 """
 
 from __future__ import annotations
@@ -35,10 +38,11 @@ class _Accounting:
     """Mixed in before one of verl's replay buffers. Keys of ``sampler_kwargs``:
 
     group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size;
-    ``record_groups`` are written of each step, chosen by ``seed``; ``compares_groups``: advantages
-    are taken within groups; for DAPO's dynamic sampling ``filter_groups_metric``, as
-    algorithm.filter_groups.metric: another prompt takes the place of a group in which it is the
-    same for all; ``max_refill_batches``: of such prompts, for one batch.
+    ``record_groups``: how many groups of each step are written, chosen by ``seed``;
+    ``compares_groups``: whether advantages are taken within groups. For DAPO's dynamic sampling:
+    ``filter_groups_metric``, as algorithm.filter_groups.metric: a group whose trajectories all have
+    the same value of it is replaced by another prompt; ``max_refill_batches``: the limit on such
+    prompts for one batch, in batches.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,20 +53,23 @@ class _Accounting:
         self.record_groups, self.seed = int(settings["record_groups"]), int(settings["seed"])
         self.compares_groups = bool(settings["compares_groups"])
         self.max_refills = int(settings["max_refill_batches"]) * int(settings["train_batch_size"])
-        self.refilled = 0  # prompts sampled in place of others, for the batch that is waited for
+        self.refilled = 0  # prompts sampled in place of others, for the current batch
         self.dropped_total = 0
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
         metric, batch = settings.get("filter_groups_metric"), int(settings["train_batch_size"])
         kwargs |= {"poll_interval": POLL_INTERVAL_S, "filter_groups_metric": metric, "train_batch_size": batch}
-        # # verl fetches prompts one by one when groups are filtered, so that it can refill exactly
-        # what it evicts.
+        # When groups are filtered, verl fetches prompts one by one, so that it can replace exactly
+        # those that it evicts.
         kwargs["gen_batch_size"] = 1 if metric else batch
         self._add_prompts = kwargs["refill_fn"]
         super().__init__(*args, **(kwargs | {"refill_fn": self._refill}))
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """verl's sample, with what it cost. Raises RolloutError above max_dropped_fraction."""
+        """verl's sample, with counts of outages and refills.
+
+        Raises RolloutError when more than max_dropped_fraction of the trajectories were dropped.
+        """
         self.global_steps, self.refilled = global_steps, 0
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         if partition_id == "val":  # verl drops the metrics returned here; ReToolTrainer takes these instead
@@ -72,19 +79,17 @@ class _Accounting:
         return batch, {**metrics, **self.dropped, "rollout/refilled_prompts": self.refilled}
 
     def step_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> dict[str, float]:
-        """Of all that a step has learnt from, while verl's queue still has it; some groups go to
-        the trajectory file.
+        """Metrics of all that a step has learnt from, while verl's queue still has it.
 
-        ``metrics``: verl's of the step, which say what was filtered.
+        Also writes some groups to the trajectory file. ``metrics``: verl's metrics of the step,
+        which report what was filtered.
         """
         counts = metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY)
         discarded = int(metrics.get("training/filter_groups/discarded_surplus_samples", 0))
         return self._measure(_real_keys(batch), batch.partition_id, counts, discarded)
 
     def _refill(self, prompts: int) -> None:
-        """What verl calls for ``prompts`` new ones. Raises RolloutError instead of sampling for
-        ever.
-        """
+        """verl calls this for ``prompts`` more prompts. Raises RolloutError above the limit."""
         self.refilled += prompts
         if self.refilled > self.max_refills:
             raise RolloutError(
@@ -96,8 +101,9 @@ class _Accounting:
         self._add_prompts(prompts)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """verl's, which takes a group that an outage left empty for one without the metric and ends
-        the run.
+        """verl's filter, without groups that outages left empty.
+
+        verl would take such a group for one that lacks the metric, and end the run.
         """
         finished = self.finished_keys[partition_id]
         empty = finished - {key.rsplit("_", 2)[0] for key in self.partitions[partition_id]}
@@ -105,16 +111,15 @@ class _Accounting:
         try:
             return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
         finally:
-            finished |= empty  # counted as dropped when they are chosen
+            finished |= empty  # they count as dropped when they are chosen
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, int]]:
-        """verl's choice of prompts, without groups of one. Called once a batch, before anything is
-        taken out.
+        """verl's choice of prompts, without groups of one trajectory. verl calls it once per batch.
 
-        verl takes those that were started first; among these the seed decides, not which came to an
-        end first.
+        It runs before anything is removed from the queue. verl takes the prompts that were started
+        first; among prompts started together the seed decides, not which finished first.
         """
         shuffled = sorted(sampleable_keys, key=lambda uid: zlib.crc32(f"{self.seed}:{uid}".encode()))
         uids, snapshot, steps = super()._select_prompt_uids(partition_id, shuffled, batch_size)  # type: ignore[misc]
@@ -155,8 +160,9 @@ class AsyncReplay(_Accounting, ReplayBufferAsync):
 
 
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """``mismatch/`` metrics of a batch: the engine's log-probabilities against the actor's before
-    its update.
+    """``mismatch/`` metrics: the engine's log-probabilities against the actor's before its update.
+
+    They cover the sampled tokens of the batch.
     """
     names = ["rollout_log_probs", "old_log_probs", "response_mask"]
     data = _rows(batch, names)
@@ -173,7 +179,7 @@ def sequence_lengths(batch: KVBatchMeta) -> list[int]:
 
 
 def groups_of_rows(batch: KVBatchMeta) -> list[str | None]:
-    """The prompt's name of each row; None for a row that only fills the batch up."""
+    """The prompt id of each row; None for a row that only pads the batch."""
     pairs = zip(batch.keys, batch.tags, strict=True)
     return [None if tag.get("is_padding", False) else key.rsplit("_", 2)[0] for key, tag in pairs]
 

@@ -16,7 +16,7 @@ MISSING = "(not set)"
 
 
 def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict[str, Any]]:
-    """verl's defaults and this run's settings, both resolved, as plain nested dicts."""
+    """verl's defaults and this run's settings, as plain nested dicts."""
     from omegaconf import OmegaConf
 
     if isinstance(config, SftConfig):
@@ -25,16 +25,14 @@ def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict
     tree = ppo_tree(config, platform)
     check_ppo_tree(tree)
     defaults: Any = OmegaConf.to_container(ppo_defaults(), resolve=False)
-    # # Both unresolved: a default that refers to another setting is not a setting of this run. Ours
-    # are resolved after.
+    # Compare both unresolved: a default that refers to another setting is not a setting of this
+    # run.
     ours: Any = OmegaConf.to_container(tree, resolve=False)
     return defaults, ours
 
 
 def differences(defaults: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (default, ours) of every leaf that differs; MISSING where one side has no such
-    key.
-    """
+    """Dotted key -> (default, ours) of every leaf that differs; MISSING where one side lacks it."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys((*defaults, *ours)):
         default, mine = defaults.get(key, MISSING), ours.get(key, MISSING)

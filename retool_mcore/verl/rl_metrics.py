@@ -1,6 +1,4 @@
-"""What a step of verl's trainer has no number for: the time around it, and how full its engines
-are.
-"""
+"""Step metrics that verl's trainer lacks: time around the step, and the load of its engines."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ import ray
 
 
 class StepClock:
-    """The wall time from one row of metrics to the next that no timer of verl's covers; see
-    run/metrics.py.
-    """
+    """Wall time between rows of metrics that no timer of verl's covers; see run/metrics.py."""
 
     def __init__(self) -> None:
         self._row_s = self._step_s = self._metrics_s = time.perf_counter()
@@ -38,13 +34,14 @@ class _Trainer(Protocol):
 
 
 class EngineLoad:
-    """How full the run's SGLang servers were while they had requests, from verl/sglang_server.py's
-    polls.
+    """The load of the run's SGLang servers while they had requests.
+
+    The numbers come from the polls of verl/sglang_server.py.
 
     engine/running/mean, max   requests that one server was computing, over polls of all servers
     engine/queued/mean, max    requests that waited in one server for a place
 
-    Of vLLM nothing is polled, so the numbers are absent.
+    vLLM is not polled, so with it these metrics are absent.
     """
 
     def __init__(self, trainer: _Trainer) -> None:
@@ -52,26 +49,26 @@ class EngineLoad:
         self._polls: list[tuple[int, int]] = []
 
     def keep(self) -> None:
-        """Ask the servers for the polls since the last time."""
+        """Fetch the servers' polls since the last call and keep them."""
         managers = self._trainer._rollout_server_managers()
         servers = [server for manager in managers for server in manager.server_handles if hasattr(server, "take_polls")]
         self._polls += [poll for polls in ray.get([server.take_polls.remote() for server in servers]) for poll in polls]
 
     def forget(self) -> None:
-        """Leave out what was polled since the last ``keep``: a validation's."""
+        """Discard the polls since the last ``keep``: those of a validation."""
         kept = list(self._polls)
         self.keep()
         self._polls = kept
 
     def metrics(self) -> dict[str, float]:
-        """Of the polls since the last call."""
+        """Metrics of the polls since the last call."""
         self.keep()
         polls, self._polls = self._polls, []
         return load_metrics(polls)
 
 
 def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:
-    """engine/running/* and engine/queued/* of polls (running, queued); nothing of no polls."""
+    """engine/running/* and engine/queued/* of (running, queued) polls; empty if there are none."""
     found = list(polls)
     if not found:
         return {}
@@ -82,7 +79,7 @@ def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:
 
 
 def measure_sglang() -> None:
-    """Have verl start our servers where it would start its own, in this process."""
+    """Make verl start our servers instead of its own, in this process."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     RolloutReplicaRegistry.get("sglang")  # installs what verl's SGLang modules need before they can be imported

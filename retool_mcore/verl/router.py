@@ -1,9 +1,8 @@
-"""Which engine samples a trajectory's turns: always the same one, whose cache holds the turns
-before.
+"""Sends all turns of a trajectory to the same engine, whose cache holds the earlier turns.
 
-verl's own router remembers the last 10,000 trajectories; a step of the paper has 16,384 in flight,
-and those that it forgets in between two turns would be prefilled from their beginning, on whichever
-engine is free.
+verl's own router remembers the last 10,000 trajectories, but a step of the paper has 16,384 in
+flight. If the router forgot a trajectory between two turns, whichever engine is free would prefill
+it from its beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 
 class Router(GlobalRequestLoadBalancer):
-    """verl's, with room for all trajectories in flight. verl finds it by the run's ``router.yaml``."""
+    """verl's router, with room for all trajectories in flight.
+
+    verl finds it through the run's ``router.yaml``.
+    """
 
     def __init__(self, servers: dict[str, Any], settings: Mapping[str, Any]) -> None:
         super().__init__(servers, max_cache_size=int(settings["trajectories"]))

@@ -1,6 +1,4 @@
-"""An RL run in verl's hands: its settings written beside it, and the Ray actor that drives it with
-our trainer.
-"""
+"""Runs RL through verl: writes the settings into the run's folder and starts our Ray actor."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.rollout import write_agent_loop
 
-# verl hands its task runner out as a Ray actor class; a subclass needs the plain class behind it.
+# verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
 _TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
 
 
 @ray.remote
 class ReToolTaskRunner(_TaskRunner):
-    """Passed to verl's ``run_ppo``, which takes a recipe's own task runner."""
+    """Passed to verl's ``run_ppo``, which accepts a recipe's own task runner."""
 
     def run(self, config: DictConfig) -> None:
         from retool_mcore.verl import trainer  # noqa: F401  registers ReToolTrainer with verl
@@ -35,10 +33,10 @@ class ReToolTaskRunner(_TaskRunner):
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
-    """Start Ray and run to ``train.steps``; both forms of the settings, ours and verl's, are left
-    in the run's folder.
+    """Start Ray and run to ``train.steps``.
 
-    Raises ReToolError, as the driver actor raised it, and ray.exceptions.RayTaskError for all else.
+    Writes both forms of the settings, ours and verl's, into the run's folder. Raises ReToolError as
+    the driver actor raised it, and ray.exceptions.RayTaskError for all else.
     """
     tree = ppo_tree(config, platform, resume_from)
     write_agent_loop(config)

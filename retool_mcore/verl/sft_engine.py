@@ -1,6 +1,4 @@
-"""verl's TrainingWorker on a Megatron engine, seen from the SFT loop: batches in, plain numbers
-out.
-"""
+"""verl's TrainingWorker on a Megatron engine for the SFT loop: batches in, plain numbers out."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget
 class SftEngine:
     """One rank of the model under training.
 
-    Every method is collective: all ranks call it, in the same order, with their own shard of the
+    Every method is collective: all ranks call it in the same order, with their own shard of the
     batch.
     """
 
@@ -59,10 +57,11 @@ class SftEngine:
             )
 
     def train_batch(self, sequences: Sequence[Rendered]) -> dict[str, float]:
-        """Forward, backward, clip, Adam, schedule on this rank's part of the global batch.
+        """One update: forward, backward, clip, Adam, schedule.
 
-        Returns loss (nats per trained token over the global batch), grad_norm, lr, tokens,
-        loss_tokens, flops, and the peak memory of every rank: the same on all of them.
+        ``sequences`` is this rank's part of the global batch. Returns loss (nats per trained token
+        over the global batch), grad_norm, lr, tokens, loss_tokens, flops, and the peak memory of
+        every rank. All ranks return the same values.
         """
         data, counts = self._tensordict(sequences)
         output = self._worker.train_batch(data)
@@ -74,9 +73,7 @@ class SftEngine:
         return memory_by_rank(peaks_gib)
 
     def _time_optimizer(self, timer: PhaseTimer) -> None:
-        """verl's worker runs a whole update in one call; the optimizer's part gets a span of its
-        own.
-        """
+        """Give the optimizer a timer span; verl's worker runs a whole update in one call."""
         engine, platform = self._worker.engine, self._platform
         step = engine.optimizer_step
 
@@ -100,7 +97,10 @@ class SftEngine:
         return total / tokens
 
     def save(self, folder: str, step: int) -> PendingSave | None:
-        """Returns what is still being written, with ``checkpoint.asynchronous``."""
+        """Save a checkpoint.
+
+        With ``checkpoint.asynchronous`` returns the save in progress, else None.
+        """
         if self._config.checkpoint.asynchronous:
             return start_save(self._worker.engine, folder, step)
         with failed_write_is_told(folder):
@@ -108,8 +108,9 @@ class SftEngine:
         return None
 
     def load(self, folder: str, *, new_seed: int | None = None) -> None:
-        """Weights, Adam moments, schedule and random states, with ``new_seed`` fresh ones. Raises
-        CheckpointError.
+        """Load weights, Adam moments, schedule and random states. Raises CheckpointError.
+
+        With ``new_seed`` the random states start afresh.
         """
         try:
             load_checkpoint(self._worker.engine, folder, new_seed=new_seed)
@@ -157,7 +158,7 @@ class SftEngine:
         return data, counts
 
     def _share(self, output: Any, names: Sequence[str]) -> dict[str, float]:
-        """The source rank's metrics, on every rank."""
+        """The source rank's metrics, broadcast to every rank."""
         from verl.utils import tensordict_utils as tu
 
         box: list[Any] = [None]

@@ -1,8 +1,7 @@
-"""verl's SGLang server, which also says how full it was and what its prefix cache saved, and has a
-seed of its own.
+"""verl's SGLang server, which also reports its load and cache hits and has its own seed.
 
-Imported by ``rl_metrics.measure_sglang``, which has verl install what its SGLang modules need
-first.
+Import it through ``rl_metrics.measure_sglang``, which first has verl install what its SGLang
+modules need.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpSe
 
 logger = logging.getLogger(__name__)
 
-POLL_INTERVAL_S = 0.5  # the scheduler answers between two batches, from what it has counted anyway
-KINDS = ("running", "waiting")  # SGLang's words
+POLL_INTERVAL_S = 0.5  # the scheduler answers between two batches, with counts that it keeps anyway
+KINDS = ("running", "waiting")  # SGLang's names
 
 
 class MeasuredServer(SGLangHttpServer):
-    """One server of a replica; the one on its first node has the requests."""
+    """One server of a replica; the server on the replica's first node takes the requests."""
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)
@@ -38,8 +37,9 @@ class MeasuredServer(SGLangHttpServer):
         self._poller.add_done_callback(_tell)
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
-        """verl's, with ``num_cached_tokens`` in the answer's extra fields, as verl's vLLM server
-        has it.
+        """verl's, with ``num_cached_tokens`` among the answer's extra fields.
+
+        verl's vLLM server has the same field.
         """
         self._in_flight += 1
         try:
@@ -51,7 +51,10 @@ class MeasuredServer(SGLangHttpServer):
         return output
 
     def _noting(self, generate_request: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-        """verl's ``generate`` keeps the tokens of SGLang's answer and drops its ``meta_info``."""
+        """Wrap ``generate_request`` to keep the number of cached tokens.
+
+        verl's ``generate`` keeps the tokens of SGLang's answer and drops its ``meta_info``.
+        """
 
         async def noted(request: Any, http: Any = None) -> AsyncIterator[Any]:
             async for output in generate_request(request, http):
@@ -62,7 +65,10 @@ class MeasuredServer(SGLangHttpServer):
         return noted
 
     async def _poll(self) -> None:
-        """Note the scheduler's counts while there are requests, over its data-parallel ranks."""
+        """While there are requests, note the scheduler's counts.
+
+        They are summed over its data-parallel ranks.
+        """
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             if self._in_flight:
@@ -77,7 +83,7 @@ class MeasuredServer(SGLangHttpServer):
 
 
 def _tell(poller: asyncio.Task[None]) -> None:
-    """The run goes on without the numbers."""
+    """Log a warning when polling has failed; the run goes on without the numbers."""
     if not poller.cancelled() and (error := poller.exception()):
         logger.warning("SGLang's load is not polled any more: %r", error)
 
@@ -85,9 +91,8 @@ def _tell(poller: asyncio.Task[None]) -> None:
 class MeasuredReplica(SGLangReplica):
     """verl's n-th replica, whose random numbers start from the run's seed + n.
 
-    run.seed reaches all of them as one engine_kwargs.sglang.random_seed. Two engines that start
-    from the same seed would give one prompt the same responses, where its group is spread over
-    both.
+    run.seed reaches all replicas as the same engine_kwargs.sglang.random_seed. With the same seed,
+    two engines would give one prompt the same responses where its group is spread over both.
     """
 
     def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:

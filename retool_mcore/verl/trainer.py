@@ -1,10 +1,9 @@
-"""Our part of verl's PPO trainers: metrics that survive a kill, and checkpoints that are complete
-or absent.
+"""Our part of verl's PPO trainers: metrics that survive a kill, checkpoints complete or absent.
 
-verl's trainers run unchanged; these subclasses, registered under names of their own, give their
-metrics our names and a JSONL file, and publish a checkpoint only when all of it is on disk. verl's
-own tracker file is truncated before it is written and its own clean-up forgets across restarts, so
-neither is used.
+verl's trainers run unchanged. These subclasses, registered under names of their own, give the
+metrics our names, write them to a JSONL file, and publish a checkpoint only when all of it is on
+disk. verl truncates its own tracker file before it writes it, and its own clean-up forgets old
+checkpoints across restarts, so neither is used.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real  # numpy's integers are of it, and verl's extremes are such
+from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
 from typing import Any
 
 import numpy as np
@@ -76,12 +75,14 @@ PHASES = {  # timers inside a step; together with time_other_s they add up to ti
     "save_checkpoint": "checkpoint",
     "update_weights": "weight_sync",
 }
-COUNTS = ("rollout/dropped", "rollout/refilled_prompts")  # of one mini-batch where a step samples several
+COUNTS = ("rollout/dropped", "rollout/refilled_prompts")  # per mini-batch, where a step samples several
 
 
 def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str, float]:
-    """A step's seconds by phase, from its timers. They add up: what verl counts as generation is
-    without the engine's going to sleep here, and without ``tool_wait_s``.
+    """A step's seconds by phase, from its timers; together they add up to the step.
+
+    verl counts the engine's going to sleep and ``tool_wait_s`` as generation; here they are phases
+    of their own.
     """
     times = {f"time_{name}_s": float(timing_raw[theirs]) for theirs, name in PHASES.items() if theirs in timing_raw}
     if "time_generation_s" in times:
@@ -95,9 +96,7 @@ def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str
 
 @contextmanager
 def worker_errors_are_told() -> Iterator[None]:
-    """Raise what a worker said to the user as it was raised there, without the way it took through
-    Ray.
-    """
+    """Raise a worker's ReToolError as the worker raised it, without Ray's wrapping."""
     try:
         yield
     except RayTaskError as error:
@@ -107,11 +106,11 @@ def worker_errors_are_told() -> Iterator[None]:
 
 
 def actor_log_probs_of_update(workers: Any, batch: KVBatchMeta) -> dict[str, Any]:
-    """Put what the update's forward pass gave each token in place of the engine's
-    log-probabilities.
+    """Store the log-probabilities of the update's forward pass as "old_log_probs".
 
-    All that compares engine and actor after the update then reads "old_log_probs" as it does where
-    they are computed before it. Returns verl's own metrics of the difference.
+    They replace the engine's. Whatever compares engine and actor after the update then reads
+    "old_log_probs", as it does where they are computed before the update. Returns verl's own
+    metrics of the difference.
     """
     meta = KVBatchMeta(
         partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=["response_mask"], extra_info={}
@@ -139,7 +138,7 @@ class WorkersSave:
                 group.finish_save()
 
     def kill(self) -> None:
-        """Nothing to do: a run that failed ends its workers, and each worker's writer ends with it."""
+        """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
 
 
 class _Ours(PPOTrainer):
@@ -159,7 +158,7 @@ class _Ours(PPOTrainer):
         self._clock = StepClock()
         self._load = EngineLoad(self)
         values = read_config(self._run.model.path)
-        self._shape = of_config(values) if values else None  # not of a hub name
+        self._shape = of_config(values) if values else None  # None for a hub name
         self._peak_flops = (get_platform(self._run.run.platform).device.peak_flops or 0.0) * self._run.train_gpus()
 
     def _init_resource_pool_mgr(self) -> None:
@@ -195,8 +194,9 @@ class _Ours(PPOTrainer):
             super().on_sample_end()
 
     def _fetch_one_gen_batch(self) -> Any:
-        """verl's prompts with names that the same run gives again: the step that starts them, and a
-        count.
+        """verl's prompts, with names that a repeated run gives again.
+
+        A name is the step that starts the prompt, and a count.
         """
         batch = super()._fetch_one_gen_batch()
         first = self._prompts_named
@@ -206,10 +206,10 @@ class _Ours(PPOTrainer):
         return batch
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen") -> Any:
-        """Deal the batch's groups to its updates, each over all data-parallel ranks, instead of
-        cutting it as it came.
+        """Deal the batch's groups to its updates, each over all data-parallel ranks.
 
-        An update learns from ``train.mini_batch_prompts`` prompts, whatever outages took of them.
+        verl would cut the batch in the order in which it came. An update learns from
+        ``train.mini_batch_prompts`` prompts, however many of their trajectories outages dropped.
         """
         run = self._run
         prompts = run.train.mini_batch_prompts * self.updates_of_a_batch
@@ -237,7 +237,7 @@ class _Ours(PPOTrainer):
         metrics |= mismatch_metrics(batch)
         buffer = self.replay_buffer
         metrics |= buffer.step_metrics(batch, metrics)
-        metrics |= buffer.val_metrics  # of a validation in this step; verl drops them
+        metrics |= buffer.val_metrics  # of a validation in this step, which verl drops
         buffer.val_metrics = {}
         ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
         ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
@@ -266,7 +266,7 @@ class _Ours(PPOTrainer):
         self._saver.save(self.global_steps)
 
     def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
-        """verl's own saving, into the folder of this step that it has a name for, too."""
+        """verl's own saving; verl uses the same folder for this step."""
         del folder, step
         with worker_errors_are_told():
             super()._save_checkpoint()
@@ -292,16 +292,12 @@ class ReToolTrainer(_Ours, PPOTrainerSync):
 
 @register_trainer(TRAINER_MODES["partial_rollout"])
 class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
-    """More prompts are in flight than a step needs; what a step leaves unfinished goes on in the
-    next.
-    """
+    """More prompts are in flight than a step needs; unfinished ones continue in the next step."""
 
     verl_mode = "colocate_async"
 
     def get_llm_client(self) -> LLMServerClient:
-        """The plain client: our loop goes on after an abort by itself, and so knows each token's
-        version.
-        """
+        """The plain client: our loop continues after an abort, and so knows token versions."""
         return self.llm_server_manager.get_client()
 
 
@@ -310,7 +306,7 @@ class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
     """The engines have devices of their own and go on sampling while the actor learns.
 
     A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights
-    change at its end.
+    change at the end of the step.
     """
 
     verl_mode = "separate_async"
@@ -320,8 +316,8 @@ class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
         self.updates_of_a_batch = 1
 
     def _setup(self) -> None:
-        # # verl 0.9.1 hands print's flush=True to a log line of level INFO, a TypeError where that
-        # level is on. # Remove when trainer_separate_async.py's _setup no longer does.
+        # verl 0.9.1 passes print's flush=True to a log call of level INFO, a TypeError where that
+        # level is on. Remove this when _setup in trainer_separate_async.py no longer does so.
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
         super()._setup()
 
@@ -330,8 +326,9 @@ class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
         return self.standalone_server_manager.get_client()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Where a step is one update its weights are the step's first ones: verl would copy them
-        for nothing.
+        """With one update per step, compute directly; verl would copy the weights for nothing.
+
+        In that case the weights are those at the step's start.
         """
         if self._run.train.updates_per_step == 1:
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)
@@ -340,7 +337,7 @@ class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
     def step(self, metrics: dict[str, Any], timing_raw: dict) -> Any:
         self._counted: Counter[str] = Counter()
         batch = super().step(metrics, timing_raw)
-        metrics |= self._counted  # verl takes the mean over mini-batches, of the total the sum
+        metrics |= self._counted  # verl averages these over mini-batches, and sums the running total
         metrics["rollout/dropped_total"] = self.replay_buffer.dropped_total
         return batch
 

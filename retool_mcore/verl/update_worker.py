@@ -1,9 +1,9 @@
-"""verl's worker of one model under training, whose learning rate has one meaning in SFT and in
-every mode of RL.
+"""verl's worker that trains one model, with one meaning of the learning rate.
 
-verl 0.9.1 moves the schedule at the end of what it is handed: after all updates of a step in its
-synchronous and its colocated trainer, after each update in its separate one, and its first update
-is made at step 0 of the schedule, which under warm-up is a learning rate of 0.
+The meaning is the same in SFT and in every mode of RL. verl 0.9.1 advances the schedule at the end
+of each batch that it is handed: after all updates of a step in its synchronous and colocated
+trainers, after each update in its separate one. Its first update uses step 0 of the schedule, which
+under warm-up is a learning rate of 0.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
 
 
 class UpdateWorker(TrainingWorker):
-    """Update u of a run, counted from 1, is made with the schedule's learning rate at u.
+    """Update u of a run, counted from 1, uses the schedule's learning rate at u.
 
-    The metric ``lr`` is the one that the optimizer held in the update; verl's is the next one's.
+    The metric ``lr`` is the rate that the optimizer used in the update; verl's is the next
+    update's.
 
-    ``log_probs``: of the step's last update that was made with KEEP_LOG_PROBS, what its forward
-    pass gave each token of the sequences [rows, T], in the order of the batch; None on ranks
+    ``log_probs``: the log-probabilities [rows, T] of the sequences' tokens, in the order of the
+    batch, from the forward pass of the step's last update with KEEP_LOG_PROBS. None on ranks
     without the output.
     """
 
@@ -33,9 +34,7 @@ class UpdateWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:
-        """Build the model, the optimizer and the schedule, which stands one update ahead of those
-        that are made.
-        """
+        """Build model, optimizer and schedule; the schedule stands one update ahead."""
         super().reset()
         self._engine_train_batch = self.engine.train_batch
         self.engine.train_batch = self._train_and_keep
@@ -43,8 +42,9 @@ class UpdateWorker(TrainingWorker):
             self.engine.lr_scheduler.step(1)
 
     def _train_and_keep(self, data: TensorDict, loss_function: Any) -> Any:
-        """The engine's own; verl's worker throws away what is neither loss nor metric of its
-        output.
+        """The engine's train_batch; keeps the log-probabilities.
+
+        verl's worker keeps only loss and metrics of the output.
         """
         output = self._engine_train_batch(data, loss_function=loss_function)
         if tu.get(data, KEEP_LOG_PROBS, default=False):
@@ -53,8 +53,9 @@ class UpdateWorker(TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict | None:
-        """One update: forward, backward, clip, Adam, schedule. Metrics on the ranks that have the
-        output.
+        """One update: forward, backward, clip, Adam, schedule.
+
+        Returns metrics on the ranks that have the output.
         """
         lr = float(self.engine.optimizer.param_groups[0]["lr"])
         tu.assign_non_tensor(data, update_lr_scheduler=True)
@@ -65,7 +66,7 @@ class UpdateWorker(TrainingWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data: TensorDict) -> TensorDict | None:
-        """The updates of a step. Of their learning rates, the last is reported."""
+        """The updates of a step. Reports the learning rate of the last one."""
         output = super().train_mini_batch(data)
         if output is not None:
             metrics = tu.get(output, "metrics")

@@ -1,6 +1,8 @@
-"""verl's Ray workers that train: one schedule in all modes, checkpoints written beside the training
-and read onto another layout, recomputation as a micro-batch needs it, the copies of the weights
-that mode "async" compares with, and their peak of memory.
+"""verl's Ray workers that train, with additions of our own.
+
+All modes use one learning-rate schedule. Checkpoints are written beside the training and can be
+read onto another layout. Recomputation is set for each micro-batch. The workers keep the copies of
+the weights that mode "async" compares with, and report their peak memory.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class _Saving:
     def save_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
     ) -> None:
-        """Write a checkpoint; with verl's ``checkpoint.async_save`` only start to. Raises
-        CheckpointError.
+        """Write a checkpoint, or only start to with verl's ``checkpoint.async_save``.
+
+        Raises CheckpointError.
         """
         del hdfs_path, max_ckpt_to_keep  # run/checkpoint.py deletes old ones
         worker = self._saved_worker()
@@ -50,7 +53,7 @@ class _Saving:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_ended(self) -> bool:
-        """Whether the files of the save in flight are written, by all ranks."""
+        """Whether all ranks have written the files of the save in flight."""
         return self._pending is None or self._pending.ended()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -62,12 +65,12 @@ class _Saving:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def peak_memory_gib(self) -> float:
-        """The most that this rank's process has held of its device; the caller gets a list by rank."""
+        """The peak device memory of this rank's process in GiB; the caller gets a list by rank."""
         return get_platform(os.environ[PLATFORM_ENV]).peak_memory_gib()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_random_states_afresh(self, seed: int) -> None:
-        """The next ``load_checkpoint`` leaves the saved random states, which are of another layout."""
+        """Make the next ``load_checkpoint`` skip the saved random states, of another layout."""
         self._new_seed = seed
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -79,7 +82,7 @@ class _Saving:
 
 
 class _Actor(_Saving):
-    """What our actors of all modes have."""
+    """What our actors of all modes share."""
 
     actor_worker_cls = UpdateWorker
     actor: UpdateWorker | None
@@ -90,9 +93,7 @@ class _Actor(_Saving):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
-        """``UpdateWorker.log_probs`` of the rows of the last update, as the column
-        "update_log_probs".
-        """
+        """``UpdateWorker.log_probs`` of the last update's rows, as column "update_log_probs"."""
         assert self.actor is not None, "only the actor is updated"
         kept, self.actor.log_probs = self.actor.log_probs, None
         if kept is None:
@@ -102,24 +103,21 @@ class _Actor(_Saving):
 
 
 class SavingActorWorker(_Actor, ActorRolloutRefWorker):
-    """Of the modes in which engines and actor share devices."""
+    """For the modes in which engines and actor share devices."""
 
 
 class SavingDetachedActorWorker(_Actor, DetachActorWorker):
-    """Of mode "async", where each update of a step is compared with the weights at the step's
-    start.
+    """For mode "async", which compares each update of a step with the weights at its start.
 
-    verl copies weights to host memory that it pins anew each time. Two copies are kept here, and
-    written over.
+    verl copies weights to host memory that it pins anew each time. This class keeps two copies and
+    overwrites them.
     """
 
     _copies: dict[int, list[torch.Tensor]]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_model_to_cpu(self, n: int) -> None:
-        """Copy the weights as number ``n``: 0 at the step's start, later ones are of the update in
-        progress.
-        """
+        """Copy the weights as number ``n``: 0 at the step's start, later ones in each update."""
         copies, weights = self.__dict__.setdefault("_copies", {}), self._weights()
         slot = min(n, 1)
         if slot not in copies:
@@ -136,10 +134,10 @@ class SavingDetachedActorWorker(_Actor, DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def clear_cpu_model(self, n: int) -> None:
-        """Nothing: the next step writes over it."""
+        """Does nothing: the next step overwrites the copy."""
 
     def _weights(self) -> list[torch.Tensor]:
-        """Megatron's flat buffers, on the host where memory.offload_idle has them there."""
+        """Megatron's flat buffers, on the host while memory.offload_idle keeps them there."""
         assert self.actor is not None, "only the actor is updated"
         buffers = [
             buffer for chunk in self.actor.engine.module for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
@@ -191,6 +189,6 @@ _OURS: dict[type, tuple[type[Any], type[Any]]] = {
 
 
 def worker_class(verls: type, memory: Memory) -> type[Any]:
-    """The class that takes the place of one of verl's."""
+    """Our class that replaces one of verl's."""
     saving, recomputing = _OURS[verls]
     return recomputing if memory.recompute == "auto" else saving

@@ -1,3 +1,1 @@
-"""Our settings as verl's keys: of its PPO trainer, of its rollout, of SFT's worker, and the keys
-that we refuse.
-"""
+"""Our settings as verl's keys: for PPO trainer, rollout and SFT worker; and the refused keys."""

@@ -1,8 +1,7 @@
 """From our configuration to verl 0.9.1's: what SFT and RL share, and RL's whole tree.
 
-The files of verl/keys are the only ones that spell a key path of verl's. RL runs verl's PPO
-trainer, which takes the whole Hydra tree: its defaults are composed by verl itself and changed
-here, key by key.
+Only the files of verl/keys spell verl's key paths. RL runs verl's PPO trainer, which takes the
+whole Hydra tree: verl itself composes its defaults, and this module changes them key by key.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from retool_mcore.verl.keys.rollout import TRAINER_MODES, VERL, algorithm_keys, 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_RUN_CONFIG_KEY = "trainer.retool_config"  # ours, in verl's tree: where Ray workers find the run's own settings
+_RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: where Ray workers find the run's own settings
 
 
 def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
-    """Keys of verl's McoreEngineConfig, the same under SFT's engine and under RL's actor, critic
-    and reference.
-    """
+    """Keys of verl's McoreEngineConfig, for SFT's engine and RL's actor, critic and reference."""
     parallel, memory = config.parallel, config.memory
     sequence_parallel = parallel.sequence_parallel and parallel.tp > 1
     return {
@@ -42,7 +39,7 @@ def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "seed": config.run.seed,
         "dist_ckpt_optim_fully_reshardable": config.checkpoint.reshardable,
-        # # Gathered on one host process; Megatron's other way gives every rank all states of its
+        # Gather on one host process; Megatron's other way gives every rank all states of its
         # data-parallel group.
         "distrib_optim_fully_reshardable_mem_efficient": config.checkpoint.reshardable,
         "param_offload": memory.offload_idle,
@@ -63,7 +60,7 @@ def _recompute_keys(memory: Memory) -> dict[str, Any]:
     if memory.recompute in ("none", "auto"):  # "auto" sets Megatron's keys anew for each micro-batch
         return {}
     if memory.recompute == "selective":
-        # Flash attention keeps no score matrix, so there is nothing of the core to recompute.
+        # Flash attention keeps no score matrix, so the attention core has nothing to recompute.
         return {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
     if memory.recompute_layers:
         layers = {"recompute_method": "block", "recompute_num_layers": memory.recompute_layers}
@@ -73,8 +70,9 @@ def _recompute_keys(memory: Memory) -> dict[str, Any]:
 
 
 def optim_keys(config: RunConfig, updates: int) -> dict[str, Any]:
-    """Keys of verl's McoreOptimizerConfig. The schedule counts optimizer updates, ``updates`` in
-    the whole run.
+    """Keys of verl's McoreOptimizerConfig.
+
+    The schedule counts optimizer updates; the whole run makes ``updates`` of them.
     """
     optim = config.optim
     return {
@@ -86,12 +84,12 @@ def optim_keys(config: RunConfig, updates: int) -> dict[str, Any]:
         "weight_decay": optim.weight_decay,
         "clip_grad": optim.clip_grad,
         "total_training_steps": updates,
-        # # Without it verl 0.9.1 saves the schedule, does not load it, and a resumed run starts its
-        # warm-up again.
+        # Without this key verl 0.9.1 saves the schedule but does not load it, and a resumed run
+        # starts its warm-up again.
         "use_checkpoint_opt_param_scheduler": True,
         **_state_keys(config.memory),
-        # # verl 0.9.1 hands its own `betas` to Muon only; Adam has Megatron's defaults unless they
-        # come this way.
+        # verl 0.9.1 passes its own `betas` to Muon only; Adam uses Megatron's defaults unless they
+        # are set here.
         "override_optimizer_config": {
             "adam_beta1": optim.beta1,
             "adam_beta2": optim.beta2,
@@ -101,13 +99,11 @@ def optim_keys(config: RunConfig, updates: int) -> dict[str, Any]:
 
 
 def _state_keys(memory: Memory) -> dict[str, Any]:
-    """Where and in how many bits the optimizer's states are kept: keys of verl's
-    McoreOptimizerConfig.
-    """
+    """Keys of verl's McoreOptimizerConfig for the precision of the optimizer's states."""
     keys: dict[str, Any] = {}
     if memory.adam_states != "float32":
         moments = "fp32" if memory.adam_states == "compact" else "bf16"
-        # Megatron then also keeps a master weight as the bfloat16 weight and its 16 missing bits.
+        # Megatron then also stores a master weight as the bfloat16 weight and its 16 missing bits.
         keys |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
     return keys
 
@@ -125,7 +121,7 @@ def _offload_keys(memory: Memory) -> dict[str, Any]:
 
 
 def ppo_defaults() -> DictConfig:
-    """verl's own tree for its PPO trainer on a Megatron engine, before a key of ours."""
+    """verl's own tree for its PPO trainer on a Megatron engine, without our keys."""
     import verl
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
@@ -138,8 +134,9 @@ def ppo_defaults() -> DictConfig:
 
 
 def check_ppo_tree(tree: DictConfig) -> None:
-    """Run the tree through verl's own configuration classes and its own check. Raises ConfigError
-    with verl's words.
+    """Check the tree with verl's own configuration classes and its own check.
+
+    Raises ConfigError with verl's message.
     """
     from hydra.errors import InstantiationException
     from omegaconf import OmegaConf
@@ -156,11 +153,10 @@ def check_ppo_tree(tree: DictConfig) -> None:
 
 
 def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -> DictConfig:
-    """verl's complete, resolved tree for its PPO trainer; ``resume`` is a complete checkpoint's
-    folder.
+    """verl's complete, resolved tree for its PPO trainer.
 
-    Raises ConfigError when a key of ``[verl_overrides]`` is none of verl's tree, or one that a
-    setting of ours decides.
+    ``resume`` is the folder of a complete checkpoint. Raises ConfigError when a key of
+    ``[verl_overrides]`` is not in verl's tree, or when a setting of ours decides it.
     """
     import verl
     from omegaconf import OmegaConf
@@ -169,8 +165,7 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
     refuse(config.verl_overrides, decided, config.source)
     tree = ppo_defaults()
     for key, value in (_ppo_keys(config, platform) | _resume_keys(resume)).items():
-        # # force_add: verl's tree leaves some documented keys out of its YAML (Ray's and the
-        # engines' own arguments).
+        # force_add: verl's YAML lacks some documented keys (arguments of Ray and of the engines).
         OmegaConf.update(tree, key, value, merge=False, force_add=True)
     for key, value in config.verl_overrides.items():
         if OmegaConf.select(tree, key, default=tree) is tree:
@@ -218,7 +213,7 @@ def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "critic.model.path": config.model.path,
         "critic.model.external_lib": platform.training.external_lib,
         "critic.model.use_remove_padding": True,
-        # verl 0.9.1's trainer takes this one for training, too.
+        # verl 0.9.1's trainer uses this key for training, too.
         "critic.ppo_infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
         "critic.cliprange_value": config.critic.clip_value,
         "critic.checkpoint.save_contents": ["model", "optimizer", "extra"],
@@ -236,7 +231,7 @@ def _reference_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def _engine_keys(role: str, config: RlConfig, platform: Platform) -> dict[str, Any]:
-    """The engine of one role ("critic."): the same Megatron layout for each."""
+    """The engine of one role ("critic."): every role has the same Megatron layout."""
     megatron = megatron_keys(config, platform)
     transformer = megatron.pop("override_transformer_config")
     keys: dict[str, Any] = {f"{role}megatron._target_": platform.training.engine_config_class}
@@ -293,7 +288,7 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.total_epochs": 1_000_000,  # steps decide, not epochs
         "trainer.project_name": "retool",
         "trainer.experiment_name": config.run.name,
-        "trainer.logger": ["console"],  # the files are run/metrics.py's: verl's would keep what a resumed run redoes
+        "trainer.logger": ["console"],  # run/metrics.py writes files: verl's would keep what a resumed run repeats
         "trainer.default_local_dir": str(run_dir / "checkpoints"),
         "trainer.rollout_data_dir": None,
         "trainer.save_freq": config.checkpoint.every_steps or -1,
@@ -306,8 +301,8 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     if not platform.host.has_devices:
         keys |= _small_machine_keys()
     if config.cluster.nodes > 1:
-        # # Workers on other nodes inherit what their shells had; verl hands this to every process
-        # of the run.
+        # Workers on other nodes inherit the environment of their shells; verl passes this one to
+        # every process of the run.
         keys["ray_kwargs.ray_init.runtime_env.env_vars"] = platform.process_env()
     elif not platform.host.has_devices:
         keys |= _local_ray_keys(config)
@@ -315,8 +310,9 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def _local_ray_keys(config: RlConfig) -> dict[str, Any]:
-    """Ray as verl starts it on a machine without devices; the launch scripts start it on several
-    nodes.
+    """Ray as verl starts it on one machine without devices.
+
+    On several nodes the launch scripts start Ray.
     """
     return {
         "ray_kwargs.ray_init.num_cpus": 16,  # logical: actors that mostly wait, on however few cores
@@ -335,8 +331,9 @@ def _small_machine_keys() -> dict[str, Any]:
 
 
 def _resume_keys(resume: Path | None) -> dict[str, Any]:
-    """Which checkpoint is complete is ours to know (run/checkpoint.py): verl is told a path, or not
-    to resume.
+    """Tell verl the path to resume from, or not to resume.
+
+    run/checkpoint.py decides which checkpoint is complete.
     """
     if resume is None:
         return {"trainer.resume_mode": "disable"}
@@ -345,7 +342,7 @@ def _resume_keys(resume: Path | None) -> dict[str, Any]:
 
 
 def run_config_file(tree: DictConfig) -> Path:
-    """Where the resolved run was written, from verl's tree inside a Ray worker."""
+    """The file of the run's settings, found through verl's tree inside a Ray worker."""
     from omegaconf import OmegaConf
 
     return Path(OmegaConf.select(tree, _RUN_CONFIG_KEY))

@@ -1,7 +1,8 @@
 """Raw verl keys that [verl_overrides] may not set, because a setting of ours decides them.
 
-Set raw they would contradict the run's own settings, in silence: the sampler, the schedule and the
-metrics are made from those. Keys that our mapping only gives another default may be set.
+If they were set raw, they would silently contradict the run's own settings, from which the sampler,
+the schedule and the metrics are made. Keys for which our mapping only changes the default may be
+set.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ ALGORITHM = {
     "rollout_correction.bypass_mode": OLD_LOG_PROB,
     "rollout_correction.loss_type": OLD_LOG_PROB,
 }
-# Of algorithm.old_log_prob = "rollout" alone: with "actor" the loss is verl's, by any of its names.
+# Refused only with algorithm.old_log_prob = "rollout": with "actor" the loss is verl's, under any
+# of its names.
 ENGINE_LOG_PROB_KEYS = {"actor_rollout_ref.actor.policy_loss": OLD_LOG_PROB}
 ACTOR = {
     "use_kl_loss": "algorithm.kl_coef",
@@ -188,10 +190,10 @@ RL_KEYS |= {"critic.optim.lr": "critic.lr", "critic.optim.min_lr": "critic.lr an
 
 
 def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str) -> None:
-    """Raise ConfigError for the keys of [verl_overrides] that ``decided`` (key -> setting) holds,
-    all of them at once.
+    """Raise one ConfigError for all keys of [verl_overrides] that are in ``decided``.
 
-    A table above such a key, or a key below it, is refused as well: it is the same value.
+    ``decided`` maps a key to our setting. A table that contains such a key, or a key below it, is
+    refused as well: it is the same value.
     """
     found = {key: setting for key in overrides if (setting := decided_by(key, decided))}
     if found:
@@ -200,7 +202,7 @@ def refuse(overrides: Mapping[str, Any], decided: Mapping[str, str], source: str
 
 
 def decided_by(key: str, decided: Mapping[str, str]) -> str | None:
-    """The settings that decide a raw key; None where none does."""
+    """The settings that decide a raw key, or None."""
     if key in decided:
         return decided[key]
     above = [ours for ours in decided if key.startswith(f"{ours}.")]

@@ -1,6 +1,4 @@
-"""The part of verl's tree that says how responses are sampled, which of them are learnt from, and
-by what loss.
-"""
+"""verl's keys for sampling responses, choosing which of them to learn from, and the loss."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from retool_mcore.config import Algorithm, RlConfig, RlTrain, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 
-VERL = Path(__file__).parents[1]  # what verl loads by a file's path
+VERL = Path(__file__).parents[1]  # the folder of the files that verl loads by path
 
 AGENT_NAME = "retool"
 TRAINER_MODES = {  # train.mode -> our trainers
@@ -25,7 +23,7 @@ TRAINER_MODES = {  # train.mode -> our trainers
     "partial_rollout": "retool_partial_rollout",
     "async": "retool_async",
 }
-OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names of what a run file says once, in its own words
+OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
     "model_path": "model.path",
     "dtype": "model.dtype",
     "tp_size": "rollout.engine_tp",
@@ -47,8 +45,7 @@ def algorithm_keys(config: RlConfig) -> dict[str, Any]:
         "algorithm.adv_estimator": ESTIMATORS[a.name],
         "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
         "algorithm.use_kl_in_reward": False,
-        # # verl then fetches prompts one by one; the filter itself is the sampler's, see
-        # sampler_keys.
+        # verl then fetches prompts one by one; the sampler does the filtering, see sampler_keys.
         "algorithm.filter_groups.enable": a.filter_groups,
         "algorithm.rollout_correction.rollout_is": None if a.importance_sampling == "off" else a.importance_sampling,
         "algorithm.rollout_correction.rollout_is_threshold": a.importance_threshold,
@@ -64,8 +61,10 @@ def algorithm_keys(config: RlConfig) -> dict[str, Any]:
 
 
 def _engine_log_prob_keys(a: Algorithm) -> dict[str, Any]:
-    """The engine's log-probabilities as the old ones. verl's trainer then passes no importance
-    weights to the loss, and its loss of that name makes them from its own forward pass.
+    """The engine's log-probabilities as the old ones.
+
+    verl's trainer then passes no importance weights to the loss; its loss "bypass_mode" computes
+    them from its own forward pass.
     """
     keys: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": True}
     if a.importance_sampling != "off":
@@ -118,22 +117,22 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def engine_args(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    """The rollout engine's own arguments, for training and evaluation. Raises ConfigError as
-    ``check_engine_args``.
+    """The rollout engine's own arguments, for training and evaluation.
+
+    Raises ConfigError like ``check_engine_args``.
     """
     check_engine_args(config, platform)
-    # # vLLM's seed is rollout.seed, to which verl adds the replica's number; SGLang's see
+    # vLLM's seed is rollout.seed, to which verl adds the replica's number. For SGLang's see
     # verl/sglang_server.py.
     seed = {"random_seed": config.run.seed} if platform.rollout.engine == "sglang" else {}
     return {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
 
 
 def check_engine_args(config: RlConfig, platform: Platform) -> None:
-    """Raise ConfigError for a ``rollout.engine_args`` that SGLang does not have, or that a setting
-    of ours decides.
+    """Raise ConfigError for unknown ``rollout.engine_args``, or those that a setting decides.
 
-    The names are read from SGLang's source: importing it takes seconds, and a device. vLLM's are
-    not checked.
+    The known names are read from SGLang's source, because importing it takes seconds and a device.
+    vLLM's names are not checked.
     """
     args = config.rollout.engine_args
     if taken := sorted(args.keys() & OWN_ENGINE_ARGS.keys()):
@@ -143,7 +142,7 @@ def check_engine_args(config: RlConfig, platform: Platform) -> None:
         return
     package = importlib.util.find_spec("sglang")
     if package is None or package.submodule_search_locations is None:
-        return  # a login node; preflight tells that the package is missing
+        return  # a login node; preflight reports that the package is missing
     source = (Path(package.submodule_search_locations[0]) / "srt" / "server_args.py").read_text(encoding="utf-8")
     classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "ServerArgs")
     known = {
@@ -175,8 +174,8 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
             "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
             "record_groups": config.rollout.record_groups,
             "train_batch_size": config.train.prompts_per_step,
-            # # The answer, not the reward: a group that is all wrong teaches nothing about answers,
-            # however it is shaped.
+            # Filter by the answer, not the reward: a group that is all wrong teaches nothing about
+            # answers, however its reward is shaped.
             "filter_groups_metric": "acc" if config.algorithm.filter_groups else None,
         },
         sampler + "max_off_policy_threshold": _age_limit(config.train),
@@ -188,9 +187,9 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
 def _age_limit(train: RlTrain) -> int:
     """verl's bound on a group's age, which is 1 in the step that starts its prompt.
 
-    With "wait" verl waits for groups of that age, and takes the oldest first. As many batches as
-    are prefetched may stand in front of a group then, and it grows older while they are learnt
-    from.
+    With "wait", verl waits for groups of that age and takes the oldest first. Up to
+    train.prefetch_batches batches may then stand in front of a group, which grows older while they
+    are learnt from.
     """
     if train.mode != "sync" and train.when_stale == "wait":
         return train.max_staleness + 2 - math.ceil(train.prefetch_batches)
@@ -198,9 +197,7 @@ def _age_limit(train: RlTrain) -> int:
 
 
 def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    """Trainer and engines on devices of their own: which, and how weights get from one to the
-    other.
-    """
+    """Trainer and engines on devices of their own: the devices, and how weights are transferred."""
     if config.train.mode != "async":
         return {}
     c, gpus = config.cluster, config.rollout.gpus
@@ -221,7 +218,7 @@ def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
 
 
 def trajectories_in_flight(config: RlConfig) -> int:
-    """At most, in training: a step's, and what is sampled ahead."""
+    """The most trajectories in flight in training: a step's, and those sampled ahead."""
     ahead = 0 if config.train.mode == "sync" else math.ceil(config.train.prefetch_batches)
     return config.train.prompts_per_step * config.rollout.group_size * (1 + ahead)
 
@@ -232,15 +229,14 @@ def agent_loop_file(config: RunConfig) -> Path:
 
 
 def router_file(config: RunConfig) -> Path:
-    """Where ``write_agent_loop`` says which of our classes chooses the engine of a trajectory's
-    turns.
-    """
+    """Where ``write_agent_loop`` names our class that routes trajectories to engines."""
     return config.run.dir.absolute() / "router.yaml"
 
 
 def write_agent_loop(config: RlConfig) -> None:
-    """verl instantiates the agent loop inside Ray workers from this file; the whole run's settings
-    travel in it.
+    """Write the file from which Ray workers make the agent loop, with all of the run's settings.
+
+    Also write the router's file.
     """
     router = {"router_class": "retool_mcore.verl.router.Router", "trajectories": trajectories_in_flight(config)}
     router_file(config).write_text(yaml.safe_dump(router, sort_keys=False), encoding="utf-8")

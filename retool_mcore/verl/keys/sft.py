@@ -1,6 +1,4 @@
-"""From our configuration to verl 0.9.1's, for SFT: it drives verl's TrainingWorker and needs its
-dataclasses.
-"""
+"""From our configuration to verl 0.9.1's for SFT: the dataclasses of verl's TrainingWorker."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ if TYPE_CHECKING:
 
 
 def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerConfig:
-    """What verl's TrainingWorker takes. ``platform.activate()`` must have run: verl reads the
-    device at import.
+    """The configuration of verl's TrainingWorker.
+
+    Call ``platform.activate()`` first: verl reads the device when it is imported.
     """
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
 
@@ -41,7 +40,7 @@ def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerCo
 
 
 def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, Any]]:
-    """Keyword arguments of verl's dataclasses, ``[verl_overrides]`` among them."""
+    """Keyword arguments of verl's dataclasses, with ``[verl_overrides]`` applied."""
     sections = {
         "model": {
             "path": config.model.path,
@@ -64,9 +63,7 @@ def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, 
 
 
 def _sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """verl's dataclasses for everything but the model, whose class reads the model's files when it
-    is made.
-    """
+    """verl's dataclasses except the model's, which reads the model's files when it is made."""
     from hydra.utils import get_class
     from verl.workers.config import McoreOptimizerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
@@ -77,12 +74,12 @@ def _sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[s
             "optim": McoreOptimizerConfig(**sections["optim"]),
             "checkpoint": McoreCheckpointConfig(async_save=config.checkpoint.asynchronous),
         }
-    except TypeError as error:  # a dataclass's own words for a field it does not have
+    except TypeError as error:  # what a dataclass raises for an unknown field
         raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error
 
 
 def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> None:
-    """Set a key of ``[verl_overrides]`` under SFT, where verl has dataclasses and no tree."""
+    """Set a key of ``[verl_overrides]`` in SFT, where verl has dataclasses instead of a tree."""
     *path, name = key.split(".")
     table: Any = sections
     for part in path:
@@ -96,15 +93,13 @@ def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> No
 
 
 def sft_tree(config: SftConfig, platform: Platform) -> str:
-    """The settings that verl's TrainingWorker runs with, defaults included, as YAML. Reads no
-    model.
-    """
+    """The settings of verl's TrainingWorker as YAML, defaults included. Reads no model."""
     parts = _sft_parts(config, platform, _sft_sections(config, platform))
     return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)
 
 
 def sft_defaults() -> str:
-    """What verl's dataclasses of an SFT run hold when nothing is set, in the form of ``sft_tree``."""
+    """What verl's dataclasses of an SFT run hold by default, in the form of ``sft_tree``."""
     from verl.workers.config import McoreEngineConfig, McoreOptimizerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
 
