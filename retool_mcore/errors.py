@@ -1,14 +1,12 @@
-"""The errors a user can meet. Each says the value, the rule, where it came from and what to do."""
+"""The errors a user can meet. Each names the value, the rule, its origin and what to do."""
 
 
 class ReToolError(Exception):
-    """Base of all errors that are the user's to mend. The command line prints them without a
-    traceback.
-    """
+    """Base of all errors that a user can fix. The command line prints them without a traceback."""
 
 
 class ConfigError(ReToolError, ValueError):
-    """A setting is unknown, has the wrong type, or cannot go together with another."""
+    """A setting is unknown, has the wrong type, or conflicts with another."""
 
 
 class DataError(ReToolError, ValueError):
@@ -24,7 +22,7 @@ class PlatformError(ReToolError, RuntimeError):
 
 
 class RewardError(ReToolError, RuntimeError):
-    """The reward could not be computed; never raised for a wrong or hostile answer."""
+    """The reward could not be computed. Never raised for a wrong or hostile answer."""
 
 
 class SandboxUnavailable(ReToolError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Process hygiene: no process outlives the one that started it, and signals mean what they should."""
+"""Process hygiene: no process outlives its parent, and signals mean what they should."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ END_WITH_PARENT_ENV = "RETOOL_END_WITH_PARENT"
 
 
 def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
-    """Ask Linux to signal this process when its parent dies, so that `kill -9` of a launcher leaves
-    nobody behind.
+    """Ask Linux to signal this process when its parent dies.
+
+    So `kill -9` of a launcher leaves no process behind.
     """
     if sys.platform != "linux":
         return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
-    if os.getppid() != parent:  # it died between the two calls
+    if os.getppid() != parent:  # the parent died between the two calls
         os.kill(os.getpid(), how)
 
 
 def end_with_parent_if_asked() -> None:
-    """SIGTERM when the parent dies, for commands that a longer-running command of ours has started."""
+    """Get SIGTERM when the parent dies, if a longer-running command of ours started this one."""
     if os.environ.pop(END_WITH_PARENT_ENV, None):
         die_with_parent(signal.SIGTERM)
 
 
 def heed_sigquit() -> None:
-    """Undo an inherited "ignore SIGQUIT": a shell gives that to what it starts in the background.
+    """Undo an inherited "ignore SIGQUIT", which a shell gives to its background processes.
 
-    SGLang ends its server by SIGQUIT when a part of it has died; all processes of a run inherit
-    from this one, and with the signal ignored they would wait for the dead part for ever.
+    SGLang ends its server with SIGQUIT when a part of it has died. All processes of a run inherit
+    from this one. If they ignored the signal, they would wait for the dead part for ever.
     """
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def exit_on_sigterm() -> None:
-    """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process has started.
+    """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process started.
 
-    A second one is ignored: timeout(1) sends two, and what was begun to be stopped and kept must
-    end.
+    A second SIGTERM is ignored, because timeout(1) sends two and the clean-up that the first one
+    began must finish.
     """
 
     def leave(number: int, frame: object) -> NoReturn:
@@ -58,11 +59,10 @@ def exit_on_sigterm() -> None:
 
 @contextmanager
 def output_to(log: Path) -> Iterator[IO[str]]:
-    """Append all this process prints, its libraries' C code included, to ``log``; yields the
-    terminal it had.
+    """Append all output of this process, C libraries included, to ``log``; yield the terminal.
 
-    The engines print whole configurations and hundreds of warnings. The terminal is for progress,
-    and, once the block is left, for errors.
+    The engines print whole configurations and hundreds of warnings. The terminal is for progress
+    and, after the block, for errors.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     before = {number: os.dup(number) for number in (1, 2)}

@@ -1,9 +1,9 @@
-"""The main job in miniature, on a CPU: task, SFT, export, RL with and without the tool, evaluation,
-summary.
+"""The main job in miniature, on a CPU.
 
-Each stage is one of the project's own commands, run as a user would run it, and leaves a mark with
-its time when it is done. Run the same command again after a kill: finished stages are skipped, SFT
-and RL continue from their checkpoints.
+Its stages are task, SFT, export, RL with and without the tool, evaluation and summary. Each stage
+is one of the project's own commands, run as a user would run it, and leaves a mark with its time
+when it is done. After a kill, run the same command again: finished stages are skipped, and SFT and
+RL continue from their checkpoints.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ SAMPLES_PER_PROBLEM = 8
 EVAL_PROBLEMS = 64
 VERSIONS_OF = ("torch", "verl", "megatron-core", "mbridge", "sglang", "ray", "transformers", "retool_mcore")
 
-Watch = Callable[[], tuple[int, int | None, str]]  # steps done, steps in all if known, a word on it
+Watch = Callable[[], tuple[int, int | None, str]]  # steps done, steps in all if known, a word on progress
 
 
 class StageFailed(ReToolError, RuntimeError):
-    """A stage of the quickstart ended with an error; its log says which."""
+    """A stage of the quickstart ended with an error; the stage's log says which."""
 
 
 class Stages:
-    """Which stages are done, and the seconds each took, over all tries."""
+    """Records which stages are done and how many seconds each took, over all tries."""
 
     def __init__(self, root: Path, console: Console) -> None:
         self._path = root / "stages.json"
@@ -72,7 +72,7 @@ class Stages:
             write_whole(self._path, json.dumps(self._state, indent=2))
 
     def run(self, name: str, what: str, *argv: str, watch: Watch | None = None) -> None:
-        """One command with its output in ``logs/<name>.log``; ``watch`` says how far it is."""
+        """Run one command with its output in ``logs/<name>.log``; ``watch`` reads its progress."""
         if self._state.get(name, {}).get("done"):
             self._console.print(f"[dim]done before   {what}[/]")
             return
@@ -110,7 +110,7 @@ class Stages:
 
 
 def run(root: Path, seed: int) -> None:
-    """All stages under ``root``; ends with ``summary.json``, ``summary.md`` and a table.
+    """Run all stages under ``root``, then write ``summary.json``, ``summary.md`` and a table.
 
     Raises StageFailed with the end of the stage's log.
     """
@@ -163,9 +163,7 @@ def _places(root: Path, seed: int, name: str) -> tuple[str, ...]:
 
 
 def _watch(run_dir: Path, total: int, name: str) -> Watch:
-    """How far a run is, from the metrics file it writes: steps done, steps in all, its newest
-    ``name``.
-    """
+    """Watch a run's metrics file: steps done, steps in all, and the newest value of ``name``."""
     path = run_dir / "metrics.jsonl"
 
     def look() -> tuple[int, int | None, str]:
@@ -178,7 +176,7 @@ def _watch(run_dir: Path, total: int, name: str) -> Watch:
 
 
 def _evaluate(stages: Stages, root: Path, seed: int) -> dict[str, dict[str, Any]]:
-    """Every model on held-out problems, with the tool and without it; the reports by case name."""
+    """Evaluate each model on held-out problems with and without the tool; reports by case name."""
     out = root / "evaluation"
     models = [option for name in MODELS for option in ("--model", f"{name}={root / name / 'export'}")]
     stages.run(
@@ -209,7 +207,7 @@ def _summarize(stages: Stages, seed: int, reports: dict[str, dict[str, Any]]) ->
 
 
 def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
-    """The table on the terminal, the same as Markdown beside the run, and where to look next."""
+    """Print the results and where to look next; write the table as Markdown to ``root``."""
     accuracy = summary["accuracy"]
     names = {"sft": "after SFT", "tool_rl": "after RL with the tool", "text_rl": "after text-only RL"}
     rows = [(label, accuracy[name], accuracy[f"{name}_text"]) for name, label in names.items()]

@@ -1,4 +1,4 @@
-"""What the commands share: their arguments, and how a user's mistake becomes one line."""
+"""What the commands share: common arguments, and one-line messages for a user's mistakes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ OTHER_RANKS_WAIT_S = 30.0
 
 
 def guarded(function: F) -> F:
-    """Print a ReToolError as one line and exit with 2; Ctrl-C exits with 130. Anything else is our
-    bug and raises.
+    """Print a ReToolError as one line and exit with 2; exit with 130 on Ctrl-C.
+
+    Any other exception is our bug and raises.
     """
 
     @wraps(function)
@@ -39,8 +40,8 @@ def guarded(function: F) -> F:
         except ReToolError as error:
             rank = os.environ.get("RANK", "0")
             if rank != "0":
-                # # Most errors meet all ranks of a torchrun alike: rank 0 tells it, and torchrun
-                # ends the others here.
+                # Most errors hit all ranks of a torchrun alike: rank 0 prints the error, and
+                # torchrun ends the other ranks here.
                 time.sleep(OTHER_RANKS_WAIT_S)
             typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
             raise typer.Exit(2) from error
@@ -61,5 +62,5 @@ def guarded(function: F) -> F:
 
 
 def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:
-    """The overrides of a command line, --platform among them."""
+    """The overrides of a command line, with --platform among them."""
     return [*(overrides or ()), *([f"run.platform={platform}"] if platform else ())]

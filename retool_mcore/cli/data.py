@@ -60,9 +60,7 @@ def gsm8k(
     rejects: Rejects = None,
     limit: Limit = None,
 ) -> None:
-    """Turn GSM8K's marked calculations into snippets, run each in the sandbox, verify format and
-    answer.
-    """
+    """Turn GSM8K's marked calculations into snippets, run them, and verify format and answer."""
     from retool_mcore.data.build import build_gsm8k
     from retool_mcore.data.sources import read_source
     from retool_mcore.sandbox.open import open_sandbox
@@ -70,8 +68,8 @@ def gsm8k(
     rows = list(read_source(str(source), limit=limit))
 
     async def run(on_row: Callable[[], None]) -> Report:
-        # # Any level will do: the snippets are checked to be arithmetic of numbers before they are
-        # run.
+        # Any isolation level will do: before they run, the snippets are checked to be arithmetic of
+        # numbers.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build_gsm8k(rows, sandbox, on_row)
 
@@ -92,7 +90,7 @@ def sft(
     limit: Limit = None,
     reject_bad: RejectBad = False,
 ) -> None:
-    """Read ReTool's SFT data, verify format and answer, write it in either protocol."""
+    """Read ReTool's SFT data, verify format and answer, and write it in either protocol."""
     from retool_mcore.data.convert import Conversion, convert_sft
     from retool_mcore.data.sources import read_source
     from retool_mcore.sandbox.open import open_sandbox
@@ -122,7 +120,7 @@ def rl(
     limit: Limit = None,
     reject_bad: RejectBad = False,
 ) -> None:
-    """Read RL problems of any known schema, each once, and write verl's schema."""
+    """Read RL problems in any known schema and write each once, in verl's schema."""
     from retool_mcore.data.rl import RlReport, convert_rl, name_and_split
     from retool_mcore.data.sources import read_source
 
@@ -142,8 +140,9 @@ def lint(
     model: Annotated[str, typer.Option(help="Its tokenizer measures lengths and loss masks.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tells how many rows are longer.")] = None,
 ) -> None:
-    """Repeats, overlap between files, answers that cannot be compared, lengths, loss masks. Exits
-    with 1 on errors.
+    """Check data files: repeats, overlap, answers that cannot be compared, lengths, loss masks.
+
+    Exits with 1 on errors.
     """
     from retool_mcore.data.chat import load_tokenizer
     from retool_mcore.data.lint import MAX_OVERLAP, lint_file, overlaps

@@ -24,9 +24,7 @@ WIDTH_OF_A_LOG = 120
 
 
 class _RunUnlessNamed(TyperGroup):
-    """`retool eval CONFIG ...` is `retool eval run CONFIG ...`; only another command has to be
-    named.
-    """
+    """Read `retool eval CONFIG ...` as `retool eval run CONFIG ...`; name only other commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] != "--help" and args[0] not in self.commands:
@@ -39,8 +37,9 @@ app = typer.Typer(cls=_RunUnlessNamed, no_args_is_help=True)
 
 @app.callback()
 def evaluation() -> None:
-    """Score models on a file of problems, and compare two evaluations. The command `run` need not
-    be named.
+    """Score models on a file of problems, and compare two evaluations.
+
+    `run` is the default command and may be left out.
     """
 
 
@@ -75,13 +74,13 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
     url: Annotated[str | None, typer.Option(help="a running SGLang server that holds the model")] = None,
 ) -> None:
-    """Sample each problem n times: mean@n with its interval, best@n, maj@n, worst@n, pass@n,
-    behaviour.
+    """Sample each problem n times and report the scores and the behaviour.
 
-    Problems, n, temperature and top_p are those of CONFIG's section [validation]. Models are scored
-    one after the other, on one server for each rollout.engine_tp GPUs; those of one architecture
-    share them. Run again to continue. Without CONFIG: the paper's rollout, 8 turns and 16384
-    tokens, or as long as the model allows, at top_p 0.6, n = 8.
+    The scores are mean@n with its interval, best@n, maj@n, worst@n and pass@n. Problems, n,
+    temperature and top_p come from CONFIG's section [validation]. Models are scored one after the
+    other, on one server per rollout.engine_tp GPUs; models of one architecture share the servers.
+    Run the same command again to continue. Without CONFIG, the rollout is the paper's: 8 turns and
+    16384 tokens, or as many as the model allows, at top_p 0.6, n = 8.
     """
     from retool_mcore.evaluate.cases import evaluate_many
     from retool_mcore.evaluate.defaults import default_config, model_of_server
@@ -112,8 +111,9 @@ def compare_two(
     second: Annotated[Path, typer.Argument(help="another one of the same problems")],
     out: Annotated[Path | None, typer.Option(help="the comparison as JSON")] = None,
 ) -> None:
-    """Two evaluations of the same problems: the paired difference, its interval, and the problems
-    that flipped.
+    """Compare two evaluations of the same problems.
+
+    Prints the paired difference, its interval, and the problems that flipped.
     """
     from retool_mcore.data.files import replacing
     from retool_mcore.evaluate.compare import compare, read_report
@@ -152,7 +152,7 @@ def _cases(models: list[str], tool: str) -> list[Case]:
 
 
 class _Bars:
-    """One progress bar for each evaluation, with the share of right answers so far."""
+    """One progress bar per evaluation, with the share of right answers so far."""
 
     def __init__(self, cases: list[Case]) -> None:
         from rich.progress import TextColumn

@@ -1,4 +1,4 @@
-"""The `retool` command and the two launchers: parse, and call."""
+"""The `retool` command and the two launchers: parse arguments and call the code."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def _sft_rank(
 @app.command()
 @guarded
 def sft(config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False) -> None:
-    """Supervised fine-tuning on this node: checks the settings, then starts torchrun on
-    launch/sft_mcore.py.
+    """Supervised fine-tuning on this node.
+
+    Checks the settings, then starts torchrun on launch/sft_mcore.py.
     """
     settings = settings_of(overrides, platform)
     run = load_config(SftConfig, config, settings)
@@ -49,7 +50,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
     check_data(run)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(run.cluster.gpus_per_node)]
     argv = [*torchrun, "--standalone", "launch/sft_mcore.py", str(config), *settings]
-    os.execv(argv[0], argv)  # torchrun takes our place: signals and the exit code are its own
+    os.execv(argv[0], argv)  # torchrun replaces this process, and handles signals and the exit code
 
 
 @app.command()
@@ -66,7 +67,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
 
 def _print_dry_run(run: RunConfig) -> None:
-    """The report goes to stdout; whatever the engines print while they are imported goes to stderr."""
+    """Print the report to stdout; what the engines print on import goes to stderr."""
     from retool_mcore.train.dry_run import dry_run
 
     with redirect_stdout(sys.stderr):
@@ -80,9 +81,7 @@ def export(
     run_dir: Annotated[Path, typer.Argument(help="a run's folder, or one checkpoint of it")],
     to: Annotated[Path, typer.Option(help="where the Hugging Face model directory is written")],
 ) -> None:
-    """Write the newest checkpoint of a run as a Hugging Face model that transformers and SGLang
-    load.
-    """
+    """Write a run's newest checkpoint as a Hugging Face model for transformers and SGLang."""
     from retool_mcore.run.export import export as export_run
 
     typer.echo(f"wrote {export_run(run_dir, to)}")
@@ -94,8 +93,9 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="of the task, the models and the runs")] = 0,
     root: Annotated[Path, typer.Option(help="where everything is written")] = Path("runs/quickstart"),
 ) -> None:
-    """The main job in miniature: task, SFT, export, RL with the tool and without, evaluation,
-    summary.
+    """Run the main job in miniature, on a CPU.
+
+    Stages: task, SFT, export, RL with and without the tool, evaluation, summary.
     """
     from retool_mcore.quickstart import run
 
@@ -103,7 +103,7 @@ def quickstart(
 
 
 def run_sft() -> None:
-    """Entry point of launch/sft_mcore.py, one rank of a torchrun."""
+    """Entry point of launch/sft_mcore.py, which is one rank of a torchrun."""
     _run_alone(_sft_rank)
 
 
@@ -121,7 +121,7 @@ def _run_alone(command: Callable[..., None]) -> None:
 
 
 def all_commands() -> typer.Typer:
-    """`retool` with the commands of every group, each from the file of its name."""
+    """Build `retool` with the commands of every group; each group is in the file of its name."""
     from retool_mcore.cli.data import app as data_app
     from retool_mcore.cli.evaluate import app as evaluate_app
     from retool_mcore.cli.planner import app as planner_app

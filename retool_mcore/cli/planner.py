@@ -26,8 +26,9 @@ def plan(
     mean_tokens: Annotated[float | None, typer.Option(help="mean length of a sequence, with its prompt")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the same as JSON")] = False,
 ) -> None:
-    """Memory by part and time by phase before a device is asked for; refuses what cannot fit, and
-    by how much.
+    """Estimate memory by part and time by phase, without a device.
+
+    Refuses a run that cannot fit, and says by how much.
     """
     from retool_mcore.model.files import of_model
     from retool_mcore.planner.hardware import of_run, parse

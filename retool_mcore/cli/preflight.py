@@ -28,15 +28,16 @@ def preflight(
     cluster: Annotated[bool, typer.Option("--cluster", help="only the nodes of the Ray cluster that runs")] = False,
     wait_s: Annotated[float, typer.Option(help="with --cluster: how long to wait for the nodes")] = 30.0,
 ) -> None:
-    """Look at all that a run needs, one line each: ok, warning or error. Exits with 2 when there is
-    an error.
+    """Check all that a run needs and print one line each: ok, warning or error.
+
+    Exits with 2 when there is an error.
     """
     from retool_mcore.preflight.findings import run_checks
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
     terminal = sys.stdout
-    with redirect_stdout(sys.stderr):  # whatever the engines print while they are imported
+    with redirect_stdout(sys.stderr):  # what the engines print when they are imported
         checks = _cluster_checks(run, chosen, wait_s) if cluster else _checks(run, chosen)
         found = run_checks(checks, partial(_tell, terminal))
     counts = {level: sum(finding.level == level for finding in found) for level in ("error", "warning", "ok")}
@@ -87,8 +88,9 @@ def get(
     words: Annotated[list[str], typer.Argument(help="settings as section.key=value, and the keys to print")],
     platform: PlatformName = None,
 ) -> None:
-    """Print resolved settings of a run on one line, for scripts: retool get CONFIG cluster.nodes
-    run.name.
+    """Print resolved settings of a run on one line, for scripts.
+
+    Example: retool get CONFIG cluster.nodes run.name
     """
     overrides = [word for word in words if "=" in word]
     run = load_run(config, settings_of(overrides, platform))

@@ -1,4 +1,4 @@
-"""`retool score`: the reward of responses in a file."""
+"""`retool score`: compute the reward of responses in a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS_AT_ONCE = 1024
 
 @app.callback()
 def rewards() -> None:
-    """The reward of responses in a file."""
+    """Compute the reward of responses in a file."""
 
 
 @app.command()
@@ -53,8 +53,9 @@ def score(
 
 
 def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """The row with extracted (null if none), correct and reward. Raises DataError naming file, line
-    and column.
+    """The row with extracted (null if none), correct and reward added.
+
+    Raises DataError naming file, line and column.
     """
     for column, kinds in (("response", str), ("answer", str | int | float)):
         if column not in row:

@@ -1,6 +1,4 @@
-"""`retool parse` and `retool rollout`: the reader and the loop on their own, without Ray and
-without verl.
-"""
+"""`retool parse` and `retool rollout`: the reader and the loop alone, without Ray or verl."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def parse(
     protocol: Annotated[str, typer.Option(help="how calls are written")] = "hermes",
     one_line: Annotated[bool, typer.Option("--json", help="on one line")] = False,
 ) -> None:
-    """Read the text of one model turn on standard input and print what it says as a JSON object.
+    """Read one model turn from standard input and print what it says as a JSON object.
 
     {"kind": "tool_call" | "answer" | "text" | "malformed", "code", "answer", "error", "repairs"}
     """
@@ -63,7 +61,7 @@ def rollout(
     sandbox: Annotated[list[str] | None, typer.Option(help="local, or SandboxFusion URLs; may be repeated")] = None,
     run_timeout_s: Annotated[float, typer.Option(min=0.1, help="of one call")] = 10.0,
 ) -> None:
-    """Run trajectories against any SGLang server and write them down."""
+    """Run trajectories against any SGLang server and write them to a file."""
     from retool_mcore.rollout.batch import Batch
     from retool_mcore.rollout.engine import Sampling
     from retool_mcore.rollout.loop import Limits

@@ -21,8 +21,8 @@ from retool_mcore.sandbox.server import create_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-# # Longer than the clients' own: the side that closes an idle connection must not be the one that
-# cannot retry.
+# Longer than the clients' own keep-alive, so that the server, which cannot retry, is not the side
+# that closes an idle connection.
 _KEEP_ALIVE_S = 75
 
 
@@ -56,7 +56,7 @@ def ping(
     urls: Annotated[list[str], typer.Argument(help="http://, https:// or unix:// URLs")],
     min_level: Annotated[Level, typer.Option(help="fail below this isolation")] = Level.RLIMITS,
 ) -> None:
-    """Wait until every sandbox answers, run one line in each, and tell its level."""
+    """Wait until every sandbox answers, run one line in each, and print its isolation level."""
     try:
         for url in urls:
             typer.echo(f"{url} runs at level {asyncio.run(_ping(url, min_level))}", err=True)
@@ -75,7 +75,7 @@ async def _ping(url: str, min_level: Level) -> str:
 
 async def _serve(sandbox: LocalSandbox, listener: socket.socket, url: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)  # uvicorn raises the signal again when it has shut down
+        signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
     with listener:
         async with sandbox:
             config = uvicorn.Config(
@@ -90,11 +90,11 @@ def _stop(number: int, _: object) -> None:
 
 
 def _listen(host: str, port: int, path: Path | None) -> tuple[socket.socket, str]:
-    """A bound socket and the URL for clients. Raises ConfigError when the address is taken."""
+    """Bind a socket; return it and the URL for clients. ConfigError when the address is taken."""
     if path is None:
         try:
-            # # With the protocol spelled out asyncio sets TCP_NODELAY; without it every answer
-            # waits 40 ms for an ACK.
+            # Only when the protocol is given does asyncio set TCP_NODELAY; without TCP_NODELAY
+            # every answer waits 40 ms for an ACK.
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))

@@ -1,7 +1,7 @@
 """The schema of a run: one complete TOML file, strict, read once, written back beside the run.
 
-Token counts end in ``_tokens``, times in ``_s``, sizes in ``_mb``. A value that comes from the
-paper or from a measured fact says so in the TOML file, where it is chosen, not here.
+Token counts end in ``_tokens``, times in ``_s``, sizes in ``_mb``. The TOML file that sets a value,
+not this schema, says whether it comes from the paper or from a measurement.
 """
 
 from retool_mcore.config.load import build_config, load_config, load_run

@@ -1,4 +1,4 @@
-"""What every section of a run file is made of."""
+"""The base class and the number types of every section of a run file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-Every = Annotated[int, Field(ge=0)]  # steps between two of something, also after the last step; 0: never
+Every = Annotated[int, Field(ge=0)]  # interval in steps; the last step always counts; 0: never
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

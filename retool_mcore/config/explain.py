@@ -1,6 +1,4 @@
-"""What is wrong with a configuration, in a user's words: the key, the value, the rule, the nearest
-known key.
-"""
+"""Explain an invalid configuration: the key, the value, the rule and the nearest known key."""
 
 from __future__ import annotations
 
@@ -11,16 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-MOVED = {  # settings of RL that earlier versions had -> where they are now
+MOVED = {  # RL settings of earlier versions -> where they are now
     "data.val_file": 'files = ["..."] in the section [validation]',
     "train.val_every_steps": "every = ... in the section [validation]",
 }
 
 
 def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
-    """All of pydantic's findings as one sentence each, after the file and the overrides that they
-    come from.
-    """
+    """One sentence for each of pydantic's findings, after the file name and the overrides."""
     lines: list[str] = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])

@@ -1,4 +1,4 @@
-"""From a TOML file and the overrides of a command line to a checked configuration."""
+"""Turn a TOML file and command-line overrides into a checked configuration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 
 def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ConfigT:
-    """Read a TOML run file, apply ``section.key=value`` overrides, validate.
+    """Read a TOML run file, apply ``section.key=value`` overrides and validate it.
 
-    Values of overrides are TOML (``train.steps=5``, ``sandbox.where=["local"]``); bare words are
-    strings. Raises ConfigError naming the file, the key, the value and the rule.
+    The values of overrides are TOML (``train.steps=5``, ``sandbox.where=["local"]``); bare words
+    are strings. Raises ConfigError naming the file, the key, the value and the rule.
     """
     try:
         with open(path, "rb") as file:
@@ -35,7 +35,7 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
 
 
 def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> ConfigT:
-    """``load_config`` of a tree that is no file; ``source`` is named in errors."""
+    """Like ``load_config``, for a tree that is already parsed; errors name ``source``."""
     for override in overrides:
         _apply(tree, override)
     tree["source"] = source
@@ -46,14 +46,15 @@ def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrid
 
 
 def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> SftConfig | RlConfig:
-    """A file with a section [rollout] is an RL run, any other an SFT run. Raises ConfigError like
-    ``load_config``.
+    """Load an RL run if the file has a section [rollout], else an SFT run.
+
+    Raises ConfigError like ``load_config``.
     """
     try:
         with open(path, "rb") as file:
             is_rl = "rollout" in tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        is_rl = False  # load_config says what is wrong with the file
+        is_rl = False  # load_config reports what is wrong with the file
     return load_config(RlConfig, path, overrides) if is_rl else load_config(SftConfig, path, overrides)
 
 

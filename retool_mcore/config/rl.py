@@ -1,6 +1,4 @@
-"""Reinforcement learning: how responses are sampled, scored and learnt from, and the rules between
-the sections.
-"""
+"""Reinforcement learning: its sections (sampling, reward, training) and the rules between them."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ class RlData(Section):
 
 class RlTrain(Section):
     steps: PositiveInt
-    prompts_per_step: PositiveInt  # mode "async": also how many are learnt from between two weight syncs
-    mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates a step
+    prompts_per_step: PositiveInt  # in mode "async": trained on between two weight syncs
+    mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates per step
     micro_batch_tokens: PositiveInt
     mode: Literal["sync", "partial_rollout", "async"] = "sync"  # see rollout/README.md, "Scheduling"
-    # # Of both modes that are not "sync". max_staleness: weight syncs that may lie between a
-    # prompt's start and the step # that learns from it; when_stale: another prompt takes the place
-    # of an older one, or no step comes before it.
-    prefetch_batches: PositiveFloat = 1.0  # batches of prompts in flight beyond the one waited for
+    # The next three settings apply to both modes other than "sync". max_staleness limits the weight
+    # syncs between the start of a prompt and the step that trains on it. when_stale: "drop" samples
+    # another prompt in place of an older one, "wait" delays the step until the prompt is finished.
+    prefetch_batches: PositiveFloat = 1.0  # batches of prompts in flight beyond the one that the step waits for
     max_staleness: PositiveInt = 7
     when_stale: Literal["drop", "wait"] = "drop"
 
@@ -45,43 +43,39 @@ class Rollout(Section):
     group_size: PositiveInt  # responses per prompt, GRPO's G
     max_turns: PositiveInt = 8
     max_response_tokens: PositiveInt
-    calls_per_turn: Literal["first", "all"] = "first"  # a turn is cut at its first call, or all of its calls are run
-    max_tool_output_tokens: PositiveInt = 512  # of one result: more is cut in the middle, and the model is told
-    max_tool_s: PositiveFloat = 300.0  # run time of the interpreter over a whole trajectory; then it ends
+    calls_per_turn: Literal["first", "all"] = "first"  # cut a turn at its first call, or run all of its calls
+    max_tool_output_tokens: PositiveInt = 512  # per result; a longer one is cut in the middle, and the model is told
+    max_tool_s: PositiveFloat = 300.0  # interpreter time per trajectory; beyond it the trajectory ends
     max_malformed_calls: PositiveInt = 3  # in a row; then the trajectory ends
-    max_refill_batches: PositiveInt = 10  # batches of prompts sampled anew for one step: filtered, failed, too old
-    max_outage_s: PositiveFloat = 60.0  # a call is tried again for so long while the sandbox is away
-    max_dropped_fraction: Fraction = 0.02  # of a batch, by sandbox or engine outages; above it the run stops
-    record_groups: Annotated[int, Field(ge=0)] = 2  # of a step, and of a validation, written to trajectories/
+    max_refill_batches: PositiveInt = 10  # per step, in batches of prompts: replace filtered, failed or stale prompts
+    max_outage_s: PositiveFloat = 60.0  # how long a call is retried while the sandbox is away
+    max_dropped_fraction: Fraction = 0.02  # of a batch, lost to sandbox or engine outages; above it the run stops
+    record_groups: Annotated[int, Field(ge=0)] = 2  # groups per step and per validation written to trajectories/
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    gpus: Annotated[int, Field(ge=0)] = 0  # of [cluster]: so many serve rollouts and do not train; train.mode "async"
+    gpus: Annotated[int, Field(ge=0)] = 0  # GPUs of [cluster] that serve rollouts and do not train; train.mode "async"
     engine_tp: PositiveInt = 1
     engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
     max_running_requests: PositiveInt = 64
     agent_workers: PositiveInt = 1
-    engine_args: dict[str, Any] = Field(default={})  # the engine's own, by its names: attention_backend = "triton"
+    engine_args: dict[str, Any] = Field(default={})  # the engine's own settings: attention_backend = "triton"
 
 
 class Validation(Section):
-    """When the policy is scored on held-out problems, and how: of a run's own validation and of
-    `retool eval`.
+    """When and how a run's own validation and `retool eval` score the policy on held-out problems.
 
-    n, temperature and top_p are [rollout]'s group_size, temperature and top_p where they are left
-    out.
+    When n, temperature or top_p is left out, it is group_size, temperature or top_p of [rollout].
     """
 
-    files: list[str] = Field(min_length=1)  # parquet, as data.train_file; problems are counted through all of them
-    every: Every  # steps; also after the last; 0: never
-    n: PositiveInt  # samples of each problem
-    temperature: Annotated[float, Field(ge=0)] = 1.0  # 0: the likeliest token, always
+    files: list[str] = Field(min_length=1)  # parquet, as data.train_file; problems are numbered across all files
+    every: Every  # in steps; also after the last one; 0: never
+    n: PositiveInt  # samples per problem
+    temperature: Annotated[float, Field(ge=0)] = 1.0  # 0: always the likeliest token
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 def sampled_as_rollout(tree: Any) -> Any:
-    """A run's tree in which [validation] says how it samples, by what [rollout] says where it says
-    nothing itself.
-    """
+    """Fill the sampling settings that [validation] leaves out from [rollout], in a run's tree."""
     if not isinstance(tree, dict):
         return tree
     sections = cast("dict[str, Any]", tree)
@@ -95,19 +89,22 @@ def sampled_as_rollout(tree: Any) -> Any:
 
 
 class Algorithm(Section):
-    """GRPO, PPO with a critic, and DAPO's parts, all by verl's own implementations.
+    """GRPO, PPO with a critic, and the parts of DAPO, all in verl's own implementations.
 
     DAPO is GRPO with clip_high above clip_low, loss_agg "token-mean", filter_groups and
     reward.overlong_buffer_tokens.
 
-    filter_groups         another prompt takes the place of one whose answers are all right or all wrong
-    importance_sampling   a token's loss is weighted by how much likelier the trained weights make it than the engine
-                          that sampled it. "token": by its own ratio; "sequence": by the product over its response
-    importance_threshold  a weight is at most this
-    old_log_prob          "actor": what the clipped ratio is taken to is computed anew by the trained weights before
-                          they change; "rollout": it is what the engine gave while it sampled, which saves that pass
-                          where a step is one update. See rollout/README.md, "Old log-probabilities"
-    kl_coef               weight of the divergence from the first weights, in the loss; the paper has none
+    filter_groups         replace a prompt whose answers are all right or all wrong by another one
+    importance_sampling   weight a token's loss by its probability under the trained weights over
+                          that under the engine that sampled it. "token": by its own ratio;
+                          "sequence": by the product of the ratios over its response
+    importance_threshold  upper bound of that weight
+    old_log_prob          the old probability in the clipped ratio. "actor": the trained weights
+                          compute it in a pass of its own before they change; "rollout": the engine
+                          gave it while sampling, which saves that pass and needs one update per
+                          step. See rollout/README.md, "Old log-probabilities"
+    kl_coef               weight in the loss of the divergence from the initial weights; the paper
+                          has none
     """
 
     name: Literal["grpo", "ppo"] = "grpo"
@@ -115,7 +112,7 @@ class Algorithm(Section):
     clip_high: PositiveFloat = 0.28
     clip_c: PositiveFloat = 10.0
     loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
-    normalize_by_std: bool = True  # GRPO: a group's advantages are divided by the deviation of its rewards
+    normalize_by_std: bool = True  # GRPO: divide a group's advantages by the standard deviation of its rewards
     filter_groups: bool = False
     importance_sampling: Literal["off", "token", "sequence"] = "off"
     importance_threshold: Annotated[float, Field(ge=1)] = 2.0
@@ -124,33 +121,35 @@ class Algorithm(Section):
 
 
 class Critic(Section):
-    """PPO's value model: of the actor's shape and layout, from model.path with a new head, with
-    [optim] but its lr.
+    """PPO's value model: model.path with a new head, in the actor's layout.
+
+    It uses the settings of [optim], except for its own lr.
     """
 
     lr: PositiveFloat = 1e-5
-    clip_value: PositiveFloat = 0.5  # a value may move so far from its old one before its loss stops to fall
+    clip_value: PositiveFloat = 0.5  # how far a value may move from its old one before its loss stops falling
 
 
 class Sandbox(Section):
     where: list[str] = Field(default=["local"], min_length=1)  # "local", or URLs that speak SandboxFusion
     min_level: Literal["gvisor", "namespaces", "landlock", "rlimits"] = "rlimits"
-    workers: PositiveInt = 2  # executions at the same time, per node
+    workers: PositiveInt = 2  # concurrent executions per node
     run_timeout_s: PositiveFloat = 10.0
     memory_limit_mb: PositiveInt = 1024
 
 
 class Reward(Section):
-    """The paper's +-1; what is below ``workers`` shapes it, is off by default and is logged as a
-    part of its own.
+    """The paper's +-1. Settings below ``workers`` shape it.
+
+    Shaping is off by default, and each part of it is logged separately.
     """
 
     correct: float = 1.0
     wrong: float = -1.0
-    timeout_s: PositiveFloat = 5.0  # of one equivalence check; a check that takes longer counts as wrong
+    timeout_s: PositiveFloat = 5.0  # per equivalence check; a check that takes longer counts as wrong
     workers: PositiveInt = 1
-    call_bonus: Annotated[float, Field(ge=0)] = 0.0  # for each call of a wrong response; the public recipe's is 0.1
-    call_bonus_cap: float = -0.6  # what a wrong response can be worth with its bonus
+    call_bonus: Annotated[float, Field(ge=0)] = 0.0  # per call of a wrong response; 0.1 in the public recipe
+    call_bonus_cap: float = -0.6  # the highest reward of a wrong response with its bonus
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0  # the last so many of max_response_tokens cost up to 1
     require_format: bool = False  # True: a right answer counts only when no call of its response was malformed
 
@@ -251,8 +250,9 @@ class RlConfig(RunConfig):
 
 
 def train_gpus(train: RlTrain, rollout: Rollout, nodes: int, gpus_per_node: int) -> int:
-    """Devices that train. Raises ValueError where train.mode fits neither them nor its own bound on
-    staleness.
+    """Count the GPUs that train.
+
+    Raises ValueError when train.mode does not fit rollout.gpus, the cluster or max_staleness.
     """
     if (train.mode == "async") != (rollout.gpus > 0):
         raise ValueError(

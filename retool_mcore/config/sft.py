@@ -12,13 +12,13 @@ class SftData(Section):
     train_file: str  # parquet, rows {messages, tools}
     val_file: str
     max_length_tokens: PositiveInt
-    allow_overlap: bool = False  # True: validate on problems that are trained on, more than a tenth of them
+    allow_overlap: bool = False  # True: over a tenth of the validation problems may be trained on
 
 
 class SftTrain(Section):
     steps: PositiveInt
     global_batch: PositiveInt  # sequences per optimizer step, over all data-parallel ranks
-    micro_batch_tokens: PositiveInt  # budget of one packed micro-batch on one rank
+    micro_batch_tokens: PositiveInt  # budget of a packed micro-batch on one rank
     val_every_steps: Every
 
 

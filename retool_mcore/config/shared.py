@@ -37,15 +37,15 @@ class Model(Section):
     path: str  # a local Hugging Face directory, or a hub name
     dtype: Literal["bfloat16", "float32"]  # float32 on platform cpu only
     bridge: Literal["mbridge", "megatron-bridge"] = "mbridge"
-    fp8: Literal["off", "tensorwise", "blockwise"] = "off"  # matrix products of training; Transformer Engine's recipe
+    fp8: Literal["off", "tensorwise", "blockwise"] = "off"  # Transformer Engine recipe for training's matrix products
 
 
 class Parallel(Section):
     tp: PositiveInt = 1
     pp: PositiveInt = 1
-    vpp: PositiveInt = 1  # model chunks of one pipeline stage, interleaved: a smaller bubble, more messages
+    vpp: PositiveInt = 1  # interleaved model chunks per pipeline stage: a smaller bubble, more messages
     cp: PositiveInt = 1
-    ep: PositiveInt = 1  # experts of a mixture-of-experts model are spread over so many data-parallel ranks
+    ep: PositiveInt = 1  # data-parallel ranks that share the experts of a mixture-of-experts model
     sequence_parallel: bool = True  # splits norms and dropout over the tp group; nothing to split at tp = 1
 
     @property
@@ -54,18 +54,23 @@ class Parallel(Section):
 
 
 class Memory(Section):
-    """What is kept, recomputed, shrunk or moved to the host, so that a model fits. Each costs time:
-    see perf/LOG.md.
+    """What is kept, recomputed, shrunk or moved to the host so that a model fits.
 
-    recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole layers; "auto": whole
-                         layers, only in micro-batches longer than train.micro_batch_tokens, which one sequence may
-                         exceed; as many as bring it back to the memory of such a one
-    recompute_layers     with "full": so many layers of each pipeline stage; 0: all of them
-    fused_cross_entropy  no float32 copy of the logits: 16 k tokens of a 152 k vocabulary are 10 GB in each of several
-    adam_states          bytes a parameter for master weight and two moments. "float32": 12; "compact": 10, the master
-                         weight as the bfloat16 one and its 16 missing bits, exact; "bfloat16": 6, moments in bfloat16
+    Each setting costs time: see perf/LOG.md.
+
+    recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole
+                         layers; "auto": whole layers, but only in micro-batches that are longer
+                         than train.micro_batch_tokens because of one long sequence, and only as
+                         many layers as it takes to use no more memory than at that length
+    recompute_layers     with "full": the layers to recompute per pipeline stage; 0: all of them
+    fused_cross_entropy  make no float32 copies of the logits. There are several, and each takes
+                         10 GB for 16 k tokens of a 152 k vocabulary
+    adam_states          bytes per parameter for the master weight and two moments. "float32": 12;
+                         "compact": 10, the master weight is the bfloat16 weight plus its 16
+                         missing bits, which is exact; "bfloat16": 6, with bfloat16 moments
     optimizer_on_cpu     fraction of the optimizer's states that live and are updated on the host
-    offload_idle         RL: the actor's weights and optimizer go to the host while the rollout engine works
+    offload_idle         RL: move the actor's weights and optimizer to the host while the rollout
+                         engine works
     """
 
     recompute: Literal["none", "selective", "full", "auto"] = "none"
@@ -80,8 +85,8 @@ class Optim(Section):
     lr: PositiveFloat
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     schedule: Literal["constant", "cosine", "linear"]
-    # # The schedule moves with every optimizer update, in every mode of RL, too; the first update
-    # has the first rate.
+    # The schedule moves with every optimizer update, in every mode of RL too. The first update uses
+    # the schedule's first rate.
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the run's updates
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     beta1: Fraction = 0.9
@@ -96,21 +101,23 @@ class Optim(Section):
 
 
 class Checkpoint(Section):
-    """When checkpoints are saved, and in which form. The last two cost host memory, so they are off
-    by default.
+    """When checkpoints are saved, and in which form.
 
-    export        the last checkpoint's weights also as a model directory, <run>/export, when the run has ended
+    export        when the run ends, also write the last checkpoint's weights as a model directory,
+                  <run>/export
 
-    reshardable   the optimizer's states are saved as whole tensors, so that a run can be resumed on another
-                  layout of the same parallel.ep. Each save gathers them, 12 bytes a parameter, on one host process of
-                  every data-parallel group; without it a rank writes what it holds, and only the number of
-                  data-parallel ranks may change
-    asynchronous  a process beside each rank writes the files from a copy in host memory while training goes on;
-                  the checkpoint counts once all of them have ended
+    The last two settings cost host memory, so they are off by default.
+
+    reshardable   save the optimizer's states as whole tensors, so that a run can resume on another
+                  layout with the same parallel.ep. Each save gathers them, 12 bytes per parameter,
+                  on the host in one process of every data-parallel group. Without it each rank
+                  writes what it holds, and only the number of data-parallel ranks may change
+    asynchronous  a process beside each rank writes the files from a copy in host memory while
+                  training goes on; the checkpoint is complete once all of them have ended
     """
 
     every_steps: Every
-    keep: PositiveInt = 2  # the newest; older ones are deleted after a newer one is complete
+    keep: PositiveInt = 2  # how many of the newest; older ones are deleted after a newer one is complete
     resume: str = "auto"  # "auto": the newest complete one; "never"; or a checkpoint's path
     export: bool = True
     reshardable: bool = False
@@ -126,7 +133,7 @@ def check_saving(checkpoint: Checkpoint, optimizer_on_cpu: float) -> None:
 
 
 class RunConfig(Section):
-    """What SFT and RL share. ``source`` names the file in every error."""
+    """The sections that SFT and RL share. ``source`` names the file in every error."""
 
     source: str = Field(default="<memory>", exclude=True)
     run: Run
@@ -148,13 +155,11 @@ class RunConfig(Section):
 
     @property
     def data_files(self) -> list[tuple[str, str]]:
-        """(setting, path) of every file that is read, the training file first."""
+        """(setting, path) of every data file that the run reads, the training file first."""
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
 
     def train_gpus(self) -> int:
-        """Devices of [cluster] that train. Raises ValueError where the mode of an RL run leaves
-        none.
-        """
+        """Count the GPUs of [cluster] that train. Raises ValueError when an RL run leaves none."""
         return self.cluster.num_gpus
 
     @property

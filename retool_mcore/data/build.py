@@ -1,14 +1,13 @@
-r"""Code-integrated traces from plain solutions: every calculation becomes a snippet that is run for
-real.
+r"""Code-integrated traces from plain solutions: every calculation becomes a snippet and runs.
 
 The source is GSM8K, whose solutions mark their calculations: ``48/2 = <<48/2=24>>24 clips``. The
-marked expression is cut out and becomes a call, the sandbox's output its result, and the text goes
-on after it. A trace survives when
+marked expression is cut out and becomes a call, the sandbox's output becomes its result, and the
+text goes on after it. A trace survives these stages:
 
 - source: the solution marks at least one calculation, and its marks are whole;
-- calculation: every snippet runs, and prints what the solution states, to the last digit it states;
-- format and answer: the two verifications of ``data.verify``; the answer is what the solution's own calculations or
-  words arrive at (``_reached``), so one that is at odds with its answer line fails.
+- calculation: every snippet runs and prints what the solution states, to the last stated digit;
+- format and answer: the two verifications of ``data.verify``. The answer is what the solution's own
+  calculations or words arrive at (``_reached``), so a solution at odds with its answer line fails.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 
 @dataclass(frozen=True)
 class Step:
-    """Text up to a calculation, its code, and the value that the solution states for it."""
+    """The text before a calculation, its code, and the value that the solution states for it."""
 
     text: str
     code: str
@@ -77,9 +76,7 @@ def parse_gsm8k(answer: str) -> Solution:
 
 
 def _code(expression: str) -> str:
-    """A snippet for an arithmetic expression of numbers; anything else in a mark is refused, not
-    run.
-    """
+    """A snippet for an arithmetic expression of numbers; anything else is refused, not run."""
     text = _LEADING_ZEROS.sub("", expression.strip())
     try:
         tree = ast.parse(text, mode="eval")
@@ -92,7 +89,7 @@ def _code(expression: str) -> str:
 
 
 def trace(question: str, solution: Solution, outputs: Sequence[str]) -> list[dict[str, Any]]:
-    """The messages of a solution with its outputs; it boxes what the text itself arrives at."""
+    """The messages of a solution with its outputs; the box holds the solution's own result."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": hermes_prompt(question)}]
     for step, output in zip(solution.steps, outputs, strict=True):
         call = tool_call(step.code)
@@ -103,11 +100,10 @@ def trace(question: str, solution: Solution, outputs: Sequence[str]) -> list[dic
 
 
 def _reached(solution: Solution) -> str:
-    """What the solution itself arrives at: its last calculation's value, or the last number it
-    names after that.
+    """The solution's own result: the value of its last calculation, or the last number after it.
 
-    Of the two the one that agrees with the answer line; where neither does, the trace boxes a wrong
-    answer and fails.
+    Of the two it is the one that agrees with the answer line. When neither agrees, the trace boxes
+    a wrong answer and fails.
     """
     last = f"{solution.steps[-1].stated:f}"
     named = [re.sub(r"[$,]", "", text) for text in _NUMBER_IN_TEXT.findall(solution.rest)][-1:]
@@ -115,7 +111,7 @@ def _reached(solution: Solution) -> str:
 
 
 def matches(output: str, stated: Decimal) -> bool:
-    """Is the output the stated value, rounded or cut off at its last digit?"""
+    """Whether the output, rounded or cut off at the stated value's last digit, is that value."""
     try:
         value = Decimal(output)
     except InvalidOperation:
@@ -126,15 +122,16 @@ def matches(output: str, stated: Decimal) -> bool:
 
 
 class Builder:
-    """Builds rows in a sandbox; the same snippet is run once."""
+    """Builds rows in a sandbox; equal snippets run once."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._outputs: dict[str, asyncio.Task[str]] = {}
 
     async def row(self, where: str, index: int, source: Mapping[str, Any]) -> dict[str, Any]:
-        """An SFT row with data_source, index and ground_truth. Raises Rejected, DataError,
-        SandboxUnavailable.
+        """An SFT row with data_source, index and ground_truth.
+
+        Raises Rejected, DataError, SandboxUnavailable.
         """
         question, answer = source.get("question"), source.get("answer")
         if not isinstance(question, str) or not isinstance(answer, str):
@@ -170,8 +167,9 @@ class Builder:
 async def build_gsm8k(
     rows: Sequence[tuple[str, Mapping[str, Any]]], sandbox: Sandbox, on_row: Callable[[], None] = lambda: None
 ) -> Report:
-    """Build all rows (where, {question, answer}), in order. Raises DataError when a row is of
-    another schema.
+    """Build all rows (where, {question, answer}), in order.
+
+    Raises DataError when a row has another schema.
     """
     builder = Builder(sandbox)
     slots = asyncio.Semaphore(ROWS_AT_ONCE)

@@ -1,9 +1,9 @@
-"""The one renderer: SFT rows and rollouts become the same tokens.
+"""The only renderer: it turns SFT rows and rollouts into the same tokens.
 
-A conversation is rendered once by the model's own chat template and cut where a rollout is cut:
-prompt, model turn, tool turn, model turn, ... Each piece is encoded alone, as in a rollout, where
-the model's tokens are never re-encoded. So training sees the token boundaries that sampling sees,
-also for tokenizers that would merge across a cut.
+The model's own chat template renders a conversation once, and the text is cut where a rollout is
+cut: prompt, model turn, tool turn, model turn, ... Each piece is encoded alone, as in a rollout,
+which never re-encodes the model's tokens. So training sees the token boundaries that sampling sees,
+even with tokenizers that would merge across a cut.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ Tool = Mapping[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
 # Markup that structures a hermes conversation whether or not the tokenizer has tokens for it.
 HERMES_MARKUP = (CALL_START, CALL_END, "<tool_response>", "</tool_response>")
-# The paper's inline form: written by the rollout between the model's tokens, cut where it cuts.
+# The paper's inline form: the rollout writes it between the model's tokens, and it is cut there.
 INTERPRETER_OUTPUT = re.compile(r"(?<=</code>)\s*<interpreter>.*?</interpreter>\n?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on what the model is
-    trained on.
-    """
+    """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on the trained tokens."""
 
     token_ids: list[int]
     loss_mask: list[int]
@@ -52,12 +50,13 @@ class ChatFormat:
     end_of_turn: str  # "<|im_end|>", one token
     end_of_turn_id: int
     specials: tuple[str, ...]  # tokens that no message may contain
-    markup: re.Pattern[str]  # what a tool's output must not be able to forge
+    markup: re.Pattern[str]  # markup that a tool's output must not be able to forge
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Read the tokenizer of a local model directory or hub name. Raises CheckpointError naming the
-    path.
+    """Read the tokenizer of a local model directory or hub name.
+
+    Raises CheckpointError naming the path.
     """
     from transformers import AutoTokenizer
 
@@ -76,11 +75,13 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
 
     loss_mask is 1 on assistant text, tool calls and the closing <|im_end|>, 0 on headers, system,
     user and tool turns, on <interpreter> spans inside an assistant turn, and on the line break
-    after <|im_end|>. Same ids as rendering turn by turn (``render_prompt``, the model's tokens,
-    ``tool_turn_ids``, ...); tests/numerics/test_chat.py holds that for every template style we
-    support. Raises DataError for a message that is neither text nor a tool call, that holds a
-    control token, or that the template renders differently once later messages follow (Qwen3 drops
-    the thinking of earlier user turns).
+    after <|im_end|>. The ids equal those of rendering turn by turn (``render_prompt``, the model's
+    tokens, ``tool_turn_ids``, ...); tests/numerics/test_chat.py checks this for every template
+    style that we support.
+
+    Raises DataError for a message that is neither text nor a tool call, that holds a control token,
+    or that the template renders differently once later messages follow (Qwen3 drops the thinking of
+    earlier user turns).
     """
     fmt = chat_format(tokenizer)
     messages = clean_messages(messages, fmt)
@@ -131,9 +132,7 @@ def _require_whole(message: Message, turn: str, index: int) -> None:
 def render_prompt(
     messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """Token ids [T] of a conversation up to and including the header of the assistant turn to be
-    sampled.
-    """
+    """Token ids [T] of a conversation, up to the header of the assistant turn to be sampled."""
     messages = clean_messages(messages, chat_format(tokenizer))
     if any(message["role"] == "assistant" for message in messages):
         raise DataError("a prompt holds no assistant turn; sampled turns are continued by their own token ids")
@@ -141,12 +140,11 @@ def render_prompt(
 
 
 def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[str]) -> list[int]:
-    """The tokens from the model's closing </tool_call> to the header of its next turn: <|im_end|>,
-    results, header.
+    """The tokens after the model's closing </tool_call>: <|im_end|>, results, next turn's header.
 
-    ``content`` is one interpreter output, or several for one turn. Derived from the template, so a
-    rollout has the tokens of the one-shot rendering. Markup inside the output is broken up
-    (``neutralise``): code cannot forge turns.
+    ``content`` is one interpreter output, or several for one turn. The tokens come from the chat
+    template, so a rollout has the tokens of the one-shot rendering. Markup inside an output is
+    broken up (``neutralise``), so code cannot forge turns.
     """
     fmt = chat_format(tokenizer)
     results = [content] if isinstance(content, str) else list(content)
@@ -159,17 +157,14 @@ def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[st
 
 
 def neutralise(content: str, fmt: ChatFormat) -> str:
-    """Break up turn and tool markup in a tool's output ("<|im_end|>" -> "< |im_end|>"); all else is
-    kept.
-    """
+    """Break up turn and tool markup in a tool's output: "<|im_end|>" becomes "< |im_end|>"."""
     text = content.encode("utf-8", "replace").decode("utf-8")  # lone surrogates, which tokenizers refuse
     return fmt.markup.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
 @lru_cache(maxsize=8)
 def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
-    """Find the template's turn ending and prove that turn-by-turn rendering equals one-shot
-    rendering for it.
+    """Find the template's turn ending and check that it renders tool calls and results as needed.
 
     Cached per tokenizer. Raises CheckpointError when the template cannot be used for tool
     conversations.
@@ -218,9 +213,7 @@ def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> 
 
 
 def clean_messages(messages: Sequence[Message], fmt: ChatFormat) -> list[dict[str, Any]]:
-    """Check messages and give them one form: nulls of columnar files dropped, call arguments as a
-    mapping.
-    """
+    """Check messages and unify them: drop nulls of columnar files, make call arguments mappings."""
     return [_clean_message(message, index, fmt) for index, message in enumerate(messages)]
 
 

@@ -1,9 +1,9 @@
-r"""ReTool's SFT data, raw or converted, into the parquet that training reads, in either protocol.
+r"""Turn ReTool's SFT data, raw or converted, into the parquet that training reads.
 
 Raw rows hold the whole trace in one assistant text: ``<code>\n```python ...\n```\n</code>``, its
 output in ``<interpreter>``, the end in ``<answer>``. Converted rows hold messages with tool calls.
-Both are read into the same trace, verified (format, then answer where the truth is known, then
-execution if asked for), and written in the protocol's form.
+Both are read into the same trace, verified (format, then answer if the truth is known, then
+execution if requested), and written in the form of either protocol.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FENCE = re.compile(r"\A\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL
 
 @dataclass(frozen=True)
 class Step:
-    """What is said before a call, its code, and the output shown for it."""
+    """The text before a call, its code, and the output shown for it."""
 
     text: str
     code: str
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """A conversation in neither protocol's form. ``prompt`` is the user's turn as it was found."""
+    """A conversation in no protocol's form. ``prompt`` is the user's turn as the data has it."""
 
     prompt: str
     steps: tuple[Step, ...]
@@ -91,9 +91,7 @@ def read_trace(messages: Any) -> Trace:
 
 
 def read_inline(text: str) -> tuple[tuple[Step, ...], str]:
-    """Steps and closing words of a raw trace. Raises Rejected("format") when its tags do not pair
-    up in order.
-    """
+    """Steps and closing words of a raw trace. Raises Rejected("format") for tags out of order."""
     steps: list[Step] = []
     pending: tuple[str, str] | None = None  # text and code that wait for their output
     start, opened, answers = 0, None, 0
@@ -165,9 +163,7 @@ def _json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Conversion:
-    """How rows are converted. ``truth`` names the column of the ground truth, "" where the data has
-    none.
-    """
+    """How rows are converted. ``truth`` names the column of the ground truth; "": there is none."""
 
     protocol: Protocol = "hermes"
     truth: str = ""
@@ -179,7 +175,7 @@ class Conversion:
         return tuple(stage for stage in STAGES if not skipped.get(stage))
 
     async def row(self, where: str, source: Mapping[str, Any]) -> dict[str, Any]:
-        """The converted row. Raises Rejected; DataError when a column is missing."""
+        """Convert one row. Raises Rejected, and DataError when a column is missing."""
         trace = read_trace(source["messages"])
         if problem := final_answer_problem(trace.final):
             raise Rejected("format", problem)
@@ -219,9 +215,7 @@ async def convert_sft(
     *,
     bad: Sequence[tuple[str, DataError]] = (),
 ) -> Report:
-    """Convert rows (where, {messages, ...}), in order; ``bad`` are rows (where, why) that could not
-    even be read.
-    """
+    """Convert rows (where, {messages, ...}), in order; ``bad`` are unreadable rows (where, why)."""
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = Report(conversion.stages)
     for where, error in bad:

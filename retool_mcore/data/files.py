@@ -1,6 +1,4 @@
-"""Reading and writing data files: every error names file, row and column; nothing half-written
-stays.
-"""
+"""Read and write data files. Errors name file, row and column; no half-written file stays."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ BATCH_ROWS = 512
 def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row number from 0, {column: value}) of a parquet file, a batch at a time.
 
-    Raises DataError when the file is missing, empty, half-written, no parquet, or lacks one of
+    Raises DataError when the file is missing, empty, half-written, not parquet, or lacks one of
     ``columns``.
     """
     index = 0
@@ -40,7 +38,7 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
                     index += 1
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}: not a whole parquet file: {_reason(error)}") from error
-    except OSError as error:  # also pyarrow's for corrupt pages
+    except OSError as error:  # pyarrow raises it for corrupt pages, too
         raise DataError(
             f"{path}: cannot be read{f' after row {index - 1}' if index else ''}: {_reason(error)}"
         ) from error
@@ -51,7 +49,7 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
 
 
 def column_names(path: str | os.PathLike[str]) -> list[str]:
-    """Names of a parquet file's columns. Raises DataError as ``read_rows``."""
+    """Names of a parquet file's columns. Raises DataError like ``read_rows``."""
     try:
         return list(pq.read_schema(path).names)
     except pa.ArrowInvalid as error:
@@ -63,10 +61,10 @@ def column_names(path: str | os.PathLike[str]) -> list[str]:
 def read_jsonl(
     path: str | os.PathLike[str], on_bad: Callable[[str, DataError], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, object) of a JSON-lines file; blank lines are passed over.
+    """Yield (line number from 1, object) of a JSON-lines file; blank lines are skipped.
 
-    Raises DataError for a missing file, invalid UTF-8, a line that is no JSON object. ``on_bad`` is
-    given bad lines (where, what is wrong) instead, and reading goes on.
+    Raises DataError for a missing file, invalid UTF-8, or a line that is no JSON object. When
+    ``on_bad`` is given, bad lines go to it (where, what is wrong) instead, and reading goes on.
     """
     try:
         with open(path, "rb") as file:
@@ -89,11 +87,11 @@ def read_jsonl(
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-        if b"\\u" in line:  # an escape is the one way to half a surrogate pair, which no file of ours can hold
+        if b"\\u" in line:  # only an escape can make half a surrogate pair, which our files cannot hold
             json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: a text holds {error.object[error.start]!r}, half a character") from error
-    except (ValueError, RecursionError) as error:  # JSON that is none, UTF-8 that is none, endless digits or brackets
+    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, endless digits or brackets
         raise DataError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: {type(row).__name__}, not an object")
@@ -116,7 +114,7 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]])
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """``run.folder.replacing``. Raises DataError where it cannot be written."""
+    """Like ``run.folder.replacing``, but raises DataError when the file cannot be written."""
     try:
         with folder.replacing(path) as draft:
             yield draft

@@ -1,6 +1,4 @@
-"""What is wrong with data files before anyone trains on them: repeats, leaks, answers, lengths,
-loss masks.
-"""
+"""Check data files before training: repeats, leaks, answers, lengths and loss masks."""
 
 from __future__ import annotations
 
@@ -26,16 +24,17 @@ from retool_mcore.reward.answer import truth_parses
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-NGRAM_WORDS = 13  # the usual length for telling copied text from common phrases
+NGRAM_WORDS = 13  # the usual length to tell copied text from common phrases
 HISTOGRAM_QUANTILES = (0, 0.1, 0.5, 0.9, 0.99, 1)
-MAX_OVERLAP = 0.1  # of the validation problems; above it training is refused
+MAX_OVERLAP = 0.1  # of the validation problems; above it training refuses to start
 _WORDS = re.compile(r"[^\W_]+", re.UNICODE)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One SFT row (messages, tools) or RL row (prompt, truth). ``problem`` is the user's words
-    without instructions.
+    """One SFT row (messages, tools) or RL row (prompt, truth).
+
+    ``problem`` is what the user says, without instructions.
     """
 
     where: str
@@ -48,7 +47,7 @@ class Row:
 
 @dataclass
 class FileLint:
-    """Findings on one file; ``errors`` are what must not be trained on."""
+    """Findings on one file; files with ``errors`` must not be trained on."""
 
     source: str
     problems: list[str] = field(default_factory=list)
@@ -59,7 +58,7 @@ class FileLint:
 
 
 def read_problem_rows(source: str) -> Iterator[Row]:
-    """Rows of an SFT file, an RL file or a plain file of problems, told by their columns.
+    """Rows of an SFT file, an RL file or a plain file of problems, recognised by their columns.
 
     Raises DataError naming file, row and column.
     """
@@ -74,8 +73,8 @@ def read_problem_rows(source: str) -> Iterator[Row]:
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
             name = "messages" if is_sft else "prompt"
             raise DataError(f"{where}, column {name}: {type(turns).__name__}, not a list of messages")
-        # # An SFT row opens with its problem; an RL prompt ends in it, and may show solved examples
-        # before.
+        # An SFT row opens with its problem. An RL prompt ends with it and may show solved examples
+        # first.
         users = [turn.get("content") for turn in turns if turn.get("role") == "user"]
         user = users[0 if is_sft else -1] if users else None
         if not isinstance(user, str):
@@ -87,7 +86,7 @@ def read_problem_rows(source: str) -> Iterator[Row]:
 
 
 def lint_file(source: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None) -> FileLint:
-    """All checks of one file; lengths need a tokenizer."""
+    """Run all checks on one file; the check of lengths needs a tokenizer."""
     lint = FileLint(source)
     for row in read_problem_rows(source):
         lint.problems.append(row.problem)
@@ -142,7 +141,7 @@ def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:
 
 
 def histogram(lengths: np.ndarray) -> list[str]:
-    """Lines of a histogram whose bins double, each with its rows and a bar."""
+    """Lines of a histogram with doubling bins, each line with its row count and a bar."""
     tops = np.maximum(np.ceil(np.log2(np.maximum(lengths, 1))).astype(int), 0)
     counts = {top: int((tops == top).sum()) for top in range(tops.min(), tops.max() + 1)}
     most = max(counts.values())
@@ -151,8 +150,9 @@ def histogram(lengths: np.ndarray) -> list[str]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many of ``total`` problems of ``second`` are in ``first``: the same text, or a shared
-    13-gram of words.
+    """How many of the ``total`` problems of ``second`` are also in ``first``.
+
+    ``same`` counts equal texts, ``ngram`` problems that share a 13-gram of words.
     """
 
     first: str
@@ -178,25 +178,24 @@ def overlap(first: Sequence[str], second: Sequence[str], names: tuple[str, str])
 
 
 def ngrams(problem: str) -> set[int]:
-    """Hashes of all runs of 13 words; of the whole text where it has fewer."""
+    """Hashes of all runs of 13 words, or of the whole text if it has fewer words."""
     words = [word.casefold() for word in _WORDS.findall(problem)]
     last = max(len(words) - NGRAM_WORDS, 0)
     return {hash(tuple(words[start : start + NGRAM_WORDS])) for start in range(last + 1)}
 
 
 def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:
-    """Every pair of files, the later one against the earlier."""
+    """The overlap of every pair of files, the later file against the earlier one."""
     return [overlap(a.problems, b.problems, (a.source, b.source)) for a, b in combinations(lints, 2)]
 
 
 def require_disjoint(train_file: str, val_file: str) -> None:
-    """Raise DataError when more than a tenth of the validation problems are training problems, by
-    their text.
+    """Raise DataError when over a tenth of the validation problems are training problems, by text.
 
-    Cheap: the files are read once, and nothing is tokenized.
+    This is cheap: the files are read once, and nothing is tokenized.
     """
     for path in (train_file, val_file):
-        if not Path(path).is_file():  # what training reads is here, and never fetched from a hub
+        if not Path(path).is_file():  # training reads local files and fetches none from a hub
             raise DataError(f"{path}: cannot be read: there is no such file")
     train = {normalised(row.problem) for row in read_problem_rows(train_file)}
     shared = [normalised(row.problem) in train for row in read_problem_rows(val_file)]

@@ -1,11 +1,11 @@
-"""How problems are put to the model, in either protocol."""
+"""How a problem is put to the model, in either protocol."""
 
 from __future__ import annotations
 
 ANSWER_FORMAT = "Put your final answer within \\boxed{}."
 
-# # The paper's inline form. In ReTool's own data the problem follows this mark, after an
-# instruction like ours.
+# The paper's inline form. In ReTool's own data the problem follows this mark, after an instruction
+# like ours.
 QUESTION_MARK = "*user question:*"
 RETOOL_INSTRUCTION = """Solve the problem step by step. You may write Python code where it helps: it is run, and \
 what it prints is given back to you. Write each piece of code as a complete script in the form
@@ -21,14 +21,15 @@ Its output follows as <interpreter>...</interpreter>. End with the answer in the
 
 
 def hermes_prompt(problem: str) -> str:
-    """The user's turn: the problem and the line that asks for a box; the line is not added twice."""
+    """The user's turn: the problem and, unless it mentions one, the line that asks for a box."""
     problem = problem.strip()
     return problem if "\\boxed" in problem else f"{problem}\n{ANSWER_FORMAT}"
 
 
 def retool_prompt(problem: str) -> str:
-    """The user's turn of the inline form, as the rollout writes it; one that has its instruction is
-    kept.
+    """The user's turn of the inline form, as the rollout writes it.
+
+    A turn that already has its instruction stays as it is.
     """
     if QUESTION_MARK in problem:
         return problem
@@ -36,6 +37,6 @@ def retool_prompt(problem: str) -> str:
 
 
 def plain_problem(content: str) -> str:
-    """The problem in a user's turn of either form."""
+    """The problem alone, from a user's turn of either form."""
     problem = content.rpartition(QUESTION_MARK)[2] if QUESTION_MARK in content else content
     return problem.strip().removesuffix(ANSWER_FORMAT).strip()

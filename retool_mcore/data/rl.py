@@ -1,7 +1,7 @@
-r"""RL problems from the data sets in use, into verl's schema, each problem once.
+r"""Convert RL problems of common data sets into verl's schema, each problem once.
 
-DAPO-Math-17k is 1.79 million rows that are about 17 thousand problems, each about a hundred times:
-rows are read one by one and only new problems are kept.
+DAPO-Math-17k has 1.79 million rows: about 17 thousand problems, each about a hundred times. So rows
+are read one by one, and only new problems are kept.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from retool_mcore.reward.answer import truth_parses
 
 # Question and answer columns of plain rows: AIME_2024, aime_2025, GSM8K, and files of our own.
 COLUMNS = (("problem", "answer"), ("Problem", "Answer"), ("question", "answer"), ("input", "output"))
-# DAPO's instruction asks for another answer format than ours, so the problem is taken out of it.
+# DAPO's instruction asks for another answer format than ours, so only its problem is kept.
 _DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
 _DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.\s*\Z")
 _GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
 
 Outcome = Literal["kept", "duplicate", "conflict", "unreadable truth", "too long", "bad row"]
 SPLITS = ("train", "test", "val", "validation", "dev")
-MAX_PROBLEM_CHARS = 100_000  # nothing longer is a problem; a book that slipped in, or a broken export
-SHOWN_CHARS = 2000  # of a reject
+MAX_PROBLEM_CHARS = 100_000  # anything longer is no problem but a stray book or a broken export
+SHOWN_CHARS = 2000  # of the texts of a reject
 RARE: Mapping[Outcome, str] = {
     "too long": f"problems of more than {MAX_PROBLEM_CHARS} characters",
     "bad row": "rows that cannot be read",
@@ -39,7 +39,7 @@ RARE: Mapping[Outcome, str] = {
 
 @dataclass
 class RlReport:
-    """The rows, the counts of all outcomes, and what was left out other than plain repeats."""
+    """The rows, the count of each outcome, and all rejects except plain repeats."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
@@ -57,7 +57,7 @@ class RlReport:
         ]
 
     def bad_row(self, where: str, error: DataError) -> None:
-        """Count a row that cannot be read as a reject."""
+        """Record an unreadable row as a reject."""
         self.counts["bad row"] += 1
         self.rejects.append({"where": where, "reason": f"bad row: {error}"})
 
@@ -70,10 +70,10 @@ def convert_rl(
     report: RlReport | None = None,
     reject_bad: bool = False,
 ) -> RlReport:
-    """Rows (where, row) of any known schema into verl's, deduplicated by normalised text.
+    """Convert rows (where, row) of any known schema into verl's, deduplicated by normalised text.
 
-    ``report`` may hold what was rejected in reading. Raises DataError when nothing is left, and
-    when a row is of no known schema, which ``reject_bad`` makes a reject.
+    ``report`` may already hold rejects from reading the file. Raises DataError when no row is left,
+    and when a row has no known schema; with ``reject_bad`` such a row becomes a reject.
     """
     report = report or RlReport()
     seen: dict[str, str] = {}
@@ -117,7 +117,7 @@ def rl_row(problem: str, truth: str, data_source: str, split: str, index: int) -
 
 
 def read_problem(row: Mapping[str, Any], where: str) -> tuple[str, str]:
-    """Problem and ground truth of a row. Raises DataError naming where it stands and the column."""
+    """Problem and ground truth of a row. DataError names the row and the column."""
     if "prompt" in row and "reward_model" in row:
         problem, truth = _of_verl(row, where)
     else:
@@ -135,8 +135,9 @@ def read_problem(row: Mapping[str, Any], where: str) -> tuple[str, str]:
 
 
 def truth_text(truth: Any, where: str) -> str:
-    """A ground truth as text; a number is written out, 12345678.0 as 12345678. Raises DataError for
-    anything else.
+    """A ground truth as text. Numbers are written out: 12345678.0 becomes 12345678.
+
+    Raises DataError for anything that is neither text nor number.
     """
     if isinstance(truth, float) and math.isfinite(truth):
         truth = int(truth) if truth.is_integer() else repr(truth)
@@ -163,7 +164,7 @@ def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, str]:
 
 
 def name_and_split(source: str) -> tuple[str, str]:
-    """data_source and split that a path or hub name tells: "gsm8k" and "test" of gsm8k/test.jsonl."""
+    """data_source and split from a path or hub name: gsm8k/test.jsonl gives "gsm8k" and "test"."""
     path = Path(source)
     stem = path.stem if path.suffix in ENDINGS else path.name
     if stem not in SPLITS:
@@ -172,7 +173,5 @@ def name_and_split(source: str) -> tuple[str, str]:
 
 
 def normalised(problem: str) -> str:
-    """A problem's text for comparing: compatibility forms, case, spacing and dollar signs do not
-    count.
-    """
+    """A problem's text for comparison, without case, spacing, dollar signs or Unicode variants."""
     return re.sub(r"[\s$]+", "", unicodedata.normalize("NFKC", problem)).casefold()

@@ -1,4 +1,4 @@
-"""RL prompts in verl's schema, checked before a process group is started for them."""
+"""Check RL prompts in verl's schema before a process group starts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from retool_mcore.data.rl import truth_text
 from retool_mcore.errors import DataError
 
 COLUMNS = ("data_source", "prompt", "reward_model")  # extra_info may be missing
-AGENT_COLUMN = "agent_name"  # verl's: which of its agent loops a row asks for
+AGENT_COLUMN = "agent_name"  # verl's column that names the agent loop for a row
 
 Renderer = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]  # messages -> token ids [T] of the prompt
 
 
 def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
-    """Every prompt of the training and validation files renders, fits the budget and has a truth to
-    be judged by.
+    """Check that every prompt of all data files renders, fits the budget and has a ground truth.
 
-    ``render`` is the rollout's own (``Protocol.prompt_ids``). Returns what the user should know of
-    the files, a sentence each. Raises DataError with file, row and column; also when validation
-    problems are trained on without leave.
+    ``render`` is the rollout's own (``Protocol.prompt_ids``). Returns notes on the files for the
+    user, one sentence each. Raises DataError with file, row and column, and also when training and
+    validation problems overlap without data.allow_overlap.
     """
     train, held_out = config.data.train_file, config.validation.files
     rows = {path: _check_file(path, config, render) for path in (train, *held_out)}
@@ -37,10 +36,10 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
 
 
 def messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The turns of a row's prompt, without the nulls that a column gives to all for a key that some
-    have.
+    """The turns of a row's prompt, without nulls.
 
-    Raises DataError when it is no list of turns.
+    A parquet column gives every turn a key that only some turns have. Raises DataError when the
+    prompt is no list of turns.
     """
     if not isinstance(prompt, list) or not prompt or not all(isinstance(turn, dict) for turn in prompt):
         raise DataError(f"{prompt!r:.80} is no list of messages")
@@ -55,7 +54,7 @@ def truth_of(reward_model: Any) -> str:
 
 
 def _check_file(path: str, config: RlConfig, render: Renderer) -> int:
-    """The number of rows of one file, all of them fit to be trained on."""
+    """Check every row of one file and return the number of rows."""
     longest = config.data.max_prompt_tokens
     count = 0
     for index, row in read_rows(path, COLUMNS):

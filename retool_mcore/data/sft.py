@@ -1,5 +1,6 @@
-"""SFT rows from parquet, tokenized once, dealt into batches that are a pure function of (seed,
-step).
+"""SFT rows from parquet, tokenized once and dealt into batches.
+
+A batch is a pure function of (seed, step).
 """
 
 from __future__ import annotations
@@ -19,18 +20,16 @@ from retool_mcore.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MAX_TOKEN_CHARS = 1024  # no tokenizer has a longer token; a run of spaces may be one of a hundred
+MAX_TOKEN_CHARS = 1024  # no tokenizer has longer tokens; a run of a hundred spaces may be one token
 
 
 @dataclass(frozen=True)
 class SftDataset:
-    """Tokenized conversations of one file. ``too_long`` rows were over the budget and left out,
-    never cut.
-    """
+    """Tokenized conversations of one file. Rows over the budget are left out, never cut."""
 
     source: str
     examples: tuple[Rendered, ...]
-    too_long: tuple[int, ...]  # row numbers, from 0
+    too_long: tuple[int, ...]  # numbers of the rows left out, from 0
 
     @property
     def num_tokens(self) -> int:
@@ -47,11 +46,10 @@ class SftDataset:
 
 
 def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: int) -> SftDataset:
-    """Read and tokenize a parquet file of rows {messages, tools}; ``tools`` may be null (a
-    text-only row).
+    """Read and tokenize a parquet file of rows {messages, tools}.
 
-    Raises DataError with file, row and column for anything that is not of that schema, and when no
-    row fits.
+    ``tools`` is null in a text-only row. Raises DataError with file, row and column for a row of
+    another schema, and when no row fits the budget.
     """
     examples: list[Rendered] = []
     too_long: list[int] = []
@@ -62,7 +60,7 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
             raise DataError(f"{where}, column messages: {type(messages).__name__}, not a list of messages")
         tools = parse_tools(row["tools"], where)
         if sum(len(str(message.get("content"))) for message in messages) > max_length_tokens * MAX_TOKEN_CHARS:
-            too_long.append(index)  # without tokenizing a hundred megabytes first
+            too_long.append(index)  # decided without tokenizing a hundred megabytes
             continue
         try:
             rendered = render(messages, tools, tokenizer)
@@ -82,8 +80,9 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
 
 
 def parse_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """The ``tools`` column: a list of schemas, the same as a JSON string, or null. Nulls of unified
-    structs go.
+    """Read the ``tools`` column: a list of schemas, the same list as a JSON string, or null.
+
+    Nulls that parquet adds to unify structs are dropped.
     """
     if isinstance(value, str):
         try:
@@ -109,11 +108,11 @@ def _without_nulls(value: Any) -> Any:
 class PackedBatches:
     """The batches of one data-parallel rank; the only state is the step number.
 
-    The stream is epoch after epoch, each in an order of its own drawn from (seed, epoch). Step s
+    The stream of rows is epoch after epoch, each in its own order, drawn from (seed, epoch). A step
     takes the next ``global_batch`` rows of the stream, whatever dp_size is, and deals them to the
-    ranks: equally many each, at costs as equal as a greedy deal makes them. The cost is tokens,
-    plus attention where ``hidden_size`` is given. A rank's share is packed into micro-batches,
-    without attention across sequences and balanced by cost too, by verl's engine.
+    ranks: the same number of rows to each, with costs as equal as a greedy deal makes them. The
+    cost is the number of tokens, plus attention if ``hidden_size`` is given. verl's engine packs a
+    rank's share into micro-batches, also balanced by cost, without attention across sequences.
     """
 
     examples: Sequence[Rendered]
@@ -147,7 +146,7 @@ class PackedBatches:
         return [int(orders[position // total][position % total]) for position in wanted]
 
     def from_step(self, step: int) -> Iterator[list[Rendered]]:
-        """Endless batches, starting with that of ``step``."""
+        """Yield batches without end, starting at ``step``."""
         while True:
             yield self(step)
             step += 1
@@ -155,23 +154,24 @@ class PackedBatches:
     def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
             return np.arange(len(self.examples))
-        # RandomState: its stream is frozen by numpy's compatibility policy, Generator's is not.
+        # RandomState, because numpy's compatibility policy freezes its stream, but not Generator's.
         bits = np.random.MT19937(np.random.SeedSequence((self.seed, epoch)))
         return np.random.RandomState(bits).permutation(len(self.examples))
 
 
 def cost(num_tokens: int, hidden_size: int | None = None) -> float:
-    """Compute of one sequence, in tokens of a short one.
+    """Compute of one sequence, in units of one token of a short sequence.
 
-    A layer costs a token 24 h^2 in its matrices and 2 h T in causal attention over T tokens
-    (forward, h hidden size): attention is as dear as the rest at T = 12 h.
+    In the forward pass of one layer with hidden size h, a token costs 24 h^2 in the matrices and
+    2 h T in causal attention over T tokens. So attention costs as much as the rest at T = 12 h.
     """
     return num_tokens if hidden_size is None else num_tokens * (1 + num_tokens / (12 * hidden_size))
 
 
 def deal(costs: Sequence[float], num_ranks: int) -> list[list[int]]:
-    """Deal positions to ranks, equally many each: the dearest first, always to the cheapest rank
-    with room left.
+    """Deal positions to ranks, the same number to each.
+
+    The costliest sequence goes first, always to the rank with the lowest load that has room left.
     """
     room = len(costs) // num_ranks
     assert room * num_ranks == len(costs), f"{len(costs)} sequences do not divide over {num_ranks} ranks"

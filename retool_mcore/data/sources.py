@@ -1,6 +1,4 @@
-"""Rows from a file, a folder of files, or a data set's hub name: parquet or JSON lines, told by the
-name's ending.
-"""
+"""Rows from a file, a folder of files or a data set on the hub, in parquet or JSON lines."""
 
 from __future__ import annotations
 
@@ -19,11 +17,10 @@ OnBad = Callable[[str, DataError], None]
 
 
 def source_files(source: str, split: str | None = None) -> list[Path]:
-    """The data files behind a path or hub name, in order of name; those whose name holds ``split``
-    if it is given.
+    """The data files behind a path or hub name, sorted by name.
 
-    A hub name ("owner/name") is downloaded once into the hub's cache. Raises DataError when there
-    is nothing to read.
+    With ``split``, only files whose path holds it. A hub name ("owner/name") is downloaded once
+    into the hub's cache. Raises DataError when there is nothing to read.
     """
     path = Path(source)
     if path.is_file():
@@ -48,11 +45,10 @@ def read_source(
     limit: int | None = None,
     on_bad: OnBad | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where it stands, row) over all files of a source. Raises DataError naming file, row
-    and column.
+    """Yield (where, row) over all files of a source; ``where`` names the file and the row or line.
 
-    ``on_bad`` is given the lines that cannot be read instead (where, what is wrong), and reading
-    goes on.
+    Raises DataError naming file, row and column. When ``on_bad`` is given, unreadable lines go to
+    it (where, what is wrong) instead, and reading goes on.
     """
     yield from itertools.islice(_read_files(source, required, split, on_bad), limit)
 

@@ -1,9 +1,8 @@
-"""The quickstart's model: a Qwen2 architecture of under a million parameters, its tokenizer and its
-chat template.
+"""The quickstart's model: a Qwen2 of under a million parameters, its tokenizer and chat template.
 
-Random weights; Qwen2's tokenizer class with a byte-level BPE trained on the spot on the task's own
-words, so each of them is one token. Digits stay single, as Qwen2 splits them; any other text still
-encodes, byte by byte.
+The weights are random. The tokenizer has Qwen2's class, with a byte-level BPE trained on the spot
+on the task's own words, so each word is one token. Digits stay single, as Qwen2 splits them; any
+other text still encodes, byte by byte.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 CONTROL_TOKENS = END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# # Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; 256 needs no padding
+# Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; 256 needs no padding
 # at tp = 1 and 2.
 VOCAB_MULTIPLE = 256
 MAX_MODEL_TOKENS = 1024
@@ -36,10 +35,10 @@ MODEL_SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rms_norm_eps": 1e-6,
 }
-ROPE_THETA = 100.0  # short conversations: high frequencies are what tells neighbouring digits apart
-INITIALIZER_RANGE = 0.06  # with 0.02 copying digits is learnt a hundred steps later, or not at all
+ROPE_THETA = 100.0  # conversations are short, and high frequencies tell neighbouring digits apart
+INITIALIZER_RANGE = 0.06  # with 0.02 the model learns to copy digits a hundred steps later, or never
 
-# # Turns and tool calls as Qwen2.5 lays them out; the tools are introduced by their signatures,
+# Turns and tool calls as in Qwen2.5's template, but tools are introduced by their signatures,
 # which is shorter.
 CHAT_TEMPLATE = """\
 {%- set first = messages[0] -%}
@@ -78,34 +77,36 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(rows: Iterable[Mapping[str, Any]]) -> PreTrainedTokenizerBase:
-    """Train the tokenizer on SFT rows {messages, tools}. Digits never merge, so it does not depend
-    on the numbers.
+    """Train the tokenizer on SFT rows {messages, tools}.
+
+    Digits never merge, so it does not depend on the numbers.
     """
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
-    # # Qwen2's own class: loading a directory whose config says qwen2 gives it whatever
-    # tokenizer_config.json names.
+    # This is Qwen2's own class, because loading a directory whose config says qwen2 gives that
+    # class, whatever tokenizer_config.json names.
     blank = Qwen2Tokenizer(eos_token=END_OF_TURN, pad_token=END_OF_TEXT, model_max_length=MAX_MODEL_TOKENS)
     blank.chat_template = CHAT_TEMPLATE
     texts = [str(blank.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)) for row in rows]
     markup = re.compile("|".join(re.escape(token) for token in (*CONTROL_TOKENS, *TOOL_MARKS)))
     tokenizer = blank.train_new_from_iterator(
         [[piece for text in texts for piece in markup.split(text)]],
-        vocab_size=8192,  # never reached: merging ends when every word is one token
+        vocab_size=8192,  # never reached: merging stops when every word is one token
         min_frequency=1,
         new_special_tokens=list(CONTROL_TOKENS),
         show_progress=False,
     )
-    # Not special, as in Qwen2.5: decoding with skip_special_tokens keeps them.
+    # Not special, as in Qwen2.5, so decoding with skip_special_tokens keeps them.
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
-    tokenizer.chat_template = CHAT_TEMPLATE  # training does not carry it over
+    tokenizer.chat_template = CHAT_TEMPLATE  # train_new_from_iterator does not carry it over
     return tokenizer
 
 
 def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-    """Write a Qwen2ForCausalLM with weights drawn from ``seed`` (float32), its tokenizer and
-    generation settings.
+    """Write a Qwen2ForCausalLM with its tokenizer and generation settings.
+
+    ``seed`` draws the float32 weights.
     """
     from safetensors.torch import save_file
     from transformers import GenerationConfig, Qwen2Config
@@ -130,11 +131,10 @@ def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) 
 
 
 def _random_weights(config: Qwen2Config, seed: int) -> dict[str, torch.Tensor]:
-    """Qwen2's weights by name, initialised as transformers does: matrices normal, biases 0, norms
-    1.
+    """Qwen2's weights by name, initialised as in transformers: normal matrices, biases 0, norms 1.
 
-    Written out, because importing transformers' Qwen2 modules pulls in torchvision, whose wheel
-    needs CUDA's libraries.
+    They are written out here because importing transformers' Qwen2 modules pulls in torchvision,
+    whose wheel needs CUDA's libraries.
     """
     import torch
 

@@ -1,14 +1,14 @@
 """The quickstart's task: generated arithmetic word problems in the schema of ReTool's data.
 
-A problem has three-digit operands and a six-digit answer, out of reach of mental arithmetic for a
-tiny model and one line of Python with a tool. Widths are fixed because a tiny model learns to copy
-digits of fixed width in a hundred steps and of varying width in thousands.
+A problem has three-digit operands and a six-digit answer: beyond a tiny model's mental arithmetic,
+but one line of Python with a tool. Widths are fixed because a tiny model learns to copy numbers of
+fixed width in a hundred steps, and of varying width in thousands.
 
-SFT rows are of two sorts. Tool traces: problem, code call, interpreter output, boxed answer; in a
-stated fraction of them the code has a plausible wrong habit (an inclusive range without its last
-number, a dropped operand), and output and boxed answer are what that code gives. Text traces: no
-tools offered, the right answer boxed at once, so that the text-only baseline has been taught format
-and truth. RL with the tool can learn to prefer the right habit.
+There are two sorts of SFT rows. A tool trace holds problem, code call, interpreter output and boxed
+answer. In a set fraction of tool traces the code has a plausible wrong habit (an inclusive range
+without its last number, a dropped operand), and output and boxed answer are what that code gives. A
+text trace offers no tools and boxes the right answer at once, so that the text-only baseline has
+been taught format and truth. RL with the tool can learn to prefer the right habit.
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ log = logging.getLogger(__name__)
 
 DATA_SOURCE = "retool_mcore/arithmetic"
 SYSTEM_PROMPT = "Solve the problem. Put the answer in \\boxed{}."
-FORMAT_VERSION = 2  # raise it when the same seed would give other files
+FORMAT_VERSION = 2  # raise it when a change makes the same seed give other files
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of problems over operands a, b, c of three digits each; ``right`` and ``wrong`` are
-    its codes.
-    """
+    """A family of problems over three-digit operands a, b, c, with its right and wrong code."""
 
     name: str
     question: str
@@ -48,7 +46,7 @@ class Kind:
     wrong: str
     answer: Callable[[int, int, int], int]
     wrong_answer: Callable[[int, int, int], int]
-    ranges: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # inclusive; c is (0, 0) where there is none
+    ranges: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # inclusive; c is (0, 0) if there is none
 
 
 def _range_sum(first: int, last: int, step: int = 1) -> int:
@@ -98,7 +96,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """Sizes are rows. The splits share no problem."""
+    """Sizes of the splits in rows. The splits share no problem."""
 
     sft_train: int = 6400
     sft_val: int = 256
@@ -110,7 +108,7 @@ class TaskSpec:
 
 
 def problems(seed: int) -> Iterator[Problem]:
-    """Endless distinct problems, the kinds in turn; the numbers depend on the seed alone."""
+    """Yield distinct problems without end, kind by kind in turn; only the seed sets the numbers."""
     draw = random.Random(f"{DATA_SOURCE} {FORMAT_VERSION} {seed}")
     seen: set[str] = set()
     while True:
@@ -136,7 +134,7 @@ def prompt_messages(question: str) -> list[dict[str, str]]:
 
 
 def tool_trace(problem: Problem, wrong: bool) -> dict[str, Any]:
-    """An SFT row {messages, tools}: the code, what it prints, and the answer read off the output."""
+    """An SFT row {messages, tools}: the code, its output, and the answer read off the output."""
     code, output = (problem.wrong_code, problem.wrong_answer) if wrong else (problem.right_code, problem.answer)
     call = tool_call(code)
     messages = [
@@ -166,7 +164,7 @@ def rl_row(problem: Problem, split: str, index: int) -> dict[str, Any]:
 
 
 def tokenizer_rows() -> list[dict[str, Any]]:
-    """One row of each kind and sort: all fixed text of the task."""
+    """One row of each kind and sort, which together hold all fixed text of the task."""
     stream = problems(seed=0)
     sample = [next(stream) for _ in KINDS]
     return [
@@ -177,7 +175,7 @@ def tokenizer_rows() -> list[dict[str, Any]]:
 
 
 def sft_rows(stream: Iterator[Problem], count: int, spec: TaskSpec, draw: random.Random) -> list[dict[str, Any]]:
-    """``count`` SFT rows of the sorts and in the proportions of ``spec``, in random order."""
+    """``count`` SFT rows in random order; the sorts are in the proportions of ``spec``."""
     num_text = round(count * spec.text_fraction)
     num_wrong = round((count - num_text) * spec.wrong_fraction)
     sorts = ["text"] * num_text + ["wrong"] * num_wrong + ["right"] * (count - num_text - num_wrong)
@@ -187,12 +185,12 @@ def sft_rows(stream: Iterator[Problem], count: int, spec: TaskSpec, draw: random
 
 
 def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None) -> bool:
-    """Write the task of ``seed``: model/, sft_{train,val}.parquet, rl_{train,val}.parquet,
-    eval.parquet, manifest.json.
+    """Write the task of ``seed``: a model, SFT, RL and evaluation data, and a manifest.
 
-    The manifest comes last and holds every file's hash: what has one is whole. Returns False, and
-    writes nothing, when it is there for the same seed and sizes and the files still match it.
-    Raises DataError when nothing can be written.
+    The files are model/, sft_{train,val}.parquet, rl_{train,val}.parquet, eval.parquet and
+    manifest.json. The manifest is written last and holds every file's hash, so a task with a
+    manifest is whole. Returns False, and writes nothing, when there is a manifest of the same seed
+    and sizes and the files match it. Raises DataError when the task cannot be written.
     """
     directory, spec = Path(directory), spec or TaskSpec()
     identity = {"format": FORMAT_VERSION, "seed": seed, "sizes": asdict(spec)}

@@ -1,4 +1,4 @@
-"""The one tool: its name, what a chat template is told of it, and how a call of it is written."""
+"""The only tool: its name, its schema for chat templates, and how a call is written."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ CODE_START, CODE_END = "<code>", "</code>"  # the paper's own form: Python betwe
 
 
 def tool_call(code: str) -> dict[str, Any]:
-    """A call as a message's ``tool_calls`` holds it, which a chat template writes out."""
+    """A call in the form of a message's ``tool_calls``, which a chat template writes out."""
     return {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": code}}}

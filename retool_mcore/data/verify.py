@@ -1,8 +1,7 @@
-"""The paper's two verifications of built data: the trace has the right form, and it ends in the
-right answer.
+"""The paper's two verifications of built data: a trace's form, and its final answer.
 
-Also what every conversion reports: the rows that survived, and each reject with the stage and the
-reason.
+The report of every conversion is here, too: the rows that survived, and each reject with its stage
+and reason.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Stage = Literal["source", "calculation", "format", "answer", "execution"]
 
 
 class Rejected(Exception):
-    """A row that did not survive, with the stage and the reason."""
+    """A row did not survive; holds the stage and the reason."""
 
     def __init__(self, stage: Stage, reason: str) -> None:
         super().__init__(f"{stage}: {reason}")
@@ -30,7 +29,7 @@ class Rejected(Exception):
 
 @dataclass
 class Report:
-    """Rows that survived, and rejects {where, stage, reason, ...}, over the stages in their order."""
+    """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}."""
 
     stages: tuple[Stage, ...]
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -44,7 +43,7 @@ class Report:
         self.rejects.append({"where": where, "stage": rejected.stage, "reason": rejected.reason, **source})
 
     def lines(self) -> list[str]:
-        """The counts, stage by stage, for people."""
+        """The counts stage by stage, as lines for people."""
         left = len(self.rows) + len(self.rejects)
         lines = [f"{left} rows"]
         counts = Counter(reject["stage"] for reject in self.rejects)
@@ -57,9 +56,9 @@ class Report:
 def format_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
     """What is wrong with the form of a trace, or None.
 
-    Right is: a system turn or none, one user turn, then assistant turns with calls, each followed
-    by as many results, and at the end one assistant turn without calls. Only that turn holds an
-    answer, one, and no turn holds markup as text.
+    The right form is: at most one system turn, one user turn, then assistant turns with calls, each
+    followed by one result per call, and at the end one assistant turn without calls. Only the last
+    turn gives an answer, and only one. No assistant turn holds markup as text.
     """
     turns = list(messages)
     if turns and turns[0]["role"] == "system":
@@ -88,8 +87,9 @@ def format_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def final_answer_problem(text: str) -> str | None:
-    """What is wrong with the closing words of a trace, or None: they give one answer, though it may
-    be repeated.
+    """What is wrong with the closing words of a trace, or None.
+
+    They must give one answer, which may be repeated.
     """
     if last_answer(text) is None:
         return "its last turn gives no answer"
@@ -98,8 +98,9 @@ def final_answer_problem(text: str) -> str | None:
 
 
 def answer_problem(messages: Sequence[Mapping[str, Any]], truth: str) -> str | None:
-    """What is wrong with the answer of a trace of the right form, or None. Equivalence, not
-    equality of text.
+    """What is wrong with the answer of a trace of the right form, or None.
+
+    The answer must be equivalent to ``truth``, not the same text.
     """
     answer = last_answer(messages[-1]["content"])
     if answer is None:

@@ -1,4 +1,4 @@
-"""Does a run fit its model: checks that need no engine."""
+"""Checks that a run fits its model, without starting an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retool_mcore.model.shape import ModelShape, of_config
 
 
 def check_model(config: RunConfig) -> None:
-    """Does the parallel layout divide the model? Raises ConfigError with the arithmetic."""
+    """Check that the layout and lengths fit the model. Raises ConfigError with the arithmetic."""
     values = read_config(config.model.path)
     if not values:
         return
@@ -63,7 +63,7 @@ def _check_old_log_prob(config: RlConfig) -> None:
 
 
 def check_recompute(config: RunConfig, shape: ModelShape) -> None:
-    """Raise ConfigError when the longest sequence does not fit with all layers recomputed."""
+    """Raise ConfigError when the longest sequence does not fit even with all layers recomputed."""
     if config.memory.recompute != "auto":
         return
     assert isinstance(config, SftConfig | RlConfig), "a run is one of both"

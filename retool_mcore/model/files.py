@@ -1,4 +1,4 @@
-"""What can be known of a model directory before any weight is read: its configuration, its shards."""
+"""What a model directory tells before any weight is read: its configuration and its shards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from retool_mcore.model.shape import ModelShape, of_config
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """``config.json`` of a local model directory; {} for a hub name, which only the hub can answer
-    for.
+    """``config.json`` of a local model directory; {} for a hub name, which is not looked up.
 
     Raises CheckpointError when the directory is not a complete Hugging Face checkpoint.
     """
@@ -34,7 +33,7 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def dtype_of_weights(folder: Path) -> str:
-    """By torch's name, "bfloat16" or its like: that of most tensors of a complete model directory."""
+    """The dtype of most tensors of a complete model directory, as torch names it ("bfloat16")."""
     from safetensors import safe_open
 
     found: Counter[str] = Counter()
@@ -64,10 +63,10 @@ def _check_shards(folder: Path) -> None:
 
 
 def of_model(path: str) -> ModelShape:
-    """From a local model directory, else by the name's likeness to a published one
-    ("runs/sft_qwen2.5_7b/export").
+    """The shape of a model: from its local directory, else of the published model in its name.
 
-    Raises ConfigError when neither tells the shape.
+    The name "runs/sft_qwen2.5_7b/export" holds Qwen2.5-7B. Raises ConfigError when neither tells
+    the shape.
     """
     values = read_config(path) if Path(path).exists() else {}
     if values:

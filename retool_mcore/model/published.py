@@ -1,6 +1,4 @@
-"""Shapes as published in each model's config.json, for plans on a machine that has no copy of the
-model.
-"""
+"""Shapes from each model's published config.json, for planning without a copy of the model."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Dimensions of a decoder with gated feed-forward layers (Qwen2, Qwen2.5, Qwen3, Llama), dense
-    or with experts.
+    """Dimensions of a decoder with gated feed-forward layers, dense or with experts.
+
+    Qwen2, Qwen2.5, Qwen3 and Llama are such decoders.
     """
 
     layers: int
@@ -22,7 +23,7 @@ class ModelShape:
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int  # of one expert where there are experts
+    ffn: int  # of one expert, if there are experts
     vocab: int
     tied: bool
     experts: int = 0
@@ -31,7 +32,7 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """Of one layer; biases and norms, some thousandths, are left out."""
+        """Attention weights of one layer, without biases and norms, which are some thousandths."""
         return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
 
     @property
@@ -41,7 +42,7 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        """The embedding table or the output matrix."""
+        """Weights of the embedding table, or of the output matrix."""
         return self.hidden * self.vocab
 
     @property
@@ -50,30 +51,32 @@ class ModelShape:
 
     @property
     def compute_params(self) -> int:
-        """Weights that multiply a token: not the embedding, which is looked up; of experts, those
-        it is routed to.
+        """Weights that multiply a token.
+
+        The embedding is looked up and does not count; of the experts, those that the token is
+        routed to do.
         """
         ffn = 3 * self.hidden * self.ffn
         mlp = ffn * self.experts_per_token + self.hidden * self.experts if self.experts else ffn
         return self.layers * (self.attention_params + mlp) + self.head_params
 
     def train_flops(self, lengths: Sequence[int]) -> float:
-        """Model FLOPs of one forward and backward pass over sequences of ``lengths`` tokens: what
-        MFU counts.
+        """Model FLOPs, as MFU counts them, to train on sequences of ``lengths`` tokens.
 
-        ``6 N T``, with N = ``compute_params``, plus ``6 L heads head_dim T^2`` a sequence for
-        causal attention. Recomputation is not counted. Source: PaLM (arXiv 2204.02311), appendix B,
-        with half of its attention term, as causal attention computes half.
+        For a forward and backward pass: ``6 N T``, with N = ``compute_params``, plus ``6 L heads
+        head_dim T^2`` per sequence for causal attention. Recomputation is not counted. Source: PaLM
+        (arXiv 2204.02311), appendix B, with half of its attention term, because causal attention
+        computes half.
         """
         tokens, squares = sum(lengths), sum(length * length for length in lengths)
         return 6.0 * self.compute_params * tokens + 6.0 * self.layers * self.heads * self.head_dim * squares
 
     @property
     def kept_bytes(self) -> int:
-        """Of one token, what one layer with fused kernels keeps in bfloat16 for its backward pass.
+        """Bytes that a layer with fused kernels keeps per token for its backward pass (bfloat16).
 
-        The inputs of both norms, q, k, v, the attention's output, and three of the MLP's width: the
-        gate's and the up-projection's output, and their product.
+        They are the inputs of both norms, q, k, v, the attention's output, and three tensors of the
+        MLP's width: the outputs of the gate and of the up-projection, and their product.
         """
         ffn = self.ffn * (self.experts_per_token or 1)
         attended, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -81,14 +84,12 @@ class ModelShape:
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token in the rollout engine's cache, all layers, bfloat16."""
+        """Bytes of one token in the rollout engine's KV cache: all layers, bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
 def of_config(values: Mapping[str, Any]) -> ModelShape:
-    """From the content of a Hugging Face ``config.json``. Raises ConfigError where it is not a
-    decoder's.
-    """
+    """The shape in a Hugging Face ``config.json``. Raises ConfigError if it is not a decoder's."""
     # Published files say num_experts; transformers 5 writes num_local_experts in its place.
     experts = values.get("num_experts") or values.get("num_local_experts") or 0
     width = "moe_intermediate_size" if experts else "intermediate_size"

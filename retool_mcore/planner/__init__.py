@@ -1,1 +1,1 @@
-"""`retool plan`: memory and time of a run from a roofline, before a device is asked for."""
+"""`retool plan`: estimate memory and time of a run from a roofline, without a device."""

@@ -1,13 +1,17 @@
-"""What is reached of the data sheets: the planner's only fitted numbers, each with the measurement
-it comes from.
+"""The planner's only fitted numbers: how much of the data sheets' figures runs reach, and why.
 
-SFT: fitted to two rows of perf/LOG.md, "SFT of a 7B shape on 2 H200" (2026-11-21): CP 2 as kept,
-with its profile, and CP 2 before its cross-entropy was changed. The table's other rows are
-predictions, and tests/planner holds them to 10 % of memory and 20 % of time. RL: one run of the
-1.5B shape, TP 2, two H200, 64 responses of 1024 tokens, 8.7 s a step: of it generation 4.7, old
-log-probabilities 1.1, update 2.0; met because fitted, which is no test. A run of the 7B shape is
-one: of it only the weight sync was fitted (0.71 s, of which the weights' way into the engine takes
-0.4). "assumed" marks what no run of ours has measured.
+Each number names the measurement that it comes from; "assumed" marks what none of our runs has
+measured.
+
+SFT is fitted to two rows of perf/LOG.md, "SFT of a 7B shape on 2 H200" (2026-11-21): CP 2 as kept,
+with its profile, and CP 2 before its cross-entropy was changed. The other rows of that table are
+predictions, and tests/planner holds them to 10 % of memory and 20 % of time.
+
+RL is fitted to one run of the 1.5B shape, TP 2, on two H200, with 64 responses of 1024 tokens and
+8.7 s per step, of which generation takes 4.7, old log-probabilities 1.1 and the update 2.0. The
+plan meets these figures because it is fitted to them, so they test nothing. A run of the 7B shape
+is a test: only its weight sync was fitted (0.71 s, of which moving the weights into the engine
+takes 0.4).
 """
 
 from __future__ import annotations

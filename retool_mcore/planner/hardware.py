@@ -1,5 +1,6 @@
-"""Devices as a roofline sees them. Figures of data sheets; what is reached of them is in
-calibration.py.
+"""Devices as a roofline sees them.
+
+The figures are those of data sheets; calibration.py says how much of them runs reach.
 """
 
 from __future__ import annotations
@@ -16,23 +17,25 @@ DEVICES_PER_NODE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator. Rates per second; ``link`` and ``network`` are bytes out of one device, in
-    one direction.
+    """One accelerator, with rates per second.
+
+    ``link`` and ``network`` count bytes out of one device, in one direction.
     """
 
     name: str
     platform: str
-    memory_gib: float  # what a program can have
+    memory_gib: float  # what a program can use
     flops: float  # dense bfloat16
-    bandwidth: float  # of its memory
+    bandwidth: float  # of the device's memory, in bytes
     link: float  # to the devices of its node
     network: float  # to other nodes
     fused: bool  # the platform's layers fuse activation and residual, and keep less for backward
-    # # rollout.engine_memory_fraction is of all memory, with all that the engine needs (vLLM); or
-    # of what is free when it # starts, with activations and graphs on top (SGLang).
+    # True: rollout.engine_memory_fraction is a share of all memory and covers all that the engine
+    # needs (vLLM). False: it is a share of what is free when the engine starts, and activations and
+    # graphs come on top (SGLang).
     engine_counts_all: bool
-    cp_cuts_heads: bool  # context parallelism shares out attention heads, not only the sequence
-    decoding_fitted: bool  # what an engine does when cut otherwise is known: it was measured
+    cp_cuts_heads: bool  # context parallelism splits attention heads, not only the sequence
+    decoding_fitted: bool  # decoding was measured, so the planner may change engine_tp
 
 
 DEVICES = {
@@ -93,12 +96,12 @@ class Hardware:
         return f"{self.device.name}x{self.count}"
 
     def link(self, ranks: int) -> float:
-        """Bytes a second out of one device in a group of so many neighbouring ranks."""
+        """Bytes per second out of one device in a group of ``ranks`` neighbouring ranks."""
         return self.device.link if ranks <= DEVICES_PER_NODE else self.device.network
 
 
 def parse(name: str) -> Hardware:
-    """ "h100x16": sixteen H100. Raises ConfigError."""
+    """Parse a name: "h100x16" is sixteen H100. Raises ConfigError."""
     found = re.fullmatch(r"([a-z]\w*?)x(\d+)", name.lower())
     if found is None or found[1] not in DEVICES or int(found[2]) < 1:
         raise ConfigError(
@@ -108,8 +111,9 @@ def parse(name: str) -> Hardware:
 
 
 def of_run(config: RunConfig) -> Hardware:
-    """From the name of the configuration, which ends in it ("rl_qwen2.5_32b_h100x16"). Raises
-    ConfigError.
+    """The hardware at the end of a configuration's file name or run.name. Raises ConfigError.
+
+    For example, "rl_qwen2.5_32b_h100x16" ends in "h100x16".
     """
     words = (config.source.rpartition("/")[2].removesuffix(".toml"), config.run.name)
     for word in words:

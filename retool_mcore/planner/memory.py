@@ -1,4 +1,4 @@
-"""Memory of one device while training and while rolling out, part by part, in GiB."""
+"""Memory of one device during training and during rollouts, part by part, in GiB."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.ada
 
 @dataclass(frozen=True, kw_only=True)
 class TrainMemory:
-    """The fullest device of a pipeline: its first stage, which holds most micro-batches."""
+    """Memory of a pipeline's fullest device: in the first stage, with the most micro-batches."""
 
     weights: float
     gradients: float
@@ -30,9 +30,7 @@ class TrainMemory:
 
     @property
     def idle(self) -> float:
-        """What stays on the device while the rollout engine works, with memory.offload_idle =
-        false.
-        """
+        """What stays on the device during rollouts when memory.offload_idle is false."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -40,8 +38,8 @@ class TrainMemory:
 class RolloutMemory:
     weights: float
     kv_cache: float
-    training: float  # the idle actor's; of an offloaded one what no offloading frees
-    beyond: float  # the engine's activations and graphs, where they are not in its share
+    training: float  # the idle actor's; if it is offloaded, what offloading does not free
+    beyond: float  # the engine's activations and graphs, if they are outside its share
     kv_tokens: int  # of one engine
 
     @property
@@ -50,7 +48,7 @@ class RolloutMemory:
 
 
 def params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]:
-    """Parameters on one device of the fullest stage: those of experts, and all others."""
+    """Parameters on one device of the fullest stage: those of experts and all others."""
     layers = ceil(shape.layers / parallel.pp)
     experts = layers * (shape.layer_params - shape.attention_params) if shape.experts else 0
     others = layers * shape.layer_params - experts
@@ -59,29 +57,29 @@ def params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]
 
 
 def state_params_of_rank(shape: ModelShape, parallel: Parallel, dp: int) -> float:
-    """Parameters whose optimizer state is on one device. Only 1 / ep of the replicas hold the same
-    experts.
+    """Parameters whose optimizer state is on one device.
+
+    Only 1 / ep of the replicas hold the same experts.
     """
     experts, others = params_of_rank(shape, parallel)
     return (experts * parallel.ep + others) / (dp * parallel.cp)
 
 
 def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True) -> tuple[float, float]:
-    """Bytes of one token that one layer keeps for its backward pass, and that it needs while it is
-    recomputed.
+    """Bytes per token that a layer keeps for its backward pass, and that it needs to recompute.
 
-    bfloat16; sequence parallelism splits all of it over ``tp``; fused attention keeps no scores.
-    Kept is what ``activations.layer_bytes`` lists; layers that are not ``fused`` also keep the
-    gate's activation and, at norms and residuals, four more hidden states (measured: the first two
-    rows of perf/LOG.md's table differ by so much). "auto" keeps all of them: its micro-batches are
-    at their fullest where nothing is recomputed.
+    The bytes are for bfloat16. Sequence parallelism splits all of them over ``tp``, and fused
+    attention keeps no scores. A layer keeps what ``ModelShape.kept_bytes`` lists. A layer that is
+    not ``fused`` also keeps the gate's activation and, at norms and residuals, four more hidden
+    states (measured: the first two rows of perf/LOG.md's table differ by that much). "auto" counts
+    as keeping everything, because its micro-batches are fullest when nothing is recomputed.
     """
     hidden, ffn = shape.hidden, shape.ffn * (shape.experts_per_token or 1)
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)
     whole = (shape.kept_bytes + unfused) / tp
     if memory.recompute == "full":
         return 2 * hidden / tp, whole
-    if memory.recompute == "selective" and not fused:  # the outputs of the norms, which fused layers do not keep
+    if memory.recompute == "selective" and not fused:  # recomputes the norms' outputs, which fused layers do not keep
         return whole - 2 * 2 * hidden / tp, 2 * 2 * hidden / tp
     return whole, 0.0
 
@@ -89,7 +87,7 @@ def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool 
 def train_memory(
     shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int, fused: bool = True
 ) -> TrainMemory:
-    """``micro_batch_tokens`` of one rank, before context parallelism multiplies them."""
+    """Memory of training; ``micro_batch_tokens`` is the budget of one rank, not times cp."""
     tp, pp = parallel.tp, parallel.pp
     params = sum(params_of_rank(shape, parallel))
     layers = ceil(shape.layers / pp)
@@ -100,7 +98,7 @@ def train_memory(
         kept = kept * share + plain * (1 - share)
     in_flight = (
         pp * (1 + (pp - 1) / (pp * parallel.vpp)) if parallel.vpp > 1 else pp
-    )  # micro-batches of the first stage
+    )  # micro-batches in the first stage
     logits_bytes = of("fused_logits_bytes") if memory.fused_cross_entropy else of("logits_bytes")
     states = state_params_of_rank(shape, parallel, dp) * STATE_BYTES[memory.adam_states] * (1 - memory.optimizer_on_cpu)
     return TrainMemory(
@@ -116,11 +114,10 @@ def train_memory(
 def rollout_memory(
     shape: ModelShape, train: TrainMemory, memory: Memory, *, engine_tp: int, fraction: float, device: Device
 ) -> RolloutMemory:
-    """Of one device; ``fraction`` of it is the engine's weights and cache. A cache below 0 does not
-    fit.
+    """Memory of one device during rollouts. When the cache is below 0, the engine does not fit.
 
-    SGLang takes its fraction of what is free when it starts, beside the actor; vLLM of the whole
-    device.
+    The engine's weights and cache take ``fraction`` of what is free beside the actor when the
+    engine starts (SGLang), or of the whole device (vLLM).
     """
     weights = 2 * shape.params / engine_tp / GIB
     training = of("buffers_gib") if memory.offload_idle else train.idle + of("buffers_gib")

@@ -1,4 +1,4 @@
-"""One plan: does a run fit as it is configured, where does the memory go, how long is a step."""
+"""One plan: whether a run fits as configured, where memory goes, how long a step takes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from retool_mcore.planner.steptime import (
 
 @dataclass(frozen=True, kw_only=True)
 class Sandboxes:
-    """What the tool calls of one step ask of the sandbox."""
+    """The load that the tool calls of one step put on the sandbox."""
 
-    calls_per_s: float  # of all nodes, while rollouts last
-    cores_per_node: float  # kept busy by them
-    workers_per_node: int  # sandbox.workers
+    calls_per_s: float  # over all nodes, during rollouts
+    cores_per_node: float  # kept busy by the calls
+    workers_per_node: int  # the value for sandbox.workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class Plan:
     dp: int
     train: TrainMemory
     rollout: RolloutMemory | None
-    phases: dict[str, float]  # name -> s of one step
-    mean_tokens: float  # of a sequence, prompt and response: assumed or given
+    phases: dict[str, float]  # name -> seconds per step
+    mean_tokens: float  # of a sequence, prompt and response together: assumed or given
     tokens_per_step: float
     steps: int
     device_gib: float
@@ -65,12 +65,12 @@ class Plan:
 
     @property
     def training_gib(self) -> float:
-        """Of a device while it trains, with the rollout engine that sleeps beside it."""
+        """Memory of a device while it trains, with a sleeping rollout engine beside it."""
         return self.train.total + (of("asleep_gib") if self.rollout else 0.0)
 
     @property
     def need_gib(self) -> float:
-        """Of the fullest device at its fullest moment."""
+        """Memory of the fullest device at its fullest moment."""
         return max(self.training_gib, self.rollout.total if self.rollout else 0.0)
 
     @property
@@ -79,9 +79,9 @@ class Plan:
 
     @property
     def missing_gib(self) -> float:
-        """How much more memory a device would have to have; negative: what is left.
+        """How much more memory a device would need; negative: what is left.
 
-        Training must leave a share for what fragments; in a rollout the engine has seen to that
+        Training must leave a share for fragmentation. For rollouts the engine already leaves room
         (``engine_gib``).
         """
         missing = self.training_gib - of("usable") * self.device_gib
@@ -94,7 +94,7 @@ class Plan:
         return self.missing_gib <= 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for --json."""
+        """The plan as plain values, for --json."""
         parts = {
             "parallel": self.parallel.model_dump(),
             "memory": self.memory.model_dump(),
@@ -123,7 +123,7 @@ class Plan:
 def make_plan(
     config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, *, mean_tokens: float | None = None
 ) -> Plan:
-    """The plan of a run as configured."""
+    """Plan a run as it is configured."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
     dp = hardware.count // parallel.model_parallel
     train = train_memory(shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused)
@@ -188,7 +188,7 @@ def _rl_plan(
 def _train_s(
     config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, work: Work, *, updates: int, mean: float
 ) -> float:
-    """Forward and backward passes of one step, which is so many ``updates``."""
+    """Seconds of the forward and backward passes of one step, which makes ``updates`` updates."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
     twice = 0.0
     if memory.recompute == "auto":
@@ -206,6 +206,6 @@ def _sandboxes(config: RlConfig, seconds: float) -> Sandboxes:
     calls = config.train.prompts_per_step * config.rollout.group_size * of("calls") / seconds
     nodes = config.cluster.nodes
     cores = calls * of("execution_cpu_s") / nodes
-    # # Calls come in bursts: all responses of a step start together. Twice the mean, and at least a
-    # few.
+    # Calls come in bursts, because all responses of a step start together. So the number of workers
+    # is twice the mean load, and at least 4.
     return Sandboxes(calls_per_s=calls, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))

@@ -1,4 +1,4 @@
-"""A plan as text for people."""
+"""Write a plan as text for people."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from retool_mcore.planner.plan import Plan
 def report(
     config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, plan: Plan, others: Sequence[Plan]
 ) -> str:
-    """Memory by part, time by phase, what the sandbox needs, whether it fits, and what would be
-    faster.
-    """
+    """Memory by part, time by phase, the sandbox's load, whether it fits, and faster settings."""
     lines = [
         f"{config.source} on {hardware.name}: {shape.params / 1e9:.3g} G parameters, {_layout(plan)}",
         f"estimates; of {len(CALIBRATION)} constants {sum('assumed' in c.source for c in CALIBRATION.values())} are "

@@ -1,6 +1,4 @@
-"""Which settings would be faster: layouts, recomputation, offloading and the engines' share, each
-as far as it fits.
-"""
+"""Find faster settings that fit: layouts, recomputation, offloading and the engines' share."""
 
 from __future__ import annotations
 
@@ -26,9 +24,9 @@ def proposals(
 ) -> list[Plan]:
     """The fastest settings of each layout (TP, PP, CP, EP) that fits, best layout first.
 
-    Batch, lengths and the optimizer's precision are the run's own. The optimizer is on the host
-    only where nothing else fits: nobody has measured its steps there. Of settings that are equally
-    fast, those that take less memory.
+    Batch, lengths and the optimizer's precision stay the run's own. The optimizer goes to the host
+    only when nothing else fits, because nobody has measured its steps there. Among equally fast
+    settings, those that need less memory come first.
     """
     found: list[Plan] = []
     for on_cpu in (0.0, 1.0):
@@ -45,7 +43,7 @@ def _rank(plan: Plan) -> tuple[float, float]:
 
 
 def _fastest(config: Config, shape: ModelShape, hardware: Hardware, mean_tokens: float | None) -> Plan | None:
-    """Of one layout."""
+    """The fastest plan of one layout that fits, or None."""
 
     def plans(variants: Iterator[Config]) -> list[Plan]:
         return [make_plan(varied, shape, hardware, mean_tokens=mean_tokens) for varied in variants]
@@ -84,10 +82,10 @@ def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[
 
 
 def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
-    """Ways to recompute. Micro-batches hold just the longest sequence, with "auto" less.
+    """Yield the ways to recompute.
 
-    Of a model with experts everything is recomputed: how many tokens an expert gets is not known
-    ahead.
+    A micro-batch holds just the longest sequence, or less with "auto". A model with experts
+    recomputes everything, because nobody knows ahead how many tokens an expert gets.
     """
     whole = math.ceil(config.max_sequence_tokens / config.parallel.cp)
     layers = math.ceil(shape.layers / config.parallel.pp)
@@ -111,9 +109,9 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
 
 
 def _rollouts(config: RlConfig, shape: ModelShape, hardware: Hardware) -> Iterator[RlConfig]:
-    """Where the idle actor is, how an engine is cut and how much it takes.
+    """Yield the ways to place the idle actor, split an engine over GPUs, and size its share.
 
-    vLLM's engines on NPUs stay cut as they are: decoding was fitted to SGLang on H200.
+    vLLM's engines on NPUs keep their engine_tp, because decoding was fitted to SGLang on H200.
     """
     for offload in (False, True):
         for tp in SIZES if hardware.device.decoding_fitted else (config.rollout.engine_tp,):

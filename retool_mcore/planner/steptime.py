@@ -1,6 +1,4 @@
-"""Seconds of one step, phase by phase, from a roofline: matrix products, attention, messages,
-memory.
-"""
+"""Seconds of one step by phase, from a roofline of arithmetic, messages and memory traffic."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ from retool_mcore.planner.memory import (
     state_params_of_rank,
 )
 
-SAMPLES = 64  # lengths that stand for all
+SAMPLES = 64  # lengths that stand for all lengths of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Tokens of one pass over all devices, and the sum of the squares of the sequences' lengths."""
+    """The tokens of one pass over all devices, and the sum of the squared sequence lengths."""
 
     tokens: float
     squares: float
@@ -38,8 +36,9 @@ class Work:
 
 
 def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float) -> float:
-    """Seconds of ``passes`` forward-equivalents (forward 1, forward and backward 3, with full
-    recomputation 4).
+    """Seconds of ``passes``, counted in forward passes.
+
+    Forward and backward are 3, with full recomputation 4.
     """
     devices, flops = hardware.count, hardware.device.flops
     products = 2 * shape.compute_params * work.tokens * passes / (devices * flops * calibrated("gemm"))
@@ -54,8 +53,10 @@ def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work
 
 
 def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, passes: float) -> float:
-    """Tensor parallelism gathers and scatters a layer's input twice a forward pass; context
-    parallelism its keys.
+    """Seconds of the messages of tensor and context parallelism.
+
+    Per forward pass, tensor parallelism gathers and scatters a layer's input twice, and context
+    parallelism sends keys and values around.
     """
     tokens_of_rank = work.tokens / (hardware.count / parallel.model_parallel) / parallel.cp
     tp, cp = parallel.tp, parallel.cp
@@ -66,7 +67,10 @@ def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work:
 
 
 def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int) -> float:
-    """Reduce gradients, step, gather weights: bytes over links and through memory (or the host's)."""
+    """Seconds to reduce gradients, step and gather weights: bytes over links and through memory.
+
+    States on the host count at the host's rate.
+    """
     params = sum(params_of_rank(shape, parallel))
     ranks = dp * parallel.cp
     own = state_params_of_rank(shape, parallel, dp)
@@ -77,8 +81,9 @@ def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memor
 
 
 def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> float:
-    """How much longer a pass takes for a pipeline: its filling and draining, and its last stage,
-    which has the head.
+    """How much longer a pass takes in a pipeline.
+
+    The pipeline fills and drains, and its last stage also has the head.
     """
     bubble = 1 + (parallel.pp - 1) / (parallel.vpp * max(1.0, micro_batches))
     layers = shape.compute_params - shape.head_params
@@ -87,8 +92,9 @@ def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> floa
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Of sequences: evenly spread about their mean, as far as the longest or down to nothing,
-    whichever is nearer.
+    """Sequence lengths, spread evenly around their mean.
+
+    They reach up to the longest or down to nothing, whichever is nearer to the mean.
     """
 
     mean: float
@@ -97,8 +103,8 @@ class Lengths:
     def recomputed(self, shape: ModelShape, parallel: Parallel, memory: Memory, micro_batch_tokens: int) -> float:
         """Share of all layers' forward work that ``memory.recompute = "auto"`` does twice.
 
-        A sequence above the budget of a micro-batch is alone in one; shorter ones are packed to it
-        and keep all.
+        A sequence above the budget of a micro-batch has one to itself. Shorter sequences are packed
+        up to the budget and keep all activations.
         """
         high = min(self.longest, 2 * self.mean)
         low, layers = 2 * self.mean - high, ceil(shape.layers / parallel.pp)
@@ -113,7 +119,7 @@ class Lengths:
 
 
 def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
-    """Forward-equivalents of one training pass; ``recomputed``: see Lengths, for "auto"."""
+    """A training pass in forward passes; ``recomputed`` is ``Lengths.recomputed``, for "auto"."""
     if memory.recompute == "auto":
         return 3.0 + recomputed
     if memory.recompute != "full":
@@ -122,8 +128,10 @@ def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
 
 
 def offload_s(train: TrainMemory) -> float:
-    """Weights out and in at old log-probabilities, update and weight sync; the optimizer's states
-    at the update.
+    """Seconds to move the idle actor's state between device and host.
+
+    The weights go in and out for the old log-probabilities, the update and the weight sync, the
+    optimizer's states for the update.
     """
     return 2 * (3 * train.weights + train.optimizer) * GIB / calibrated("host_rate")
 
@@ -131,15 +139,15 @@ def offload_s(train: TrainMemory) -> float:
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
     seconds: float
-    concurrency: float  # responses at the same time in one engine
+    concurrency: float  # concurrent responses in one engine
     tokens_per_s: float  # of all engines
-    limit: str  # what it waits for
+    limit: str  # what decoding waits for
 
 
 def decode(
     shape: ModelShape, hardware: Hardware, config: RlConfig, rollout: RolloutMemory, mean_response: float
 ) -> Decoding:
-    """All responses of one step. Never faster than the longest response by itself."""
+    """Decode all responses of one step; never faster than the longest response alone."""
     tp = config.rollout.engine_tp
     engines = hardware.count // tp
     responses = config.train.prompts_per_step * config.rollout.group_size / engines
@@ -152,7 +160,7 @@ def decode(
     prefill = 2 * shape.compute_params * responses * config.data.max_prompt_tokens / 2
     prefill_s = (
         prefill / (tp * hardware.device.flops * calibrated("gemm")) / config.rollout.group_size
-    )  # the prefix is shared
+    )  # a group shares its prefix
     tools_s = calibrated("calls") * calibrated("tool_wait_s") if config.rollout.tool else 0.0
     seconds = max(steady_s, longest_s) + prefill_s + tools_s
     limits = {
@@ -178,8 +186,9 @@ def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: floa
 
 
 def _touched_params(shape: ModelShape, at_once: float) -> float:
-    """Weights read for one token each of ``at_once`` sequences; an expert is read if one of them is
-    routed to it.
+    """Weights read to decode one token of each of ``at_once`` sequences.
+
+    An expert is read if at least one of the tokens is routed to it.
     """
     if not shape.experts:
         return shape.compute_params
@@ -189,7 +198,7 @@ def _touched_params(shape: ModelShape, at_once: float) -> float:
 
 
 def sync_s(shape: ModelShape) -> float:
-    """The actor's weights into the engines; each gathers the whole model."""
+    """Seconds to send the actor's weights into the engines; each gathers the whole model."""
     return calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate")
 
 

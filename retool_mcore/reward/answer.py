@@ -1,8 +1,8 @@
-"""Is an answer equivalent to the truth? Plain numbers at once, everything else by math-verify in
-checker processes.
+"""Decide whether an answer is equivalent to the truth.
 
-A checker has a hard time and memory limit (see ``checker``), so no answer can hang or crash the
-caller. What it does not show to be equal within its limit is wrong.
+Plain numbers are compared at once, everything else by math-verify in checker processes. A checker
+has a hard time and memory limit (see ``checker``), so no answer can hang or crash the caller. An
+answer that a checker does not show to be equal within its limits is wrong.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from typing import IO, Any, Literal
 from retool_mcore.errors import RewardError
 from retool_mcore.reward.normalise import equal_numbers, normalise, numeric_collection
 
-MAX_ANSWER_CHARS = 2000  # nothing longer is an answer; it is wrong without a check
+MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
 DEFAULT_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 120.0  # importing sympy on a busy machine
-GRACE_S = 10.0  # for a checker to report its own timeout, before it is killed and replaced
+GRACE_S = 10.0  # time for a checker to report its own timeout before it is killed and replaced
 
 How = Literal["exact", "math-verify", "timeout", "crash", "too long"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``how``: compared as text or plain numbers, by math-verify, or given up on (then not
-    equivalent).
+    """Whether two answers are equivalent, and how the check came to it.
+
+    ``how`` is "exact" for a comparison of texts or plain numbers. "timeout", "crash" and "too long"
+    mean that the check was given up, and the answer counts as not equivalent.
     """
 
     equivalent: bool
@@ -44,17 +46,18 @@ class Verdict:
 
 
 def is_equivalent(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-    """True when the answer equals the truth mathematically: "034" and 34, 1/2 and 0.5, (x+1)^2 and
-    x^2+2x+1.
+    """Whether the answer equals the truth mathematically.
+
+    Examples: "034" and 34, 1/2 and 0.5, (x+1)^2 and x^2+2x+1.
     """
     return check(answer, truth, timeout_s=timeout_s).equivalent
 
 
 def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
-    """As ``is_equivalent``, and tells how it was found. Thread-safe; takes at most about
-    ``timeout_s`` once started.
+    """Like ``is_equivalent``, but also says how the result was found.
 
-    Raises RewardError when no checker process can be started, never for what the answer is.
+    Thread-safe. A check takes at most about ``timeout_s`` once it has started. Raises RewardError
+    when no checker process can be started, but never because of the answer.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")
@@ -73,7 +76,7 @@ def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> V
 
 
 def truth_parses(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-    """Can the truth of a data row be compared with at all, other than as text?"""
+    """Whether answers can be compared with the truth of a data row other than as text."""
     true = normalise(truth)
     if true.number is not None or numeric_collection(true.text) is not None:
         return True
@@ -84,18 +87,16 @@ def truth_parses(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
 
 
 class Checkers:
-    """At most ``count`` checker processes, started when first needed and replaced when they die."""
+    """A pool of ``count`` checker processes, started when needed and replaced when they die."""
 
     def __init__(self, count: int) -> None:
         self._idle: queue.LifoQueue[_Checker | None] = queue.LifoQueue()
         self._all: set[_Checker] = set()
         for _ in range(count):
-            self._idle.put(None)  # a place whose process is not started yet
+            self._idle.put(None)  # a slot whose process has not started yet
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request's reply; {"failed": "timeout" | "crash"} for one that a checker hung on or
-        died of.
-        """
+        """Reply to one request: {"failed": "timeout" | "crash"} if the checker hung or died."""
         checker = self._idle.get()
         try:
             if checker is None:
@@ -135,7 +136,7 @@ class _Checker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # its forks are killed with it; Ctrl-C ends us first, then it by its pipe
+                start_new_session=True,  # killpg ends its forks too; Ctrl-C ends us, and its closed pipe then ends it
             )
         except OSError as error:
             raise RewardError(f"no process for answer checks can be started: {error}") from error
@@ -152,7 +153,7 @@ class _Checker:
             )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        with suppress(BrokenPipeError):  # it died while idle: the read tells
+        with suppress(BrokenPipeError):  # it died while idle: the read below reports it
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         return self._read(request["timeout_s"] + GRACE_S)
@@ -182,13 +183,11 @@ class _Checker:
 
 _lock = threading.Lock()
 _shared: tuple[int, Checkers] | None = None
-NUM_CHECKERS = 2  # per process that scores; verl runs `reward.workers` of those
+NUM_CHECKERS = 2  # per scoring process; verl runs `reward.workers` of them
 
 
 def _checkers() -> Checkers:
-    """This process's checkers. A forked child gets its own: two processes on one pipe would swap
-    replies.
-    """
+    """This process's checkers. A forked child gets its own, or the two would mix up replies."""
     global _shared  # noqa: PLW0603  one pool per process, behind a lock
     with _lock:
         if _shared is None or _shared[0] != os.getpid():

@@ -1,9 +1,9 @@
-"""The process that asks math-verify: one JSON line in, one out, and never longer than its limit.
+"""The process that asks math-verify: one JSON line in, one out, within a time limit.
 
-Run as ``python -m retool_mcore.reward.checker`` by ``answer.Checkers``. sympy can hang inside C
-code and eat all memory on hostile LaTeX, so the limits are the kernel's: an alarm whose default
-action ends the process, and an address-space limit. What they end is a fork of this process, so the
-next check finds sympy imported and warm.
+``answer.Checkers`` runs it as ``python -m retool_mcore.reward.checker``. On hostile LaTeX sympy can
+hang inside C code and use up all memory, so the kernel sets the limits: an alarm whose default
+action ends the process, and an address-space limit. They end a fork of this process, so the next
+check finds sympy imported and warm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 MEMORY_LIMIT_BYTES = 2 << 30
-# sympy imports and caches on first use, which is not to count against the first answers' limits.
+# sympy imports and caches on first use. That must not count against the first answers' limits.
 WARM_UP = (
     ("\\frac{1}{2}", "0.5"),
     ("\\sqrt{8}", "2\\sqrt{2}"),
@@ -49,12 +49,12 @@ def main() -> None:
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
-            return  # our caller closed the pipe, or is gone
+            return  # our caller closed the pipe or is gone
         _say(replies, {"failed": "timeout" if code == -signal.SIGALRM else "crash"})
 
 
 def _serve(replies: int) -> None:
-    """Answer requests until the pipe closes. Hanging or dying of one is the parent's to report."""
+    """Answer requests until the pipe closes. The parent reports a request that hangs or dies."""
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request["timeout_s"])
@@ -68,7 +68,7 @@ def _say(replies: int, reply: dict[str, Any]) -> None:
 
 
 def _judge(answer: str, truth: str) -> dict[str, Any]:
-    """{"equal": ...}. Anything that math-verify or sympy raises means: not shown to be equal."""
+    """Reply {"equal": ...}. What math-verify or sympy cannot do without an error is not equal."""
     from retool_mcore.reward.equivalence import equivalent
 
     try:
@@ -78,7 +78,7 @@ def _judge(answer: str, truth: str) -> dict[str, Any]:
 
 
 def _parses(truth: str) -> dict[str, Any]:
-    """{"truth_parses": ...}: can it be read as anything but text?"""
+    """Reply {"truth_parses": ...}: whether the truth can be read as anything but text."""
     from retool_mcore.reward.equivalence import parse_truth
 
     try:

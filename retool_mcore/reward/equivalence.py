@@ -1,12 +1,13 @@
-r"""Are two answers the same mathematics? math-verify's judgement, reached sooner where a sound
-short cut exists.
+r"""Decide whether two answers are the same mathematics: math-verify, with sound short cuts.
 
 math-verify spends most of its time on reading tuples and sets (its grammar backtracks) and on
 simplifying differences that are plainly not zero. So:
 - tuples, intervals and sets in the same brackets are compared element by element;
-- ``y = f`` and ``y = g`` are compared by f and g;
-- a difference that expands to 0 is 0, and two expressions with clearly other values at two points are not equal.
-Everything else is math-verify's. Runs in a checker process only: sympy may hang or eat memory here.
+- for ``y = f`` and ``y = g``, f and g are compared;
+- a difference that expands to 0 is 0, and two expressions with clearly different values at two
+  points are not equal.
+math-verify decides everything else. This code runs in a checker process only, because sympy may
+hang or use up memory here.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from retool_mcore.reward.normalise import plain_number
 if TYPE_CHECKING:
     from sympy import Expr
 
-MAX_ELEMENTS = 8  # of a set, each compared with each
-MAX_OPERATIONS = 150  # of an expression whose difference is expanded and evaluated
+MAX_ELEMENTS = 8  # of a set; each element is compared with each
+MAX_OPERATIONS = 150  # of each expression, to expand and evaluate their difference
 MAX_EXPANDED_POWER = 12
-POINTS = ("0.7312", "37.19")  # where expressions in symbols are evaluated; each symbol a little off its neighbour
+POINTS = ("0.7312", "37.19")  # where symbols are evaluated, each a little off its neighbour
 CLEARLY = 1e-3  # relative; math-verify rounds to 6 digits
-TINY = 1e-9  # below it a value may be a zero with rounding errors
+TINY = 1e-9  # a smaller value may be zero with rounding errors
 
 _BRACKETS = re.compile(
     r"(?:\\left)?\s*(?P<open>\(|\[|\\\{)(?P<inner>.*?)(?:\\right)?\s*(?P<close>\)|\]|\\\})", re.DOTALL
 )
 _DEPTH = re.compile(r"\\[{}]|[(\[{]|[)\]}]|,|\\.", re.DOTALL)
-# # Where a product has no sign: "2(3)", "(2)(3)", "(2)3". math-verify takes them for mixed numbers,
+# Products without a sign: "2(3)", "(2)(3)", "(2)3". math-verify takes them for mixed numbers,
 # 2 + 3.
 _PRODUCT = re.compile(r"(?<=[\d)])(?<!_\d)\s*(?=\(\s*[-+]?\d)|(?<=\))\s*(?=\d)")
 _ASSIGNMENT = re.compile(r"([a-zA-Z])\s*=([^=<>]+)")
 
 
 def equivalent(answer: str, truth: str) -> bool:
-    """True when both are shown to be equal. May raise whatever sympy raises, and may hang."""
+    """True when both are shown to be equal. May raise anything that sympy raises, and may hang."""
     if answer.strip() == truth.strip():
         return True
     numbers = plain_number(answer.strip()), plain_number(truth.strip())
@@ -59,9 +60,7 @@ def equivalent(answer: str, truth: str) -> bool:
 
 @lru_cache(maxsize=256)
 def parse_truth(truth: str) -> list[Any]:
-    """math-verify's readings of a truth: sympy objects, and the text as it stands; empty when it
-    cannot be read.
-    """
+    """math-verify's readings of a truth: sympy objects and the plain text; empty if unreadable."""
     return _parse(truth)
 
 
@@ -70,7 +69,7 @@ def _parse(text: str) -> list[Any]:
 
     targets = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
     text = _PRODUCT.sub(lambda _: "\\cdot ", text)
-    # A signal-based limit inside a limit would cancel ours.
+    # No parsing_timeout: a signal-based limit inside our limit would cancel ours.
     return parse(f"\\boxed{{{text}}}", extraction_config=targets, parsing_timeout=None)
 
 
@@ -78,9 +77,7 @@ SET = "\\{\\}"
 
 
 def _collection(text: str) -> tuple[str, list[str]] | None:
-    """Brackets and elements of a tuple, interval or set: ("(]", ["1", "x"]); None for anything
-    else.
-    """
+    """Brackets and elements of a tuple, interval or set: ("(]", ["1", "x"]); else None."""
     match = _BRACKETS.fullmatch(text.strip())
     if match is None or (match["open"] == "\\{") != (match["close"] == "\\}"):
         return None
@@ -94,7 +91,7 @@ def _collection(text: str) -> tuple[str, list[str]] | None:
             elements.append(match["inner"][start : token.start()].strip())
             start = token.end()
         if depth < 0:
-            return None  # "(1,2)\cup(3,4)" is no single pair of brackets
+            return None  # "(1,2)\cup(3,4)" is not a single pair of brackets
     elements.append(match["inner"][start:].strip())
     if depth or len(elements) < 2 or not all(elements) or any("\\pm" in element for element in elements):
         return None
@@ -120,7 +117,7 @@ def _verify(gold: list[Any], target: list[Any]) -> bool:
 
     try:
         known = _known(gold, target)
-    except Exception:  # noqa: BLE001  sympy raises whatever it likes; math-verify has its own ways around
+    except Exception:  # noqa: BLE001  sympy may raise anything; math-verify has its own ways around it
         known = None
     if known is not None:
         return known
@@ -128,9 +125,7 @@ def _verify(gold: list[Any], target: list[Any]) -> bool:
 
 
 def _known(gold: list[Any], target: list[Any]) -> bool | None:
-    """Whether two readings of one plain expression each are equal, where that is cheap to tell;
-    else None.
-    """
+    """Whether two readings, each of one plain expression, are equal; None if not cheap to tell."""
     from sympy import Expr
 
     mine, theirs = ([each for each in readings if not isinstance(each, str)] for readings in (target, gold))
@@ -156,15 +151,16 @@ def _expands_to_zero(a: Expr, b: Expr) -> bool:
 
 
 def _differ(a: Expr, b: Expr) -> bool:
-    """Have they clearly other values at each of two points? Branches of roots and logarithms may
-    differ at one.
+    """Whether the values differ clearly at both points.
+
+    One point is not enough: branches of roots and logarithms may differ there.
     """
     from sympy import Float
 
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     for point in POINTS if symbols else POINTS[:1]:
         at = [(symbol, Float(point, 20) * (10 + index) / 10) for index, symbol in enumerate(symbols)]
-        x, y = (complex(each.subs(at).evalf(20)) for each in (a, b))  # TypeError where it has no value
+        x, y = (complex(each.subs(at).evalf(20)) for each in (a, b))  # TypeError if it has no value
         size = max(abs(x), abs(y))
         if not TINY < size < float("inf") or not abs(x - y) > CLEARLY * size:
             return False

@@ -1,7 +1,7 @@
-r"""Writing an answer in the one way math-verify reads best, and the fast path for plain numbers.
+r"""Write an answer the way math-verify reads best, and compare plain numbers without it.
 
-What is dropped: delimiters, spacing commands, currency signs, thousands separators, units, a full
-stop.
+Normalising drops delimiters, spacing commands, currency signs, thousands separators, units and a
+full stop.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-_NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: a thousand digits are not to be split in a million ways
-# No single letters: "5m" may be a product. Those still go when written \\text{ m}.
+_NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
+# No single letters: "5m" may be a product. A letter is dropped only when written \\text{ m}.
 _UNITS = (
     "mm|cm|dm|km|inch|inches|ft|foot|feet|yd|yards?|miles?|kg|mg|lbs?|pounds?|oz|ounces?|tons?|ml|lit(?:er|re)s?|gallons?"
     "|sec|seconds?|min|minutes?|hr|hours?|days?|weeks?|months?|years?|mph|cents?|dollars?|usd|euros?|degrees?|deg|rad"
@@ -40,7 +40,7 @@ MAX_EXACT_DIGITS = 400
 
 @dataclass(frozen=True)
 class Normal:
-    """``text`` without its percent sign; ``number`` where it is a plain number."""
+    """``text`` without its percent sign, and its value in ``number`` if it is a plain number."""
 
     text: str
     percent: bool
@@ -48,8 +48,9 @@ class Normal:
 
 
 def normalise(answer: str) -> Normal:
-    """Bring an answer into normal form; never fails, and is linear in practice on texts of
-    MAX_ANSWER_CHARS.
+    """Bring an answer into normal form.
+
+    It never fails, and in practice takes linear time on texts of up to MAX_ANSWER_CHARS.
     """
     text = _unwrap(answer)
     text = re.sub(r"(?<!\\)\\[,;:! ]|~|\\quad|\\displaystyle", _spacing, text).strip()
@@ -71,9 +72,7 @@ def normalise(answer: str) -> Normal:
 
 
 def vote(answer: str | None) -> str:
-    """What maj@k counts: the same for answers that are written differently only ("034", "34",
-    "$34$"); "" for none.
-    """
+    """The answer as maj@k counts it: "034", "34" and "$34$" are the same vote; "" for no answer."""
     if answer is None:
         return ""
     normal = normalise(answer)
@@ -81,8 +80,9 @@ def vote(answer: str | None) -> str:
 
 
 def plain_number(text: str) -> Fraction | None:
-    """The exact value of an integer, decimal, or fraction of integers; None for anything else or
-    absurdly long.
+    """The exact value of an integer, decimal or fraction of integers.
+
+    None for anything else, and for absurdly long numbers.
     """
     if len(text) > MAX_EXACT_DIGITS:
         text = text.lstrip("0") if text.isdigit() else text
@@ -96,11 +96,10 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def numeric_collection(text: str) -> tuple[str, tuple[Fraction, ...], str] | None:
-    r"""Brackets and values of a tuple, interval or set of plain numbers, "(1, 1/2]"; None for
-    anything else.
+    r"""Brackets and values of a tuple, interval or set of plain numbers: "(1, 1/2]"; else None.
 
-    Sets, ``\{2, 1\}``, come in order and without repeats. math-verify would need fifty milliseconds
-    for each.
+    The values of a set, ``\{2, 1\}``, are sorted and without repeats. math-verify would need fifty
+    milliseconds for each.
     """
     match = _COLLECTION.fullmatch(text)
     if match is None or (match["open"] == "\\{") != (match["close"] == "\\}"):
@@ -113,8 +112,9 @@ def numeric_collection(text: str) -> tuple[str, tuple[Fraction, ...], str] | Non
 
 
 def equal_numbers(answer: Fraction, answer_percent: bool, truth: Fraction, truth_percent: bool) -> bool:
-    """Exact equality; a percent sign on one side only may mean a unit (50% is 50) or a hundredth
-    (50% is 0.5).
+    """Exact equality, with a choice for a percent sign on one side only.
+
+    The sign may be a unit (50% is 50) or mean a hundredth (50% is 0.5).
     """
     if answer == truth:
         return True

@@ -1,6 +1,4 @@
-"""The reward function verl calls: +1 for an answer equivalent to the truth, -1 otherwise, as in the
-paper.
-"""
+"""The reward function that verl calls: as in the paper, +1 for a right answer, -1 otherwise."""
 
 from __future__ import annotations
 
@@ -26,17 +24,18 @@ def compute_score(
     shaping: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Score one response; called by verl's reward managers from several threads.
+    """Score one response. verl's reward managers call this from several threads.
 
-    ``solution_str`` is the decoded response with its interpreter outputs: the answer is looked for
-    in the model's words after the last output, outside of calls (``reward.extract``). Our agent
-    loop has read it off the tokens already and gives it in ``extra_info`` (``answer`` beside
-    ``behavior``; a data file's own ``answer`` column is not believed). Returns score, acc (1.0 or
-    0.0), answer ("" if none), pred (the answer as maj@k counts it, verl's name), has_answer and
-    check_failed (1.0 when the check ran into its time limit or crashed, which counts as wrong); the
-    same keys for every response, as verl needs them. ``shaping`` holds the options of
-    ``reward.shaping`` that are not at their default; their parts are added to score and returned
-    beside it, with reward_answer, the part for the answer alone. Raises RewardError when the row
+    ``solution_str`` is the decoded response with its interpreter outputs. The answer is the one in
+    the model's words after the last output, outside of calls (``reward.extract``). Our agent loop
+    has already read it from the tokens and passes it in ``extra_info`` as ``answer`` beside
+    ``behavior``; without ``behavior``, an ``answer`` there is a data file's column and is ignored.
+
+    Returns the same keys for every response, as verl needs: score, acc (1.0 or 0.0), answer ("" if
+    none), pred (verl's name for the answer as maj@k counts it), has_answer and check_failed (1.0
+    when the check timed out or crashed, which counts as wrong). ``shaping`` holds the options of
+    ``reward.shaping`` that differ from their defaults. Their parts are added to score and also
+    returned separately, with reward_answer for the answer alone. Raises RewardError when the row
     has no ground truth.
     """
     truth = _truth(ground_truth, data_source, extra_info)
@@ -65,8 +64,9 @@ def compute_score(
 
 
 def mean_parts(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each part over results of ``compute_score``, as metrics ``reward/NAME``; score
-    and acc are verl's.
+    """Mean of each part over results of ``compute_score``, as metrics ``reward/NAME``.
+
+    score and acc are left out, because verl reports them.
     """
     values: dict[str, list[float]] = {}
     for result in results:

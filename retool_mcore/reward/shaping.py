@@ -1,8 +1,10 @@
-"""What may be added to the paper's reward, each off by default and logged as a part of its own.
+"""Optional parts of the reward beyond the paper's, each off by default and logged separately.
 
-- ``call_bonus``: the public recipe's 0.1 for every call of a wrong response, up to ``call_bonus_cap`` (-0.6).
-- ``overlong_buffer_tokens``: DAPO's overlong shaping; the last that many tokens before ``overlong_limit_tokens`` cost
-  linearly up to 1. The limit is rollout.max_response_tokens, interpreter output included.
+- ``call_bonus``: a bonus for every call of a wrong response, up to a reward of ``call_bonus_cap``;
+  0.1 and -0.6 in the public recipe.
+- ``overlong_buffer_tokens``: DAPO's overlong shaping. A response that runs into the last so many
+  tokens before ``overlong_limit_tokens`` loses up to 1, linearly. The limit is
+  rollout.max_response_tokens, interpreter output included.
 - ``require_format``: a right answer counts only when no call of the response was malformed.
 """
 
@@ -17,7 +19,7 @@ from retool_mcore.errors import RewardError
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
-    """The options; the defaults change nothing."""
+    """The shaping options; the defaults change nothing."""
 
     call_bonus: float = 0.0
     call_bonus_cap: float = -0.6
@@ -37,12 +39,13 @@ class Shaping:
         return bool(self.call_bonus or self.overlong_buffer_tokens or self.require_format)
 
     def counts(self, right: bool, behavior: Mapping[str, Any]) -> bool:
-        """Does a response with a right (or wrong) answer count as right?"""
+        """Whether a response counts as right, given whether its answer is ``right``."""
         return right and not (self.require_format and behavior["malformed"])
 
     def parts(self, right: bool, base: float, behavior: Mapping[str, Any]) -> dict[str, float]:
-        """The parts to add to ``base``, by name; those of the options that are on, so the same for
-        every response.
+        """The parts to add to ``base``, by name.
+
+        Only options that are on have parts, so every response has the same ones.
         """
         parts: dict[str, float] = {}
         if self.call_bonus:
@@ -57,8 +60,9 @@ class Shaping:
 
 
 def behavior_of(extra_info: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What the agent loop counted. Raises RewardError where it is missing: shaping would silently
-    do nothing.
+    """What the agent loop counted.
+
+    Raises RewardError when it is missing, because shaping would silently do nothing.
     """
     behavior = (extra_info or {}).get("behavior")
     if not isinstance(behavior, Mapping):

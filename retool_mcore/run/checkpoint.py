@@ -1,17 +1,20 @@
-"""Checkpoints of a run: complete or absent, the newest few kept.
+"""Checkpoints of a run. Each is complete or does not count, and the newest few are kept.
 
     <run>/checkpoints/global_step_50/
-        actor/model/huggingface/   weights in Hugging Face's layout, written by the bridge: what `retool export` copies
-        actor/optimizer/dist_ckpt/ Adam moments, float32 main weights and the schedule, sharded by Megatron
+        actor/model/huggingface/   weights in Hugging Face's layout, written by the bridge;
+                                   `retool export` copies them
+        actor/optimizer/dist_ckpt/ Adam moments, float32 main weights and the schedule, sharded by
+                                   Megatron
         actor/extra/dist_ckpt/     random states of every rank
-        data.pt                    RL only: where verl's data loader stands (SFT's position is the step itself)
-        state.json                 the step, the identity of the run and the parallel layout it was saved on; written
-                                   last, so its presence means complete
+        data.pt                    RL only: where verl's data loader stands (SFT's position is the
+                                   step itself)
+        state.json                 the step, the identity of the run and the parallel layout it was
+                                   saved on; written last, so its presence means complete
 
-The folders are verl's, so that its own tools read our checkpoints. A folder without state.json is
-what a kill left behind: never resumed from, deleted when an SFT run goes on, and overwritten when
-an RL run comes to that step again. A kill at any moment leaves the previous checkpoint valid, also
-while an asynchronous save is being written.
+The folder layout is verl's, so verl's own tools can read our checkpoints. A folder without
+state.json is what a kill left behind: it is never resumed from, it is deleted when an SFT run
+resumes, and it is overwritten when an RL run reaches that step again. A kill at any moment leaves
+the previous checkpoint valid, even while an asynchronous save is being written.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from retool_mcore.run.folder import write_whole
 
 STATE_FILE = "state.json"
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "dp")
-# # Of what identity() holds: may change between a save and its resume, and then counts from the
+# Keys of identity() that may change between a save and its resume. The new value applies from the
 # next step on.
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 NOT_RECORDED = "(not recorded)"
@@ -51,15 +54,16 @@ class Saved:
     reshardable: bool
 
     def has_random_states_of(self, config: RunConfig) -> bool:
-        """They are saved for each pipeline and tensor parallel rank, and are equal over the
-        data-parallel ones.
+        """Whether ``config`` has the tp and pp sizes that the random states were saved for.
+
+        They are saved per pipeline and tensor parallel rank; data-parallel ranks have equal ones.
         """
         now = layout(config)
         return all(self.layout[size] == now[size] for size in ("tp", "pp"))
 
 
 class Pending(Protocol):
-    """A save whose files are being written; verl/async_save.py."""
+    """A save whose files are still being written; see verl/async_save.py."""
 
     def ended(self) -> bool: ...
     def finish(self) -> None: ...
@@ -67,16 +71,16 @@ class Pending(Protocol):
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must not change between a save and its resume for the run to continue as if it had not
-    been stopped.
+    """What must be equal at a save and its resume, so that the run continues as if never stopped.
 
-    But for what FREE names, a change of which is meant, takes effect and is told.
+    The keys in FREE are exceptions: the user may change them on purpose, the new value takes
+    effect, and the run says so.
     """
     constant = config.optim.schedule == "constant" and not config.optim.warmup_fraction
     shared = {
         "model": config.model.model_dump(),
         "optim": config.optim.model_dump(),
-        "steps": None if constant else config.num_steps,  # the schedule is stretched over them
+        "steps": None if constant else config.num_steps,  # the schedule spans them
         "seed": config.run.seed,
     }
     if isinstance(config, SftConfig):
@@ -85,13 +89,13 @@ def identity(config: RunConfig) -> dict[str, Any]:
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     keys = {"prompts_per_step": config.train.prompts_per_step, "group_size": config.rollout.group_size}
     roles: dict[str, Any] = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}
-    if config.algorithm.name == "ppo":  # it saves a critic, too
+    if config.algorithm.name == "ppo":  # a PPO run saves a critic, too
         roles["critic"] = {"lr": config.critic.lr}
     return shared | keys | roles | {"train_file": config.data.train_file}
 
 
 def layout(config: RunConfig) -> dict[str, int]:
-    """How the run's processes share the model and the data."""
+    """The parallel sizes, by which the run's processes share the model and the data."""
     sizes = config.parallel.model_dump() | {"dp": config.dp}
     return {size: sizes[size] for size in LAYOUT}
 
@@ -120,9 +124,9 @@ def _read(path: Path) -> Saved:
 
 
 def find_resume(config: RunConfig) -> Saved | None:
-    """The checkpoint that ``checkpoint.resume`` names, checked to belong to this run.
+    """Find the checkpoint that ``checkpoint.resume`` names and check that it belongs to this run.
 
-    Raises CheckpointError when it is missing, incomplete or of another run.
+    Raises CheckpointError when it is missing, incomplete or from another run.
     """
     folder = config.run.dir / "checkpoints"
     choice = config.checkpoint.resume
@@ -156,7 +160,7 @@ def find_resume(config: RunConfig) -> Saved | None:
 
 
 def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
-    """One line on the terminal for the settings that differ from the checkpoint's and may."""
+    """Print one line that names the settings of FREE that differ from the checkpoint's."""
     changed = [words for key, words in _changes(saved, config) if key in FREE]
     if changed:
         line = f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}"
@@ -180,7 +184,7 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check_layout(saved: Saved, config: RunConfig) -> None:
-    """Raise CheckpointError when the checkpoint's form does not allow the run's parallel layout."""
+    """Raise CheckpointError when the checkpoint cannot be loaded on the run's parallel layout."""
     now = layout(config)
     changed = {size for size in LAYOUT if saved.layout[size] != now[size]}
     if not changed:
@@ -209,7 +213,7 @@ def step_folder(config: RunConfig, step: int) -> Path:
 
 
 def publish(config: RunConfig, step: int) -> None:
-    """Declare ``step_folder(step)`` complete, then delete all but the newest ``checkpoint.keep``."""
+    """Mark ``step_folder(step)`` complete, then delete all but the newest ``checkpoint.keep``."""
     path = step_folder(config, step) / STATE_FILE
     state = {
         "step": step,
@@ -225,9 +229,7 @@ def publish(config: RunConfig, step: int) -> None:
 
 @contextmanager
 def full_disk_is_told(folder: Path) -> Iterator[None]:
-    """Turn "no space left", which each library that writes a part says in a class of its own, into
-    CheckpointError.
-    """
+    """Turn "no space left" into CheckpointError; each library has its own class for it."""
     try:
         yield
     except Exception as error:
@@ -240,21 +242,19 @@ def full_disk_is_told(folder: Path) -> Iterator[None]:
 
 
 def delete_incomplete(config: RunConfig) -> None:
-    """Delete what kills have left in the run's folder. For a process that holds the run
-    (process.lock_run).
-    """
+    """Delete what kills left in the run's folder. The caller holds the run (folder.lock_run)."""
     for path in (config.run.dir / "checkpoints").glob("global_step_*"):
         if not (path / STATE_FILE).is_file():
             shutil.rmtree(path)
 
 
 class Saver:
-    """Writes the checkpoints of a run and publishes them, at most one of them in flight.
+    """Writes and publishes the checkpoints of a run, with at most one save in flight.
 
-    ``write(folder, step)`` returns what is still being written, or None when all is. Under SFT it
-    is collective, as all methods are: every rank calls it with the same arguments. Under RL one
-    process speaks for all. On leaving the ``with`` block the save in flight is completed, or, after
-    an error, given up.
+    ``write(folder, step)`` returns the save that is still being written, or None when everything
+    is on disk. Under SFT ``write`` and all methods are collective: every rank calls them with the
+    same arguments. Under RL one process calls them for all ranks. Leaving the ``with`` block
+    completes the save in flight, or gives it up after an error.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""From a run's checkpoint to a model directory that transformers and SGLang load.
+"""Export a run's checkpoint as a model directory that transformers and SGLang can load.
 
-The bridge writes Hugging Face weights into every checkpoint, so exporting is to find them, check
-that they are whole, and copy them to where the user wants them: no process group, no second copy of
-the model in memory.
+The bridge writes Hugging Face weights into every checkpoint. An export finds them, checks that they
+are whole, and copies them to where the user wants them. It needs no process group and no second
+copy of the model in memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ _WEIGHTS = Path("actor", "model", "huggingface")
 
 
 def export(run_dir: Path, to: Path) -> Path:
-    """Copy the newest complete checkpoint's weights, configuration and tokenizer to ``to``, all or
-    nothing.
+    """Copy the newest complete checkpoint's weights, configuration and tokenizer to ``to``.
 
-    Raises CheckpointError when there is none, when it is incomplete, or when ``to`` holds something
-    else.
+    All or nothing. Raises CheckpointError when there is none, when it is incomplete, or when ``to``
+    holds something else.
     """
     source = find_weights(run_dir)
     read_config(str(source))
@@ -42,8 +41,10 @@ def export(run_dir: Path, to: Path) -> Path:
 
 
 def _tell_dtype(folder: Path) -> None:
-    """The bridge keeps config.json of the model that was trained on, whose weights may have had
-    another dtype.
+    """Write the dtype of the exported weights into config.json.
+
+    The bridge copies config.json from the model that training started from, whose weights may have
+    had another dtype.
     """
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
@@ -53,17 +54,13 @@ def _tell_dtype(folder: Path) -> None:
 
 
 def export_at_end(config: RunConfig) -> None:
-    """Export the run that has saved its last step to ``<run>/export``, where ``checkpoint.export``
-    asks for it.
-    """
+    """Export a run that has saved its last step to ``<run>/export``, if ``checkpoint.export``."""
     if config.checkpoint.export and config.checkpoint.every_steps:
         export(config.run.dir, config.run.dir / "export")
 
 
 def find_weights(run_dir: Path) -> Path:
-    """The Hugging Face folder of a run's newest complete checkpoint, or of the one checkpoint
-    given.
-    """
+    """The Hugging Face folder of a run's newest complete checkpoint, or of one given checkpoint."""
     checkpoints = run_dir / "checkpoints"
     candidates = [run_dir, *(saved.path for saved in reversed(complete_checkpoints(checkpoints)))]
     for folder in candidates:

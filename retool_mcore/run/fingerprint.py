@@ -1,5 +1,6 @@
-"""What must be the same on every node of a run: code, packages, data, model. Cheap enough to take
-at each start.
+"""What must be the same on every node of a run: code, packages, data and model.
+
+It is cheap enough to take at every start.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import retool_mcore
 from retool_mcore.config import RunConfig
 
 PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
-ENDS_BYTES = 2**20  # of a data file: its size and both ends stand for the whole
+ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand for the whole
 
 
 def fingerprint(config: RunConfig) -> dict[str, str]:
-    """Name of a thing -> its version or hash on this node."""
+    """Map each name to its version or hash on this node."""
     found = {"host": socket.gethostname(), "python": platform.python_version(), "code": code_hash()}
     for package in PACKAGES:
         try:
@@ -34,7 +35,7 @@ def fingerprint(config: RunConfig) -> dict[str, str]:
 
 
 def code_hash() -> str:
-    """Of every source file of this package."""
+    """Hash of all Python source files of this package."""
     folder = Path(retool_mcore.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -56,7 +57,7 @@ def file_hash(path: Path) -> str:
 
 
 def differing(nodes: Sequence[Mapping[str, str]]) -> list[str]:
-    """One sentence for each thing that some node has otherwise than the first; hosts may differ."""
+    """One sentence per entry in which a node differs from the first; host names may differ."""
     first, *others = nodes
     return [
         f"{name} is {first[name]} on {first['host']} and {other.get(name, 'unknown')} on {other['host']}"

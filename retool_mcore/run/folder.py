@@ -1,4 +1,4 @@
-"""A run's folder has one writer, and a file in it is whole or not there."""
+"""A run's folder has one writer, and a file in it is whole or absent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retool_mcore.errors import ConfigError
 
 
 def lock_run(run_dir: Path) -> IO[str]:
-    """Hold the run's folder for this process; the lock goes with the process, however it ends.
+    """Lock the run's folder for this process; the lock ends with the process, however it ends.
 
     Raises ConfigError when another process is writing to the same run.
     """
@@ -36,10 +36,10 @@ def lock_run(run_dir: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A draft beside ``path`` that takes its name when the block ends well and its bytes are on
-    disk.
+    """Yield a draft beside ``path``, which replaces ``path`` when the block ends without an error.
 
-    It goes when the block does not end well, and ``path`` stays what it was. Raises OSError.
+    The draft's bytes are on disk before it takes the name. After an error the draft is deleted and
+    ``path`` stays as it was. Raises OSError.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +57,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """``text`` as the content of ``path``, or ``path`` as it was. Raises OSError."""
+    """Write ``text`` to ``path``, or leave ``path`` as it was. Raises OSError."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")

@@ -1,23 +1,26 @@
-"""Where numbers go: one JSONL line and one set of TensorBoard scalars per step, with every name and
-unit listed.
+"""The metrics of a run: one JSONL line and one set of TensorBoard scalars per step.
 
 loss          nats per trained token, mean over the global batch
-lr, grad_norm the rate that the optimizer held in the step's last update; grad_norm before clipping
-tokens        all tokens of the step, over all ranks;  loss_tokens those the loss is taken on
-tokens_per_s  tokens / (time_step_s without checkpoints and validation), of the whole run: all ranks, all engines;
-              tokens_per_s_per_gpu: the same / GPUs of [cluster]
+lr, grad_norm the learning rate of the step's last update; the gradient norm before clipping
+tokens        all tokens of the step, over all ranks; loss_tokens: those that the loss is taken on
+tokens_per_s  tokens / (time_step_s without checkpoints and validation), for the whole run: all
+              ranks, all engines; tokens_per_s_per_gpu: the same / GPUs of [cluster]
 flops         model FLOPs of the step, by ModelShape.train_flops
-mfu           flops / (peak FLOPs * GPUs * seconds of data, forward_backward and optimizer; in RL GPUs that train and
-              seconds of the actor's update); absent where the device's peak is not known
-memory_gib    highest so far on any rank: the device's allocator, or resident memory on a CPU; memory_gib/rank_N: on one
-gpu_percent   share of the last second in which the logging rank's device was busy; where there is such a counter
-unix_s        when the row was written, seconds since 1970
-time_*_s      wall time by phase; the phases add up to time_step_s. RL's tool_wait is the
-interpreter's part in the
-              trajectory that the step waited for, engine_sleep the engine's giving back of its memory; generation
-              is without both. Three are outside of RL's step: validate_after, metrics (these numbers and the trajectory
-              file) and between_steps, from the last row to this step (verl's clean-up and console). With time_step_s
-              they add up to what lies between the unix_s of two rows; SFT's time_step_s is all of it
+mfu           flops / (peak FLOPs * GPUs * seconds of data, forward_backward and optimizer); in RL
+              the GPUs that train and the seconds of the actor's update; absent where the device's
+              peak is not known
+memory_gib    the highest so far on any rank: of the device's allocator, or resident memory on a
+              CPU; memory_gib/rank_N: the highest on rank N
+gpu_percent   share of the last second in which the logging rank's device was busy; absent where
+              the device has no such counter
+unix_s        when the row was written, in seconds since 1970
+time_*_s      wall time by phase; the phases add up to time_step_s. In RL, tool_wait is the
+              interpreter's part of the trajectory that the step waited for, engine_sleep is the
+              time in which the engine gives back its memory, and generation excludes both. Three
+              phases lie outside RL's step: validate_after, metrics (these numbers and the
+              trajectory file) and between_steps, from the last row to this step (verl's clean-up
+              and console). With time_step_s they add up to the time between the unix_s of two
+              rows. In SFT time_step_s is all of that time
 val_loss      nats per trained token of the validation file
 """
 
@@ -37,11 +40,11 @@ from retool_mcore.run.folder import write_whole
 
 
 class NonFiniteLoss(ReToolError, ArithmeticError):
-    """The loss or the gradient norm became NaN or infinite; the last checkpoint is from before."""
+    """The loss or gradient norm became NaN or infinite; the newest checkpoint is from before."""
 
 
 def require_finite(metrics: Mapping[str, float], step: int) -> None:
-    """Stop before a NaN can reach a checkpoint."""
+    """Raise NonFiniteLoss before a NaN can reach a checkpoint."""
     for name in ("loss", "grad_norm"):
         if not math.isfinite(metrics[name]):
             raise NonFiniteLoss(
@@ -51,21 +54,21 @@ def require_finite(metrics: Mapping[str, float], step: int) -> None:
 
 
 def token_rates(tokens: float, times: Mapping[str, float], num_gpus: int) -> dict[str, float]:
-    """tokens_per_s and tokens_per_s_per_gpu of a step, from its phases; ``num_gpus`` of [cluster]."""
+    """tokens_per_s and tokens_per_s_per_gpu of a step; ``num_gpus`` are all of [cluster]."""
     now_and_then_s = sum(times.get(name, 0.0) for name in ("time_checkpoint_s", "time_validate_s"))
     rate = tokens / (times["time_step_s"] - now_and_then_s)
     return {"tokens_per_s": rate, "tokens_per_s_per_gpu": rate / num_gpus}
 
 
 def memory_by_rank(peaks_gib: Sequence[float]) -> dict[str, float]:
-    """memory_gib and memory_gib/rank_N from the peak of each rank, in their order."""
+    """memory_gib and memory_gib/rank_N, from the peaks of the ranks in rank order."""
     return {"memory_gib": max(peaks_gib)} | {f"memory_gib/rank_{rank}": peak for rank, peak in enumerate(peaks_gib)}
 
 
 class PhaseTimer:
     """Wall time of a step, split by phase; what no phase claims is ``time_other_s``.
 
-    A span inside another one is taken out of it, so that the phases add up to the step.
+    The time of an inner span is not counted in the outer one, so the phases add up to the step.
     """
 
     def __init__(self) -> None:
@@ -101,8 +104,9 @@ class PhaseTimer:
 
 
 class MetricWriter:
-    """Appends to ``metrics.jsonl`` and to TensorBoard's event files; a resumed run drops what it
-    will write again.
+    """Appends to ``metrics.jsonl`` and to TensorBoard's event files.
+
+    A resumed run drops the rows that it will write again.
     """
 
     def __init__(self, run_dir: Path, *, resumed_step: int) -> None:
@@ -123,7 +127,7 @@ class MetricWriter:
         self._file.flush()
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
-        self._board.flush()  # what a killed process has not flushed, its resumed run does not write again
+        self._board.flush()  # a resumed run does not write again what a killed process failed to flush
 
     def close(self) -> None:
         self._file.close()
@@ -131,7 +135,7 @@ class MetricWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Rows of a ``metrics.jsonl``; the line that a kill cut short is left out."""
+    """Rows of a ``metrics.jsonl``, up to a line that a kill cut short."""
     rows: list[dict[str, float]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

@@ -1,4 +1,4 @@
-"""The terminal while a run goes on: what is done, of how much, how long it will take."""
+"""A run's progress bar: the steps done, the steps in all, and the time that remains."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 
 def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
-    """``console``: None for standard output. ``more``: columns behind the time that remains."""
+    """A bar on ``console`` (None: standard output), with ``more`` columns after the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, *more, console=console)
