@@ -1,3 +1,4 @@
-"""Ascend NPUs: the platform's class, what it maps and refuses, its launch scripts. Imported by name
-only.
+"""Ascend NPUs: the platform's class, what it maps and refuses, its launch scripts.
+
+Other code imports this package by name only.
 """

@@ -1,4 +1,4 @@
-"""``python -m ascend``: the mapping table of README.md."""
+"""``python -m ascend`` prints the mapping table of README.md."""
 
 import sys
 

@@ -1,10 +1,9 @@
-"""Class Ascend: Huawei NPUs. MindSpeed under Megatron-core for training, vLLM with vllm-ascend for
-rollouts.
+"""Class Ascend: Huawei NPUs, with MindSpeed under Megatron-core, and vLLM with vllm-ascend.
 
-verl 0.9.1 already knows the device (platform `huawei`) and registers a MindSpeed engine for
-(megatron, npu), so nothing is patched for the device's sake. What this class adds: the order of
-imports that MindSpeed needs, the environment, and a clear error for whatever a machine or a
-configuration lacks.
+MindSpeed serves training, vLLM rollouts. verl 0.9.1 already knows the device (platform `huawei`)
+and registers a MindSpeed engine for (megatron, npu), so no patch is needed for the device. This
+class adds the order of imports that MindSpeed needs, the environment, and a clear error for
+whatever a machine or a configuration lacks.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.records import Device, Rollout, Training
+from retool_mcore.platforms.versions import requirement
 
 CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
-# # verl's image for CANN 9.0 (Dockerfile.ascend_9.0.0_a2_v0.8.0) and its ReTool page for Ascend of
-# 2026-07 name these. # vllm-ascend 0.18.0's own page names CANN 8.5.1 with the same torch. verl's
-# newest scripts go on to torch 2.10 with # vllm-ascend 0.23: not taken here.
+# verl's image for CANN 9.0 (Dockerfile.ascend_9.0.0_a2_v0.8.0) and its ReTool page for Ascend of
+# 2026-07 name these versions. vllm-ascend 0.18.0's own page names CANN 8.5.1 with the same torch.
+# verl's newest scripts use torch 2.10 with vllm-ascend 0.23, which this platform does not.
 CANN = ("9.0",)
 VERSIONS = (
     "torch>=2.9.0,<2.10",
     "torch-npu>=2.9.0,<2.10",
-    "megatron-core>=0.16,<0.17",
+    requirement("megatron-core"),
     "mindspeed>=0.16,<0.17",
     "vllm>=0.18.0,<0.19",
     "vllm-ascend>=0.18.0,<0.19",
 )
-# The guide exports these too. vLLM and vllm-ascend 0.18.0 read none of them any more.
+# verl's guide exports these as well. vLLM and vllm-ascend 0.18.0 no longer read any of them.
 GUIDE_DROPPED = {
     "VLLM_USE_V1": "V1 is vLLM's only engine since 0.11; nothing reads the variable",
     "VLLM_ENABLE_GRAPH_MODE": "not in vllm-ascend 0.18.0; graphs are on unless enforce_eager",
@@ -62,8 +62,7 @@ class Ascend(Platform):
     training = Training(
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
-        # # verl's own default backend; MindSpeed's attention takes its place where use_flash_attn
-        # is set.
+        # verl's own default backend; MindSpeed's attention replaces it when use_flash_attn is set.
         transformer_options={"attention_backend": "flash", "use_flash_attn": True},
     )
     # On NPUs verl registers its HCCL engine as "nccl".
@@ -95,7 +94,7 @@ class Ascend(Platform):
             )
 
     def cann_version(self) -> str | None:
-        """Of the toolkit that the environment points to; None where there is none."""
+        """The version of the toolkit that the environment points to; None where there is none."""
         home = Path(os.environ.get("ASCEND_HOME_PATH", CANN_HOME))
         for info in sorted(home.glob("*-linux/ascend_toolkit_install.info")):
             for line in info.read_text(encoding="utf-8").splitlines():

@@ -1,9 +1,8 @@
-"""From a CUDA run's settings to an Ascend run's: what is the same, what is put in its place, what
-is refused.
+"""Maps a CUDA run's settings to an Ascend run's: each is the same, substituted or refused.
 
 The table is the single source: ``check`` enforces its refusals, ``retool plan --platform ascend``
-prints it, and README.md holds what ``markdown`` makes of it (a test compares). "Seen in" names
-where the claim was read; nothing here was run on an NPU.
+prints it, and README.md holds what ``markdown`` makes of it (a test compares). "Seen in" names the
+source of each claim; nothing here was run on an NPU.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.16.0", "vllm-asc
 class Row:
     """One line of the mapping.
 
-    ``asked`` tells whether a run's own settings ask for what cannot be had; ``overrides`` are
-    patterns (of fnmatch) of the raw verl keys that do. Both only in rows of kind "refused".
+    ``asked`` tells whether a run's own settings ask for something that NPUs do not have.
+    ``overrides`` are fnmatch patterns of the raw verl keys that ask for it. Only rows of kind
+    "refused" have either.
     """
 
     cuda: str
@@ -201,16 +201,14 @@ TABLE: tuple[Row, ...] = (
 
 
 def check(config: RunConfig) -> None:
-    """Raise ConfigError for every setting of the run that an NPU has no counterpart for, all of
-    them at once.
-    """
+    """Raise one ConfigError that names every setting without a counterpart on an NPU."""
     found: list[str] = []
     for row in TABLE:
         if row.asked is not None and row.asked(config):
             found.append(f"{row.cuda}: {row.reason}")
         for key, value in config.verl_overrides.items():
-            # # A key whose value names the tool ("global_profiler.tool" = "nsys") is matched with
-            # its value.
+            # Some values name the tool ("global_profiler.tool" = "nsys"), so match the key with its
+            # value too.
             if any(fnmatchcase(key, pattern) or fnmatchcase(f"{key}={value}", pattern) for pattern in row.overrides):
                 found.append(f"[verl_overrides] {key}: {row.reason}")
     if found:

@@ -1,5 +1,6 @@
-"""SFT on Megatron. One node: torchrun --nproc-per-node N launch/sft_mcore.py CONFIG.toml
-[section.key=value ...]
+"""SFT on Megatron, on one node.
+
+torchrun --nproc-per-node N launch/sft_mcore.py CONFIG.toml [section.key=value ...]
 """
 
 from retool_mcore.cli.main import run_sft

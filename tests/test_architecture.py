@@ -59,7 +59,10 @@ GUIDES = [*ROOT.glob("*.md"), *ROOT.glob("retool_mcore/*/README.md")]
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_the_guides_name_are_there(guide: Path):
-    """As paths from the root, the package or the guide's own folder; a lone name in backticks is of its folder."""
+    """Paths start at the root, the package or the guide's folder.
+
+    A lone name in backticks is of the guide's folder.
+    """
     text = guide.read_text(encoding="utf-8")
     named = set(re.findall(r"\b(?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:py|md|sh|toml)\b", text))
     if guide.parent != ROOT:

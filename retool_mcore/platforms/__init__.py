@@ -1,4 +1,4 @@
-"""Platforms: all that differs between a laptop, NVIDIA GPUs and Ascend NPUs."""
+"""Platforms: everything that differs between a laptop, NVIDIA GPUs and Ascend NPUs."""
 
 from retool_mcore.platforms.base import Platform, get_platform
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
-from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.records import Device, Host, Rollout, Training
 
-PLATFORMS = {  # name -> module:class, imported only when asked for; detect_platform() takes the last that fits
+PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() takes the last that fits
     "cpu": "retool_mcore.platforms.cpu.platform:Cpu",
     "cuda": "retool_mcore.platforms.cuda.platform:Cuda",
     "ascend": "ascend.adapter:Ascend",
@@ -39,7 +39,7 @@ class EnvVar:
 
 
 class Platform(ABC):
-    """A kind of machine: its facts, one record for each reader, and what is done differently on it."""
+    """A kind of machine: its facts, one record for each reader, and what differs on it."""
 
     name: ClassVar[str]
     verl_platform: ClassVar[str]  # the value of VERL_PLATFORM
@@ -58,12 +58,14 @@ class Platform(ABC):
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
-        """Every patch the platform makes, in any kind of process; for `retool preflight` and the
-        tests.
-        """
+        """Every patch of the platform, in any kind of process; for `retool preflight` and tests."""
+
+    def seams(self) -> Sequence[Seam]:
+        """Private names that the platform's code depends on; listed by `retool preflight`."""
+        return ()
 
     def sglang_patches(self) -> Sequence[Patch]:
-        """Those of patches() that SGLang's processes apply, through sglang_plugin."""
+        """The patches, a subset of patches(), that SGLang's processes apply (sglang_plugin)."""
         return ()
 
     def device_count(self) -> int:
@@ -73,27 +75,31 @@ class Platform(ABC):
         return torch.accelerator.device_count()
 
     def facts(self) -> Mapping[str, str]:
-        """Driver, collectives and their like, for `retool preflight`. Raises PlatformError when one
-        will not do.
+        """Driver, collectives and the like, for `retool preflight`.
+
+        Raises PlatformError when one of them will not do.
         """
         return {}
 
     def mapping(self) -> str:
-        """How a CUDA run's settings are mapped, as a Markdown table for `retool plan`; "" where
-        nothing is.
+        """How a CUDA run's settings map to this platform, as a Markdown table for `retool plan`.
+
+        Empty where nothing is mapped.
         """
         return ""
 
     def tested_versions(self) -> Sequence[str]:
-        """Requirements of what pip does not install with the extra of the platform's name; for
-        `retool preflight`.
+        """Requirements of what pip does not install with the platform's extra.
+
+        `retool preflight` checks them.
         """
         return ()
 
     @abstractmethod
     def activate(self) -> None:
-        """Make this process one of the platform's. Call it first, before torch.distributed,
-        megatron and verl are used.
+        """Make this process one of the platform's.
+
+        Call it first, before torch.distributed, megatron and verl are used.
 
         Checks the machine, sets the environment and applies the patches that every process needs.
         Calling it again does nothing. Raises PlatformError.
@@ -113,11 +119,10 @@ class Platform(ABC):
         tp: int = 1,
         engine_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """The command that starts a standalone SGLang server on 127.0.0.1, for evaluation. Run it
-        in process_env().
+        """The command that starts a standalone SGLang server on 127.0.0.1, for evaluation.
 
-        ``engine_args``: of SGLang's ServerArgs, by their names; ``rollout_engine_kwargs()`` come
-        first.
+        Run it in process_env(). ``engine_args`` are fields of SGLang's ServerArgs by name; they win
+        over ``rollout_engine_kwargs()``.
         """
         command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--model-path", model_path, "--dtype", dtype, "--tp-size", str(tp)]
@@ -127,7 +132,7 @@ class Platform(ABC):
         return command + sglang_options({**self.rollout_engine_kwargs(), **(engine_args or {})})
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
-        """The environment in which a process sees these of the devices that this one sees."""
+        """The environment that shows a process only these of the devices that this one sees."""
         raise PlatformError(f'run.platform = "{self.name}" has no devices to share out among servers.')
 
     @abstractmethod
@@ -136,18 +141,17 @@ class Platform(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the device has done what this process has asked of it; for clocks."""
+        """Wait until the device has finished this process's work; for clocks."""
 
     def check_settings(self, config: RunConfig) -> None:
-        """Raise ConfigError for a setting without a counterpart here, PlatformError when it is not
-        installed.
+        """Raise ConfigError for a setting without a counterpart on this platform.
+
+        Raises PlatformError when the counterpart is not installed.
         """
         self.check_dtype(config)
 
     def check_dtype(self, config: RunConfig) -> None:
-        """Raise ConfigError when model.dtype is not one of this kind of machine's, whatever this
-        machine is.
-        """
+        """Raise ConfigError when model.dtype is not one that this kind of machine trains in."""
         if config.model.dtype not in self.training.dtypes:
             known = " or ".join(f'"{dtype}"' for dtype in self.training.dtypes)
             raise ConfigError(
@@ -156,20 +160,19 @@ class Platform(ABC):
             )
 
     def check_room(self, config: RunConfig) -> None:  # noqa: B027  where devices are counted there is no more to ask
-        """Raise ConfigError when this machine is too small for so many processes; devices are
-        counted elsewhere.
+        """Raise ConfigError when this machine has no room for that many processes.
+
+        Other code counts devices; this is for machines without them.
         """
 
     def extend_verl(self) -> None:  # noqa: B027  verl knows the others
-        """Register the platform with verl, in every process of a run that imports verl. For those
-        verl lacks.
-        """
+        """Register the platform with verl if verl lacks it, in every process that imports verl."""
 
     def server_devices(self, config: RlConfig) -> list[list[int]]:
-        """The devices of each rollout server of an evaluation: rollout.engine_tp of [cluster]'s
-        node that are here.
+        """The devices of each rollout server of an evaluation, rollout.engine_tp for each.
 
-        Raises ConfigError when this machine has too few for one.
+        It uses this machine's devices, at most those of a node of [cluster]. Raises ConfigError
+        when they are too few for one server.
         """
         tp, present = config.rollout.engine_tp, self.device_count()
         count = min(present, config.cluster.gpus_per_node) // tp
@@ -183,14 +186,13 @@ class Platform(ABC):
 
     @abstractmethod
     def peak_memory_gib(self) -> float:
-        """The most memory of the device this process has held: allocator's peak, on `cpu` the
-        resident set's.
+        """The most memory this process has held: the allocator's peak.
+
+        On `cpu` it is the peak of the resident set.
         """
 
     def gpu_percent(self) -> float | None:
-        """Share of the last second in which this process's device was busy; None where nothing
-        counts it.
-        """
+        """Percentage of the last second in which the device was busy; None if nothing counts it."""
         return None
 
     def process_env(self) -> dict[str, str]:
@@ -201,8 +203,9 @@ class Platform(ABC):
 
 
 def sglang_options(args: Mapping[str, Any]) -> list[str]:
-    """Fields of SGLang's ServerArgs as options of its command: a flag for True, nothing for False,
-    JSON for a table.
+    """Turn fields of SGLang's ServerArgs into options of its command.
+
+    True becomes a flag, False nothing, a table JSON.
     """
     options: list[str] = []
     for name, value in args.items():
@@ -217,8 +220,9 @@ def sglang_options(args: Mapping[str, Any]) -> list[str]:
 
 
 def check_entry_points(*groups: str) -> None:
-    """Raise PlatformError where verl or SGLang would not find our plugin: both then go on silently
-    without it.
+    """Raise PlatformError if verl or SGLang would not find our plugin.
+
+    Both would silently go on without it.
     """
     for group in groups:
         ours = entry_points(group=group).select(name="retool_mcore")
@@ -231,10 +235,10 @@ def check_entry_points(*groups: str) -> None:
 
 
 def get_platform(name: str) -> Platform:
-    """The platform object of a name in a run's configuration. Importing it loads no torch and no
-    engine.
+    """The platform object for a name in a run's configuration.
 
-    Raises PlatformError for an unknown name or one whose package is missing.
+    Importing it loads no torch and no engine. Raises PlatformError for an unknown name or one whose
+    package is missing.
     """
     if name not in PLATFORMS:
         raise PlatformError(f'run.platform = "{name}" is not a platform. Known: {", ".join(PLATFORMS)}.')
@@ -251,7 +255,7 @@ def get_platform(name: str) -> Platform:
 
 
 def detect_platform() -> Platform:
-    """The platform of the devices that this machine has; the laptop's where it has none."""
+    """The platform of this machine's devices; `cpu` where it has none."""
     for name in reversed(PLATFORMS):
         try:
             found = get_platform(name)
@@ -263,5 +267,5 @@ def detect_platform() -> Platform:
 
 
 def without_devices() -> Platform:
-    """The platform whose verl imports on a machine without devices, a login node for one."""
+    """The platform with which verl imports on a machine without devices, such as a login node."""
     return get_platform(WITHOUT_DEVICES)

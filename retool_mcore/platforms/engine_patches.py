@@ -1,5 +1,6 @@
-"""What every platform with patches changes in verl's Megatron engine, and in Megatron's checkpoint
-writer.
+"""The patches of verl's Megatron engine and Megatron's checkpoint writer, for all platforms.
+
+Every platform that has patches applies them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from multiprocessing.managers import SyncManager
 from typing import Any
 
 from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.versions import requirement
 from retool_mcore.process import die_with_parent
 
-MIN_MICRO_BATCHES = "min_num_micro_batch"  # in a batch's non-tensor data: into at least so many it is cut
+MIN_MICRO_BATCHES = "min_num_micro_batch"  # in a batch's non-tensor data: cut it into at least so many
 
 
 def _as_many_as_asked(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,8 +31,9 @@ def _as_many_as_asked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _chunks_share_a_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The original for the first chunk of a model; then Megatron's interleaved schedule gets the
-    functions of all.
+    """Call the original for the model's first chunk, then set the functions of all chunks.
+
+    Megatron's interleaved schedule needs a list of them.
     """
 
     @wraps(original)
@@ -49,7 +52,7 @@ def _chunks_share_a_config(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _results_queue(original: Callable[[], Any]) -> Callable[[], Any]:
-    """Made once, as in the original; but its manager must not outlive this process."""
+    """Make the queue once, as the original does, but end its manager with this process."""
     module: Any = sys.modules[original.__module__]
 
     @wraps(original)
@@ -63,11 +66,11 @@ def _results_queue(original: Callable[[], Any]) -> Callable[[], Any]:
     return get_write_results_queue
 
 
-MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies it by itself, on platforms without patches, too
+MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies this one on every platform, with or without patches
     target="verl.workers.engine.megatron.transformer_impl.prepare_micro_batches",
     replace=_as_many_as_asked,
     reason="the budget of a micro-batch must hold the longest sequence, and verl then packs all others to it, too",
-    applies_to="verl>=0.9.1,<0.9.2",
+    applies_to=requirement("verl"),
     remove_when="verl's Megatron engine takes min_num_micro_batch from its data",
 )
 ENGINE_PATCHES = (
@@ -76,14 +79,14 @@ ENGINE_PATCHES = (
         target="verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks",
         replace=_chunks_share_a_config,
         reason="with interleaved chunks and overlapped gradient reduction it refuses what it has just set itself",
-        applies_to="verl>=0.9.1,<0.9.2",
+        applies_to=requirement("verl"),
         remove_when="verl sets the functions of all chunks once for the configuration that they share",
     ),
     Patch(
         target="megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue",
         replace=_results_queue,
         reason="the manager process of the checkpoint writer lives on when its rank is killed",
-        applies_to="megatron-core>=0.16.1,<0.17",
+        applies_to=requirement("megatron-core"),
         remove_when="Megatron-core's checkpoint writer starts its manager bound to the rank's life",
     ),
 )

@@ -30,22 +30,20 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """How the rollout engine is started and gets its weights; read by verl/keys and the evaluation."""
+    """How the rollout engine starts and gets its weights; read by verl/keys and the evaluation."""
 
     engine: str  # verl's name for it
     free_cache_engine: bool  # it gives its memory back while the actor trains
     enforce_eager: bool  # it runs without captured graphs
-    # # To engines on other devices: verl's checkpoint engine, and the module that registers it if
-    # verl does not.
+    # How weights reach engines on other devices: verl's checkpoint engine, and the module that
+    # registers it if verl does not.
     weight_transport: tuple[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What a run wants of the machine around its devices; read by preflight and where Ray is
-    started.
-    """
+    """What a run needs of the machine around its devices; read by preflight and by Ray's start."""
 
     shm_gib: float = 16.0  # Ray's object store and the data of a weight update
     open_files: int = 65_536  # Ray's own advice for clusters
-    has_devices: bool = True  # False: processes share the cores, and what Ray counts as devices is made up
+    has_devices: bool = True  # False: processes share the cores, and Ray counts made-up devices

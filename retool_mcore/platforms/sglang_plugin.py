@@ -1,5 +1,6 @@
-"""SGLang's entry point (group ``sglang.srt.plugins``), called in each of its processes; inert
-outside a run of ours.
+"""SGLang's entry point (group ``sglang.srt.plugins``), which each of its processes calls.
+
+It does nothing outside a run of ours.
 """
 
 from __future__ import annotations

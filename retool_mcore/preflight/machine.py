@@ -22,6 +22,7 @@ from retool_mcore.model.shape import of_config
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
+from retool_mcore.verl.seams import SEAMS
 
 GIB = 2**30
 HEAD_PORTS = {"RAY_PORT": 6379, "TORCH_PORT": 29500}  # as in launch/nodes.sh
@@ -97,14 +98,15 @@ def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 
 
 def patches(platform: Platform) -> Iterator[Finding]:
-    """Every change that a run makes to other people's code, and whether it still fits."""
-    for patch in platform.patches():
+    """Every patch and seam of a run, and whether it was written for the installed version."""
+    for record in (*platform.patches(), *platform.seams(), *SEAMS):
+        name = type(record).__name__.lower()
         try:
-            patch.check_version()
+            record.check_version()
         except PlatformError as problem:
-            yield error("patch", str(problem))
+            yield error(name, str(problem))
         else:
-            yield ok("patch", f"{patch.target}: {patch.reason}; goes when {patch.remove_when}")
+            yield ok(name, f"{record.target}: {record.reason}; goes when {record.remove_when}")
     if not platform.patches():
         yield ok("patch", "none on this platform")
 

@@ -1,4 +1,4 @@
-"""What every sandbox is to its callers: one protocol, one request, one result.
+"""What callers see of every sandbox: one protocol, one request, one result.
 
 The executed code's own failure is always an ``ExecResult``. A failure of the sandbox itself is
 always ``SandboxUnavailable``. A request that no sandbox would run (a path that leaves the working
@@ -28,10 +28,10 @@ Status = Literal["finished", "time_limit", "memory_limit"]
 
 
 class Level(StrEnum):
-    """How strongly an execution is kept from everything else, weakest first.
+    """How strongly an execution is isolated, weakest first.
 
-    ``none`` is what a foreign server is taken for when it does not tell its level; the local
-    sandbox never runs at it.
+    ``none`` is assumed of a foreign server that does not report its level; the local sandbox never
+    runs at it.
     """
 
     NONE = "none"
@@ -52,10 +52,10 @@ class ExecResult:
 
     ``return_code`` is None when the code was stopped at a limit; negative for a signal (-11:
     segfault). ``stdout`` and ``stderr`` keep head and tail of longer output, with a line in between
-    that tells the number of bytes dropped; bytes that are not UTF-8 are escaped. ``run_s`` is wall
+    that gives the number of bytes dropped; bytes that are not UTF-8 are escaped. ``run_s`` is wall
     time from the start of the code, ``queue_s`` the wait before it, ``cpu_s`` user and system time
-    (0.0 where the server does not tell). ``files`` holds those of ``fetch_files`` that existed at
-    the end.
+    (0.0 where the server does not report it). ``files`` holds those of ``fetch_files`` that existed
+    at the end.
     """
 
     status: Status
@@ -78,9 +78,7 @@ class ExecResult:
 
     @property
     def text(self) -> str:
-        """What the model is shown: stdout, then stderr or traceback, then why it ended, if not by
-        itself.
-        """
+        """What the model sees: stdout, then stderr or traceback, then a note on an abnormal end."""
         parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n"), self._ending()]
         return "\n".join(part for part in parts if part)
 
@@ -100,8 +98,9 @@ class ExecResult:
 
 
 class Sandbox(Protocol):
-    """Runs untrusted Python. Hundreds of calls may be in flight; a bounded number executes, in
-    order of arrival.
+    """Runs untrusted Python.
+
+    Hundreds of calls may be in flight; a bounded number executes, in order of arrival.
     """
 
     async def execute(
@@ -117,13 +116,13 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run ``code`` as a notebook cell: the value of a last expression is echoed.
 
-        The time limit counts from the start of execution, not from the call. ``files`` are laid
+        The time limit counts from the start of execution, not from the call. ``files`` are written
         into the working directory first; ``fetch_files`` are read from it at the end. ``session``
-        names a trajectory whose definitions survive between calls, where the sandbox was opened
-        with sessions.
+        names a trajectory whose definitions survive between calls, if the sandbox was opened with
+        sessions.
 
         Raises ConfigError for a request that cannot be run at all, SandboxUnavailable when the
-        sandbox itself failed, after retries. Never raises for what the code does.
+        sandbox itself still fails after retries. Never raises for what the code does.
         """
         ...
 
@@ -144,7 +143,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ExecRequest:
-    """One validated request; ``checked`` is the only way callers' input becomes one."""
+    """One validated request; only ``checked`` makes one from callers' input."""
 
     code: str
     stdin: str | None

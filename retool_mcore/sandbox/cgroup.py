@@ -1,7 +1,7 @@
 """A memory cgroup per seat, where this process may make one.
 
-RLIMIT_AS bounds one process; only a cgroup bounds an execution that forks many. Version 1 and 2 are
-supported; where neither is writable the sandbox runs without and says so.
+RLIMIT_AS bounds one process; only a cgroup bounds an execution that forks many. Versions 1 and 2
+are supported; where neither is writable, the sandbox runs without cgroups and says so.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MOUNT = Path("/sys/fs/cgroup")
-# # What the kernel charges beside the code's own memory: page tables, pipes, the private copy of
-# the warm image.
+# Memory that the kernel charges in addition to the code's own: page tables, pipes, and the private
+# copy of the warm image.
 OVERHEAD_MB = 160
 
 
@@ -35,11 +35,11 @@ class MemoryCgroup:
             (self.directory / "memory.limit_in_bytes").write_text(limit_bytes)
 
     def open(self) -> int:
-        """An fd on cgroup.procs: who writes "0" to it joins."""
+        """An fd on cgroup.procs: a process that writes "0" to it joins the cgroup."""
         return os.open(self.directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
     def oom_kills(self) -> int:
-        """Processes the kernel has killed here for memory, ever."""
+        """How many processes the kernel has ever killed in this cgroup for memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         for line in (self.directory / name).read_text().splitlines():
             key, _, value = line.partition(" ")
@@ -89,7 +89,7 @@ class CgroupTree:
         return True
 
     def seat(self, number: int) -> MemoryCgroup:
-        """The cgroup of one seat, made now. Raises OSError when the kernel refuses."""
+        """Make the cgroup of one seat. Raises OSError when the kernel refuses."""
         directory = self.directory / f"seat{number}"
         directory.mkdir(exist_ok=True)
         return MemoryCgroup(directory, self._version)
@@ -110,7 +110,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def _candidates() -> list[tuple[Path, int]]:
-    """Where a tree may go: beneath the own cgroup, else beneath the root of the hierarchy."""
+    """Where a tree may go: beneath this process's cgroup, else beneath the hierarchy's root."""
     found: list[tuple[Path, int]] = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

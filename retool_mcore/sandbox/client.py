@@ -1,5 +1,6 @@
-"""The sandbox behind one or several SandboxFusion-compatible URLs: least busy first, retried with
-backoff.
+"""The sandbox behind one or several SandboxFusion-compatible URLs.
+
+Each call goes to the least busy server, and is retried with backoff.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from retool_mcore.sandbox.wire import LEVEL_HEADER, SESSIONS_HEADER, RunCodeResp
 
 logger = logging.getLogger(__name__)
 
-# Below the 5 s after which uvicorn, under SandboxFusion, closes an idle connection.
+# Stays below the 5 s after which uvicorn, SandboxFusion's server, closes an idle connection.
 _KEEP_ALIVE_S = 4.0
 _CONNECT_TIMEOUT_S = 5.0
-# # What an answer may take beyond the run timeout: the queue of the server, and its own start of
-# the code.
+# How much longer than the run timeout an answer may take: the wait in the server's queue and the
+# start of the code.
 _QUEUE_ALLOWANCE_S = 120.0
-# An endpoint that failed is asked last for this long.
+# For this long after a failure, an endpoint is chosen last.
 _COOL_DOWN_S = 5.0
 
 
@@ -56,8 +57,9 @@ class _Endpoint:
 
 
 class RemoteSandbox:
-    """Runs model code on other machines (or in another process). See ``base.Sandbox`` and
-    ``base.open_sandbox``.
+    """Runs model code on other machines (or in another process).
+
+    See ``base.Sandbox`` and ``open.open_sandbox``.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class RemoteSandbox:
     # -------------------------------------------------------------- opening
 
     async def open(self) -> None:
-        """Ask every server for its level. Raises SandboxUnavailable below min_level or when one
-        does not answer.
+        """Ask every server for its level.
+
+        Raises ConfigError when a level is below min_level, SandboxUnavailable when a server does
+        not answer.
         """
         async with self._opening:
             if not self._opened:
@@ -160,7 +164,7 @@ class RemoteSandbox:
         )
 
     def _choose(self, session: str | None) -> _Endpoint:
-        if session is not None:  # its definitions live on one server
+        if session is not None:  # a session's definitions live on one server
             return self._endpoints[zlib.crc32(session.encode("utf-8", "replace")) % len(self._endpoints)]
         return min(self._endpoints, key=lambda endpoint: endpoint.load)
 
@@ -226,8 +230,10 @@ def _pack(request: ExecRequest) -> bytes:
 
 
 def _read(endpoint: _Endpoint, answer: httpx.Response, round_trip_s: float) -> ExecResult:
-    """Raises ConfigError for a request the server refused, SandboxUnavailable or ValueError for its
-    own failure.
+    """Read the server's answer.
+
+    Raises ConfigError when the server refused the request, SandboxUnavailable or ValueError when
+    the server itself failed.
     """
     if answer.status_code in (400, 413, 422):
         raise ConfigError(f"the sandbox at {endpoint.url} refused the request: {answer.text[:2000]}")

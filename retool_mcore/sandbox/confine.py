@@ -1,7 +1,7 @@
-"""From an ordinary process to a confined one: the policy of each level, in the order the kernel
-asks for.
+"""Confines an ordinary process: each level's steps, in the order that the kernel requires.
 
-Runs in the zygote (once) and in its children (per execution), before any code of the model's.
+Runs in the zygote (once) and in each of its children (one per execution), before any of the model's
+code.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from retool_mcore.sandbox import kernel
 from retool_mcore.sandbox.seccomp import for_process
 
-# # The functions behind the module's: without enums made of what they return, which are pages
-# copied after the fork.
+# The C functions behind the ``signal`` module. They do not turn their results into enums, which
+# would write to pages that the kernel then copies after the fork.
 _signal: Any = sys.modules["_signal"]
 
 NOBODY = 65534
@@ -52,7 +52,7 @@ def python_paths() -> list[str]:
 
 
 def visible_paths() -> list[str]:
-    """All that an execution may read, none beneath another."""
+    """The paths that an execution may read; none lies beneath another."""
     library_dir = sysconfig.get_config_var("LIBDIR")
     candidates = [*_SYSTEM_LIBRARIES, *python_paths(), *([library_dir] if library_dir else [])]
     paths = {path for path in candidates if os.path.exists(path)}
@@ -64,9 +64,7 @@ def visible_paths() -> list[str]:
 
 
 def _ids_of_root() -> bool:
-    """Whether this process is root of a user namespace in which `nobody` exists, so that uid 0 can
-    be given up.
-    """
+    """Whether this process is root in a user namespace that maps `nobody`: it can give up uid 0."""
     if os.geteuid() != 0:
         return False
     with open("/proc/self/uid_map", encoding="ascii") as uid_map:
@@ -75,17 +73,17 @@ def _ids_of_root() -> bool:
 
 
 def enter_namespaces() -> bool:
-    """Unshare user, mount, pid, network, IPC and UTS namespaces; the next child is pid 1 of the new
-    ones.
+    """Unshare the user, mount, pid, network, IPC and UTS namespaces.
 
-    Returns True when uid 0 is mapped too and has to be dropped later, by ``become_nobody``.
+    The next child becomes pid 1 of the new pid namespace. Returns True when uid 0 is mapped too;
+    ``become_nobody`` must then drop it later.
     """
     as_root = _ids_of_root()
     uid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.geteuid()} 1"
     gid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.getegid()} 1"
     read_end, write_end = os.pipe()
     parent = os.getpid()
-    helper = os.fork()  # writes the maps from outside: only there is a process privileged to map two ids
+    helper = os.fork()  # writes the maps from outside: only a process there may map two ids
     if helper == 0:
         os.close(write_end)
         if os.read(read_end, 1) != b"u":
@@ -114,8 +112,9 @@ def enter_namespaces() -> bool:
 
 
 def build_root(root: str) -> None:
-    """Make ``root`` the root directory: a read-only tmpfs with Python, system libraries, four
-    devices and /box.
+    """Make ``root`` the root directory.
+
+    It becomes a read-only tmpfs with Python, the system libraries, four devices and /box.
     """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
@@ -133,7 +132,7 @@ def build_root(root: str) -> None:
     os.symlink(BOX, root + "/dev/shm")
     if not os.path.exists(root + "/tmp"):  # it exists when Python itself lies there
         os.symlink(BOX, root + "/tmp")
-    with contextlib.suppress(PermissionError):  # a container masks parts of /proc; then executions get none at all
+    with contextlib.suppress(PermissionError):  # where a container masks parts of /proc, executions get none at all
         kernel.mount("proc", root + "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     os.chdir(root)
     kernel.pivot_root_here()
@@ -153,7 +152,7 @@ def _bind(path: str, root: str, attributes: int) -> None:
 
 
 def become_nobody() -> None:
-    """Give up uid 0 inside the namespaces but keep the capabilities over them, which children drop."""
+    """Give up uid 0 inside the namespaces; keep the capabilities over them, which children drop."""
     os.setgroups([])
     kernel.keep_capabilities_over_setuid()
     os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -162,17 +161,15 @@ def become_nobody() -> None:
 
 
 def confine_in_namespaces(seccomp_program: bytes, *, proc: bool) -> None:
-    """A child's part: own /box, own /proc, own user namespace without capabilities, limits,
-    seccomp.
-    """
+    """Confine a child: its own /box, /proc and user namespace, no capabilities, limits, seccomp."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("tmpfs", BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _TMPFS)
     if proc:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
     os.chdir(BOX)
-    # # A user namespace of its own: it has no power over the mounts just made, and RLIMIT_NPROC
-    # counts only itself.
+    # In a user namespace of its own the child has no power over the mounts just made, and
+    # RLIMIT_NPROC counts only the child's own processes.
     kernel.unshare(kernel.CLONE_NEWUSER)
     set_limits(MAX_PROCESSES)
     kernel.drop_all_capabilities()
@@ -186,7 +183,7 @@ def confine_in_namespaces(seccomp_program: bytes, *, proc: bool) -> None:
 
 @dataclass(frozen=True)
 class SharedPaths:
-    """Fds of what an execution may read, opened while the zygote may still open it."""
+    """Fds of the paths that an execution may use, opened while the zygote may still open them."""
 
     readable: tuple[int, ...]
     devices: tuple[int, ...]
@@ -200,10 +197,9 @@ class SharedPaths:
 
 
 def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int | None, processes: int) -> None:
-    """A child's part without namespaces: own uid where root, Landlock on the file system, limits,
-    seccomp.
+    """Confine a child without namespaces: its own uid (if root), Landlock, limits, seccomp.
 
-    The working directory is already the execution's own.
+    The working directory already belongs to this execution alone.
     """
     _drop_to(uid, processes)
     abi = kernel.landlock_abi()
@@ -220,7 +216,7 @@ def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int 
 
 
 def confine_by_limits(*, uid: int | None, processes: int) -> None:
-    """A child's part at the weakest level: resource limits, and an own uid where root."""
+    """Confine a child at the weakest level: resource limits, and its own uid (if root)."""
     _drop_to(uid, processes)
 
 
@@ -230,14 +226,14 @@ def _drop_to(uid: int | None, processes: int) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    kernel.die_with_parent(signal.SIGKILL)  # after the change of uid, which clears it
+    kernel.die_with_parent(signal.SIGKILL)  # after the uid changes, which clears this setting
     kernel.drop_all_capabilities()
     kernel.set_dumpable(True)
     kernel.forbid_new_privileges()
 
 
 def set_limits(processes: int) -> None:
-    """The limits that are the same for every request."""
+    """Set the limits that are the same for every request."""
     for name, wanted in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
@@ -252,7 +248,7 @@ def set_limits(processes: int) -> None:
 
 
 def reset_signals() -> None:
-    """Default handlers, nothing blocked: what the zygote set up is not the code's business."""
+    """Restore the default handlers and block nothing: the zygote's signal set-up ends here."""
     _signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         _signal.signal(number, _signal.SIG_DFL)

@@ -1,7 +1,6 @@
-"""Without a pid namespace: a process that outlives the execution and kills whatever it leaves
-behind.
+"""The guardian: where there is no pid namespace, it outlives the execution and kills what is left.
 
-It adopts the orphans of its tree (``kernel.adopt_orphans``), so that no double fork gets away.
+It adopts the orphans of its tree (``kernel.adopt_orphans``), so no double fork escapes it.
 """
 
 from __future__ import annotations
@@ -17,13 +16,17 @@ _WAITED = {signal.SIGTERM, signal.SIGCHLD}
 
 
 def block_signals() -> None:
-    """To be called before the fork of the execution: its end must not come between fork and wait."""
+    """Block the signals that ``outlive`` waits for.
+
+    Call this before the execution is forked, so that it cannot end between fork and wait.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
 
 
 def outlive(child: int) -> NoReturn:
-    """Wait for ``child``, kill it when told to (SIGTERM), kill all it left, and end the way it
-    ended.
+    """Wait for ``child``, kill everything it left, and end the way it ended.
+
+    On SIGTERM, kill ``child`` first.
     """
     status: int | None = None
     while status is None:
@@ -41,7 +44,7 @@ def outlive(child: int) -> NoReturn:
 
 
 def _reap_until_none(child: int) -> int | None:
-    """Collect all that ended; the wait status of ``child`` if it was among them."""
+    """Reap all that ended; return the wait status of ``child`` if it was among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -51,11 +54,11 @@ def _reap_until_none(child: int) -> int | None:
 
 
 def kill_descendants() -> None:
-    """SIGKILL every descendant until none is left. Needs ``kernel.adopt_orphans``, so that orphans
-    come back here.
+    """SIGKILL every descendant until none is left.
 
-    A fork bomb forks while it is being killed: each process found is first forbidden to fork
-    (RLIMIT_NPROC 0, which its children inherit), and its whole process group is killed at once.
+    Needs ``kernel.adopt_orphans``, which makes orphans children of this process. A fork bomb goes
+    on forking while it is being killed: so every process found is first forbidden to fork
+    (RLIMIT_NPROC 0, which its children inherit), and only then are they killed.
     """
     while True:
         try:
@@ -96,7 +99,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _scan(pid: int) -> list[int]:
-    """Children of ``pid`` by looking at every process: slow, right on any kernel."""
+    """Find the children of ``pid`` by looking at every process: slow, but right on any kernel."""
     children: list[int] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -107,7 +110,7 @@ def _scan(pid: int) -> list[int]:
 
 
 def count_tasks(uid: int) -> int:
-    """Processes and threads of a user, everywhere on the machine."""
+    """Count the processes and threads of a user on the whole machine."""
     count = 0
     for entry in os.listdir("/proc"):
         if entry.isdigit():

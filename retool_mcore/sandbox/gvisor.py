@@ -1,10 +1,10 @@
 """The gvisor level: one runsc container per execution, each with a kernel of its own in user space.
 
-The zygote of this level holds no warm Python. It writes one OCI bundle, then forks a guardian per
-execution whose child becomes ``runsc run``: so the supervisor deals with a container exactly as
-with any other child. Open files do not cross gVisor's boundary except the three standard ones, and
-these may be sockets: the control socket is the container's fd 0, which ``inside.py`` moves to where
-every child has it.
+The zygote of this level holds no warm Python. It writes one OCI bundle, then forks a guardian for
+each execution. The guardian's child becomes ``runsc run``, so the supervisor handles a container
+exactly like any other child. Of the open files only the three standard ones cross gVisor's
+boundary, and these may be sockets: the control socket is the container's fd 0, and ``inside.py``
+moves it to the fd where every child has it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ def find_runsc() -> str:
 
 
 def write_bundle(parent: str, hidden: Sequence[str], seccomp: bytes) -> str:
-    """Make the OCI bundle that every container of a zygote shares, in a directory of its own under
-    ``parent``.
+    """Make the OCI bundle that a zygote's containers share, in a new directory under ``parent``.
 
-    ``hidden`` are the path prefixes whose frames a traceback leaves out, ``seccomp`` is the program
-    of the other levels: in here it keeps the code from most of gVisor's own kernel, and its answers
-    the same.
+    ``hidden`` are the path prefixes whose frames a traceback leaves out. ``seccomp`` is the program
+    of the other levels: in a container it keeps the code from most of gVisor's own kernel, and
+    refused calls get the same answers as at the other levels.
     """
-    directory = Path(tempfile.mkdtemp(dir=parent))  # a zygote that was killed has left one behind
+    directory = Path(tempfile.mkdtemp(dir=parent))  # a killed zygote may have left its bundle there
     directory.chmod(0o711)
     root = directory / "rootfs"
     boot = directory / "boot"
@@ -101,9 +100,7 @@ def _make_mount_point(path: str, target: Path) -> None:
 
 
 def _write_boot(boot: Path) -> None:
-    """Our modules as a package, compiled: nothing can be written in a container to keep it for the
-    next one.
-    """
+    """Copy our modules as a package and compile them: containers cannot keep compiled files."""
     package = boot / "retool_mcore" / "sandbox"
     package.mkdir(parents=True)
     for init in (package / "__init__.py", package.parent / "__init__.py"):
@@ -138,10 +135,10 @@ def _config(
 
 
 def become_container(runsc: str, bundle: str, fds: Sequence[int]) -> NoReturn:
-    """Replace this process by ``runsc run``. ``fds``: control, stdout, stderr, ..., the seat's
-    directory.
+    """Replace this process by ``runsc run``.
 
-    What runsc keeps on disk about the container lies in the seat's directory, and goes with it.
+    ``fds``: control, stdout, stderr, ..., the seat's directory. What runsc writes to disk about the
+    container lies in the seat's directory, and is deleted with it.
     """
     os.fchdir(fds[-1])
     for number, fd in enumerate(fds[:3]):
@@ -155,15 +152,16 @@ def become_container(runsc: str, bundle: str, fds: Sequence[int]) -> NoReturn:
         "--network=none",
         "--ignore-cgroups",  # an execution is put into its seat's cgroup before runsc starts
         "--file-access=exclusive",
-        "--file-access-mounts=exclusive",  # read-only and nobody's to change: may be cached
+        "--file-access-mounts=exclusive",  # read-only, and nobody changes them: may be cached
         *(["--rootless"] if os.geteuid() else []),
     ]
     os.execv(runsc, [runsc, *options, "run", f"--bundle={bundle}", f"retool-sandbox-{os.getpid()}"])
 
 
 def words_of(directory: Path) -> str:
-    """What runsc wrote about a container that did not start: each error once, and the cause of a Go
-    panic.
+    """What runsc wrote about a container that did not start.
+
+    That is the cause of a Go panic, and each error once.
     """
     words: list[str] = []
     with contextlib.suppress(OSError):
@@ -180,8 +178,8 @@ def words_of(directory: Path) -> str:
 def return_code(status: int) -> int:
     """What runsc's own wait status says about the code: 128 and above is a signal, as in a shell.
 
-    Used only where the container could not say it itself: its first process was killed, or the
-    control socket shut.
+    Used only when the container could not report it: its first process was killed, or the control
+    socket was shut.
     """
     code = os.waitstatus_to_exitcode(status)
     if code > 128:
@@ -190,8 +188,6 @@ def return_code(status: int) -> int:
 
 
 def library_prefixes() -> list[str]:
-    """Where libraries lie, under every name they go by: frames from there are left out of
-    tracebacks.
-    """
+    """The libraries' directories under every name they have; tracebacks leave out their frames."""
     paths = [*confine.python_paths(), sysconfig.get_path("stdlib")]
     return sorted({os.path.join(form, "") for path in paths for form in (path, os.path.realpath(path))})

@@ -1,4 +1,4 @@
-"""The supervisor's side of a zygote: start it, ask it for children, hear of their end."""
+"""The supervisor's side of a zygote: start it, ask it for children, learn how they ended."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a child: wait status as of ``os.wait`` and CPU seconds of it and its reaped
-    children.
-    """
+    """The end of a child: its ``os.wait`` status, and CPU seconds of it and its reaped children."""
 
     status: int
     cpu_s: float
@@ -47,8 +45,9 @@ class Exit:
 
 @dataclass(frozen=True)
 class Child:
-    """A started child. ``pidfd`` is the caller's to close; ``exit`` raises SandboxUnavailable if
-    the zygote died.
+    """A started child. The caller must close ``pidfd``.
+
+    ``exit`` raises SandboxUnavailable if the zygote died.
     """
 
     pidfd: int
@@ -56,7 +55,7 @@ class Child:
 
 
 class WarmImage:
-    """One zygote process. Starts again by itself after it died."""
+    """One zygote process. If it dies, the next ``spawn`` starts a new one."""
 
     def __init__(self, *, level: Level, light: bool, state_dir: Path) -> None:
         self._level = level
@@ -76,7 +75,7 @@ class WarmImage:
 
     @property
     def in_containers(self) -> bool:
-        """Whether each child is a container (gvisor), whose first process tells how the code ended."""
+        """Whether each child is a container (gvisor); its first process reports the code's end."""
         return self._level == Level.GVISOR
 
     @property
@@ -85,7 +84,7 @@ class WarmImage:
         return len(self._exits)
 
     async def start(self) -> None:
-        """Start unless it runs. Raises SandboxUnavailable with what the kernel refused."""
+        """Start the zygote unless it runs. Raises SandboxUnavailable that names the refusal."""
         async with self._starting:
             if self._channel is None:
                 await self._start()
@@ -138,8 +137,9 @@ class WarmImage:
         }
 
     def _filter(self) -> bytes:
-        """The seccomp program. Signals are kept in by a pid namespace, by Landlock from ABI 6, else
-        by seccomp.
+        """The seccomp program.
+
+        A pid namespace, or Landlock from ABI 6, keeps signals in; elsewhere the program has to.
         """
         if self._level == Level.RLIMITS:
             return b""
@@ -200,8 +200,9 @@ class WarmImage:
             self._lost("the zygote died")
 
     def _lost(self, reason: str) -> None:
-        """The zygote is gone, and with it every child: fail who waits; the next spawn starts a new
-        one.
+        """Fail everyone who waits: the zygote is gone, and with it every child.
+
+        The next spawn starts a new zygote.
         """
         if self._channel is not None:
             asyncio.get_running_loop().remove_reader(self._channel)
@@ -220,8 +221,10 @@ class WarmImage:
             self._process = None
 
     def kill(self, pidfd: int) -> None:
-        """End a child and all it started: pid 1 of a namespace takes it along, a guardian cleans up
-        first.
+        """End a child and all it started.
+
+        At level namespaces the child is pid 1, and SIGKILL ends its namespace. At the other levels
+        SIGTERM makes the guardian clean up before it ends.
         """
         with contextlib.suppress(ProcessLookupError):
             is_init = self._level == Level.NAMESPACES

@@ -1,8 +1,8 @@
-"""The first process of a gVisor container: start the interpreter as a child, outlive it, tell how
-it ended.
+"""The first process of a gVisor container: forks the interpreter, outlives it, reports its end.
 
-Is copied into the container beside the two modules that it imports. Libraries that the code names
-are imported before the clock starts, as they lie ready in the warm images of the other levels.
+This file is copied into the container beside the two modules that it imports. It imports the
+libraries that the code names before the clock starts, because the warm images of the other levels
+have them ready as well.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ _ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class ContainerInterpreter(runner.Interpreter):
-    """Confines itself, and sends READY, when its libraries are there and not before."""
+    """Confines itself and sends READY once its libraries are imported, not before."""
 
     def __init__(self, control: socket.socket, *, hidden_prefixes: Sequence[str], seccomp: bytes) -> None:
         super().__init__(control, light=False, hidden_prefixes=hidden_prefixes, mapped_bytes=0)
         self._seccomp = seccomp
 
     def prepare(self, request: dict[str, Any]) -> None:
-        """Import what the code names: here, in a process that is confined already, it may be
-        parsed.
-        """
+        """Import what the code names; this process is already confined, and may parse the code."""
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             for name in sorted(runner.heavy_imports(ast.parse(request["code"]))):
                 with contextlib.suppress(Exception):  # the code's own import will say so
@@ -54,8 +52,9 @@ class ContainerInterpreter(runner.Interpreter):
 
 
 def main() -> NoReturn:
-    """Entry point; the one argument is JSON: ``paths`` for sys.path, ``hidden`` for tracebacks,
-    ``seccomp`` in hex.
+    """Entry point.
+
+    The one argument is JSON: ``paths`` for sys.path, ``hidden`` for tracebacks, ``seccomp`` in hex.
     """
     arguments = json.loads(sys.argv[1])
     sys.path[:] = arguments["paths"]
@@ -82,7 +81,7 @@ def main() -> NoReturn:
 
 
 def _outlive(child: int, control: socket.socket) -> NoReturn:
-    """Reap all that ends; when the interpreter has, say how. With this process the container ends."""
+    """Reap all that ends; report the interpreter's end. The container ends with this process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     pid, status = os.wait()
@@ -91,4 +90,4 @@ def _outlive(child: int, control: socket.socket) -> NoReturn:
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError):
         runner.send_frame(control, runner.ENDED, struct.pack("=i", code))
-    os._exit(code if code >= 0 else 128 - code)  # as a shell tells it, should the frame not arrive
+    os._exit(code if code >= 0 else 128 - code)  # a shell's convention, in case the frame does not arrive

@@ -1,8 +1,7 @@
-"""The system calls Python does not offer, by ctypes. No policy here: who calls what, and when, is
-elsewhere.
+"""The system calls that Python does not offer, by ctypes.
 
-Everything raises OSError with the kernel's errno and the call's name, so that a refusal can be told
-to the user.
+There is no policy here: other modules decide who calls what, and when. Every function raises
+OSError with the kernel's errno and the call's name, so that the user can be told what was refused.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def mount(source: str | None, target: str, filesystem: str | None, flags: int, o
 
 
 def set_mount_attributes(target: str, attributes: int) -> None:
-    """Add ``attributes`` (MOUNT_ATTR_*) to ``target`` and all mounts below it. Linux 5.12 or newer."""
+    """Add ``attributes`` (MOUNT_ATTR_*) to ``target`` and all mounts below it. Linux 5.12 on."""
     request = struct.pack("QQQQ", attributes, 0, 0, 0)
     result = _libc.syscall(
         _SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, request, ctypes.c_size_t(len(request))
@@ -82,12 +81,12 @@ def _prctl(option: int, value: int, what: str) -> None:
 
 
 def die_with_parent(signal: int) -> None:
-    """Be sent ``signal`` when the parent ends."""
+    """Have the kernel send ``signal`` to this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal, "prctl(PR_SET_PDEATHSIG)")
 
 
 def set_dumpable(value: bool) -> None:
-    """Whether processes of the same user may look into this one (/proc, ptrace)."""
+    """Set whether processes of the same user may look into this one (/proc, ptrace)."""
     _prctl(_PR_SET_DUMPABLE, int(value), "prctl(PR_SET_DUMPABLE)")
 
 
@@ -102,7 +101,7 @@ def adopt_orphans() -> None:
 
 
 def forbid_new_privileges() -> None:
-    """No exec from here on grants anything (setuid, file capabilities)."""
+    """Make every later exec grant no privileges (setuid, file capabilities)."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
@@ -124,8 +123,9 @@ LAST_CAPABILITY = _last_capability()
 
 
 def raise_all_capabilities() -> None:
-    """Make every capability effective; they must be permitted (the owner of a user namespace has
-    them).
+    """Make every capability effective.
+
+    They must be permitted, as they are for the owner of a user namespace.
     """
     everything = (1 << (LAST_CAPABILITY + 1)) - 1
     _capset(everything, everything)
@@ -144,7 +144,7 @@ def drop_all_capabilities() -> None:
 
 
 def install_seccomp(program: bytes) -> None:
-    """Install a classic BPF program (8 bytes an instruction) as this thread's system-call filter."""
+    """Install a classic BPF program (8 bytes an instruction) as this thread's seccomp filter."""
     buffer = ctypes.create_string_buffer(program, len(program))
     fprog = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, fprog, 0, 0), "prctl(PR_SET_SECCOMP)")
@@ -155,11 +155,11 @@ _MADV_COLLAPSE = 25
 
 
 def collapse_into_huge_pages(maps: str) -> int:
-    """Move this process's anonymous memory into 2 MiB pages; returns how many. ``maps``: text of
-    /proc/self/maps.
+    """Move this process's anonymous memory into 2 MiB pages; returns how many.
 
-    A fork copies page tables, one entry for each page: with huge pages it costs half. Linux 6.1 or
-    newer; elsewhere, and where memory is too fragmented, nothing changes but the speed.
+    ``maps`` is the text of /proc/self/maps. A fork copies page tables, one entry for each page:
+    with huge pages it costs half. Needs Linux 6.1 or newer; elsewhere, and where memory is too
+    fragmented, nothing changes but the speed.
     """
     num_collapsed = 0
     for line in maps.splitlines():
@@ -184,8 +184,9 @@ LANDLOCK_ABI_WITH_SIGNAL_SCOPE = 6
 
 
 def landlock_abi() -> int:
-    """The kernel's Landlock version. Raises OSError where it has none (ENOSYS) or it is off
-    (EOPNOTSUPP).
+    """The kernel's Landlock version.
+
+    Raises OSError where the kernel has no Landlock (ENOSYS) or has it switched off (EOPNOTSUPP).
     """
     version = _libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     return _check(version, "landlock_create_ruleset")
@@ -208,7 +209,8 @@ def landlock_directory_rights(abi: int) -> int:
 def landlock(abi: int, rules: Sequence[tuple[int, int]]) -> None:
     """Restrict this thread to ``rules``: (fd of a file or directory, rights beneath it).
 
-    From ABI 4 TCP is refused too, from ABI 6 signals and abstract Unix sockets out of the domain.
+    From ABI 4 on TCP is refused too; from ABI 6 on, also signals to processes outside the Landlock
+    domain and abstract Unix sockets that lead out of it.
     """
     attributes = struct.pack("Q", landlock_rights(abi))
     if abi >= 4:

@@ -1,7 +1,7 @@
-"""Which isolation this machine gives, found by trying: start a zygote at a level, then attack it
-once.
+"""Finds which isolation this machine gives: starts a zygote at a level, then attacks it once.
 
-Never a silent step down: every refusal is kept, and a caller who asked for more gets all of them.
+Never steps down silently: every refusal is kept, and a caller who asked for a stronger level gets
+all of them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _HINTS = {
     Level.RLIMITS: "needs Linux with a readable Python",
 }
 
-# # What must be refused at a level. Each line is tried inside; the first that is not refused ends
-# the probe.
+# What each level must refuse. The probe tries the lines inside the sandbox, and fails at the first
+# one that is not refused.
 _ATTACKS = {
     Level.GVISOR: """
         refused("open", lambda: open("/etc/passwd"))
@@ -77,8 +77,9 @@ open("probe", "w").write("the working directory is writable")
 
 
 async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
-    """Start a light image and attack it once. Raises SandboxUnavailable when either fails; the
-    image is closed then.
+    """Start a light image and attack it once.
+
+    Raises SandboxUnavailable, with the image closed, when the start or the attack fails.
     """
     try:
         await image.start()

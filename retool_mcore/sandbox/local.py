@@ -1,7 +1,6 @@
-"""The sandbox in this process: warm images, a bounded number of executions, one confined fork each.
+"""The sandbox in this process: warm images, bounded executions, one confined fork for each.
 
-Opened in a rollout worker or behind ``retool sandbox serve``. All state belongs to one asyncio
-loop.
+A rollout worker opens it, or ``retool sandbox serve`` does. All state belongs to one asyncio loop.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from retool_mcore.sandbox.state import StateDirectory
 
 logger = logging.getLogger(__name__)
 
-# One zygote forks serially, a few milliseconds each; more workers than this get another one.
+# One zygote forks serially, a few milliseconds per fork; more workers than this get another zygote.
 _WORKERS_PER_ZYGOTE = 16
-_WAITING_MEMORY_MB = 1024  # of a container that has no request yet, where a cgroup bounds it
-# # A guess from the text, only to start in the right image: hostile code is never parsed in this
-# process. The child # reads the AST and sends back what the guess got wrong.
+_WAITING_MEMORY_MB = 1024  # of a container that waits for its request, where a cgroup bounds it
+# A guess from the text, only to start in the right image: this process never parses hostile code.
+# The child reads the AST, and asks for the full image where the guess was wrong.
 _HEAVY_IMPORT = re.compile(
     r"(?:^|[;:])[ \t]*(?:import|from)[ \t][^\n;]{0,200}?\b(?:" + "|".join(sorted(HEAVY_PACKAGES)) + r")\b", re.MULTILINE
 )
 
 
 class LocalSandbox:
-    """Runs model code on this machine. See ``base.Sandbox`` and ``base.open_sandbox``."""
+    """Runs model code on this machine. See ``base.Sandbox`` and ``open.open_sandbox``."""
 
     def __init__(
         self,
@@ -53,9 +52,7 @@ class LocalSandbox:
         sessions: int = 0,
         attempts: int = 3,
     ) -> None:
-        """``max_level`` stays below what the machine gives (tests); ``attempts`` counts tries per
-        execution.
-        """
+        """``max_level`` caps the level (for tests); ``attempts`` counts tries per execution."""
         self._min_level, self._max_level = min_level, max_level
         self._workers = workers or len(os.sched_getaffinity(0))
         if 0 < sessions < self._workers:
@@ -92,15 +89,13 @@ class LocalSandbox:
 
     @property
     def memory_is_bounded_per_execution(self) -> bool:
-        """Whether a cgroup bounds all processes of an execution together, rather than each by
-        itself.
-        """
+        """Whether a cgroup bounds an execution's processes together, rather than each by itself."""
         return self._state is not None and self._state.cgroups is not None
 
     # -------------------------------------------------------------- opening
 
     async def open(self) -> None:
-        """Start the images at the strongest level. Raises SandboxUnavailable below ``min_level``."""
+        """Start images at the strongest level. Raises SandboxUnavailable below ``min_level``."""
         async with self._opening:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
@@ -225,7 +220,7 @@ class LocalSandbox:
             return replace(result, queue_s=queue_s)
 
     async def _run_stateless(self, request: ExecRequest, images: list[WarmImage], seat: Seat) -> ExecResult | None:
-        """One fresh child. None when the light image was asked for what only the full one has."""
+        """Run in a fresh child. Returns None when the light image will not do for the code."""
         image = min(images, key=lambda image: image.num_running)
         kills_before = seat.oom_kills()
         try:
@@ -241,8 +236,9 @@ class LocalSandbox:
         return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
 
     def _take_seat(self) -> Seat:
-        """The free seat whose container has waited longest; so no more containers wait than there
-        are workers.
+        """The free seat whose container has waited longest, or any free seat if none has one.
+
+        Reusing these seats keeps the number of waiting containers at most that of the workers.
         """
         seat = next((seat for seat in self._seats if seat in self._spares), self._seats[0])
         self._seats.remove(seat)
@@ -261,11 +257,10 @@ class LocalSandbox:
         return await ChildProcess.spawn(image, seat)
 
     async def _leave_spare(self, seat: Seat) -> None:
-        """Start the container of the next execution at this seat, so that it starts while nobody
-        waits for it.
+        """Start the next container at this seat, so that it starts while nobody waits for it.
 
-        It has seen no request, and it runs one. Not earlier than now: two containers would share
-        one worker's CPU.
+        The container has seen no request, and runs only one. Starting it earlier would make two
+        containers share one worker's CPU.
         """
         if self._closed:
             return

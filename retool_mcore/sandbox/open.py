@@ -1,5 +1,6 @@
-"""The sandbox that a setting names. Only the chosen one is imported: the local one is of Linux
-alone.
+"""Opens the sandbox that a setting names.
+
+Only the chosen one is imported, because the local one runs on Linux alone.
 """
 
 from __future__ import annotations
@@ -17,20 +18,19 @@ def open_sandbox(
     workers: int | None = None,
     sessions: int = 0,
 ) -> Sandbox:
-    """Open the sandbox that ``spec`` names: ``"local"``, or one or several SandboxFusion-compatible
-    URLs.
+    """Open the sandbox that ``spec`` names: ``"local"``, or one or several URLs.
 
-    URLs are ``http://host:port`` or ``unix:///path/to.sock``; calls go to the least busy one.
-    ``workers`` bounds the executions that run at once (default: the CPUs this process may use; for
-    URLs, 64 per URL). ``sessions`` is the number of interpreters that may be kept alive between
-    calls; 0 turns sessions off.
+    URLs are SandboxFusion-compatible, ``http://host:port`` or ``unix:///path/to.sock``; calls go to
+    the least busy one. ``workers`` bounds the executions that run at once (default: the CPUs this
+    process may use; for URLs, 64 per URL). ``sessions`` is the number of interpreters that may be
+    kept alive between calls; 0 turns sessions off.
 
-    A server that does not tell its level (SandboxFusion itself) is accepted, with a warning, only
-    for the weakest min_level.
+    A server that does not report its level (SandboxFusion itself) is accepted, with a warning, only
+    when min_level is ``none`` or ``rlimits``.
 
-    Nothing starts before the first call or ``async with``, which raise SandboxUnavailable when the
-    level in force is below ``min_level``. Raises ConfigError when spec or min_level is not one of
-    the above.
+    Nothing starts before the first call or ``async with``. These raise when the level in force is
+    below ``min_level``: SandboxUnavailable from the local sandbox, ConfigError from a remote one.
+    Raises ConfigError when spec or min_level is not one of the above.
     """
     if min_level not in list(Level):
         raise ConfigError(f"min_level = {min_level!r} is not a level. Use one of {', '.join(Level)}.")

@@ -6,7 +6,7 @@ MAX_STREAM_BYTES = 64 << 10
 
 
 class BoundedOutput:
-    """Keeps at most ``limit_bytes``: the first half as it comes, the last half as a window."""
+    """Keeps at most ``limit_bytes``: half from the start of the stream, half from its end."""
 
     def __init__(self, limit_bytes: int = MAX_STREAM_BYTES) -> None:
         self._half = limit_bytes // 2
@@ -15,7 +15,7 @@ class BoundedOutput:
         self._total_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append; drops from the middle once both halves are full."""
+        """Append ``data``; once both halves are full, drop bytes from the middle."""
         self._total_bytes += len(data)
         room = self._half - len(self._head)
         self._head += data[:room]
@@ -29,8 +29,9 @@ class BoundedOutput:
         return self._total_bytes > 2 * self._half
 
     def text(self) -> tuple[str, int]:
-        """The stream as text and the number of bytes dropped; bytes that are not UTF-8 are escaped
-        (``\\xff``).
+        """The stream as text, and the number of bytes dropped.
+
+        Bytes that are not UTF-8 are escaped (``\\xff``).
         """
         tail = bytes(self._tail[-self._half :]) if self._half else b""
         if not self.overflowed:
@@ -45,7 +46,7 @@ def _decode(data: bytes) -> str:
 
 
 def _without_cut_end(data: bytes) -> bytes:
-    """Drop the bytes of a character that the cut went through, at most 3."""
+    """Drop the bytes (at most 3) of a character that the cut has split."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:

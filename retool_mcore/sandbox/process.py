@@ -1,8 +1,7 @@
-"""One confined child as the supervisor sees it: its request, its two streams, its control frames,
-its end.
+"""One confined child as the supervisor sees it: its request, streams, control frames and end.
 
-Everything that comes from the child after its code started is untrusted: sizes are bounded, unknown
-frames ignored.
+Everything that the child sends after its code started is untrusted: sizes are bounded, unknown
+frames are ignored.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from retool_mcore.sandbox.output import BoundedOutput
 from retool_mcore.sandbox.seats import Seat
 
 _SETUP_TIMEOUT_S = 30.0
-_CONTAINER_SETUP_TIMEOUT_S = 120.0  # it starts, and imports the libraries that the code names
+_CONTAINER_SETUP_TIMEOUT_S = 120.0  # the container starts and imports the libraries that the code names
 _END_TIMEOUT_S = 10.0
 _READ_BYTES = 64 << 10
-# What a child has to say on its control socket beside files; more is an attack and is cut off.
+# A child's control frames other than files fit into this; more is an attack and is cut off.
 _CONTROL_BYTES = 4 << 10
-# # Once a stream is over its cap it is read at leisure: the writer then waits on its full pipe, not
-# we on it.
+# Once a stream is over its cap, each read is followed by this pause: the writer then waits on its
+# full pipe, instead of keeping this process busy.
 _OVERFLOW_PAUSE_S = 0.002
 
 
 @dataclass(frozen=True)
 class Turn:
-    """How one cell ended: the child's exit, or a return code where the child lives on (sessions)."""
+    """How one cell ended: the child's exit, or a return code if the child lives on (sessions)."""
 
     timed_out: bool
     needs_full: bool
@@ -60,7 +59,7 @@ class _Frames:
 
 
 class ChildProcess:
-    """A live child. ``run`` a request in it, then ``close`` it, always."""
+    """A live child. ``run`` requests in it, and always ``close`` it."""
 
     def __init__(self, image: WarmImage, child: Child, control: socket.socket, stdout: int, stderr: int) -> None:
         self._image = image
@@ -117,11 +116,12 @@ class ChildProcess:
     # ------------------------------------------------------------- one turn
 
     async def run(self, request: ExecRequest, *, session: bool) -> Turn:
-        """Run one request. On the time limit, and without ``session`` in any case, the child is
-        dead on return.
+        """Run one request.
 
-        Raises SandboxUnavailable when the confinement was refused or the zygote died. When
-        cancelled, the child is killed before the cancellation goes on.
+        After a time limit, and without ``session`` in any case, the child is dead on return.
+
+        Raises SandboxUnavailable when the kernel refused the confinement or the zygote died. If the
+        call is cancelled, the child is killed before the cancellation propagates.
         """
         self._begin_turn(request, session=session)
         sending = asyncio.ensure_future(self._send(request, session=session))
@@ -158,8 +158,8 @@ class ChildProcess:
 
     def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
         self._turn = self._loop.create_future()
-        # # Which frames may end the turn. Code can forge each of them, so one that is not expected
-        # must mean nothing.
+        # The frames that may end this turn. The code can forge any frame, so one that is not
+        # expected must be ignored.
         self._endings = {runner.ENDED} if self._image.in_containers else set[bytes]()
         self._endings |= {runner.DONE} if session else set[bytes]()
         self._endings |= {runner.NEEDS_FULL} if self._image.light else set[bytes]()
@@ -208,8 +208,9 @@ class ChildProcess:
         )
 
     def _code_of(self, exit_: Exit) -> int:
-        """The code's return code. A container's first process tells it; where that was kept from
-        it, runsc does.
+        """The code's return code.
+
+        A container's first process reports it; if the report did not arrive, runsc's status tells.
         """
         if not self._image.in_containers:
             return os.waitstatus_to_exitcode(exit_.status)
@@ -251,8 +252,9 @@ class ChildProcess:
         self._loop.add_reader(fd, self._read_stream, fd)
 
     def _drain(self) -> None:
-        """Take what lies in the pipes and the control socket. Bounded: each holds at most what a
-        pipe holds.
+        """Take what lies in the pipes and the control socket.
+
+        The amount is bounded: each holds at most what a pipe holds.
         """
         for fd in self._streams:
             for _ in range(64):
@@ -299,7 +301,7 @@ class ChildProcess:
 
     def _on_frame(self, kind: bytes, payload: bytes) -> None:
         if not self._ready.done():
-            if kind == runner.ENDED and self._image.in_containers:  # parsing the code ended it
+            if kind == runner.ENDED and self._image.in_containers:  # it died while it parsed the code
                 self._ready.set_result(None)
                 self._on_frame(kind, payload)
             elif kind == runner.READY:

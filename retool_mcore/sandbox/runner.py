@@ -1,7 +1,7 @@
 """Inside a confined process: run the model's code as a notebook cell and report to the supervisor.
 
 Runs in the child of a zygote, after confinement. It trusts nothing that happens after the code
-starts; what it then writes on the control socket is read by the supervisor as untrusted data.
+starts; whatever it then writes on the control socket is untrusted data to the supervisor.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-# # Importing one of these calls for the full image, in which those the mathematics needs are
-# already resident.
+# Code that imports one of these needs the full image, which has preloaded those that mathematics
+# needs.
 _HEAVY = "numpy scipy sympy mpmath pandas networkx matplotlib sklearn statsmodels numba cvxpy pulp torch"
 HEAVY_PACKAGES = frozenset(_HEAVY.split())
 # Kept free above the code's own limit so that a MemoryError can still be reported.
@@ -57,17 +57,13 @@ def _read_exactly(control: socket.socket, count: int) -> bytes:
 
 
 def read_request(control: socket.socket) -> dict[str, Any]:
-    """The next request: what ``local.py`` packs. Comes from the supervisor, so marshal is safe
-    here.
-    """
+    """Read the next request, as ``process.py`` packs it. The supervisor is trusted with marshal."""
     (length,) = struct.unpack("=I", _read_exactly(control, 4))
     return marshal.loads(_read_exactly(control, length))
 
 
 def heavy_imports(tree: ast.AST) -> set[str]:
-    """The modules of the full image's packages that import statements anywhere in the code may
-    name.
-    """
+    """The modules of the full image's packages that the code's import statements may name."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -78,8 +74,9 @@ def heavy_imports(tree: ast.AST) -> set[str]:
 
 
 class _HeavyImports(importlib.abc.MetaPathFinder):
-    """In the light image: an import that the AST did not show (``__import__``, ``exec``) asks for
-    the full one.
+    """In the light image, ask for the full one at an import that the AST did not show.
+
+    Such an import goes through ``__import__`` or ``exec``.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -105,9 +102,7 @@ class Interpreter:
     def __init__(
         self, control: socket.socket, *, light: bool, hidden_prefixes: Sequence[str], mapped_bytes: int
     ) -> None:
-        """``mapped_bytes``: the address space of the warm image, on top of which the memory limit
-        counts.
-        """
+        """``mapped_bytes``: the warm image's address space, to which the memory limit is added."""
         self._control = control
         self._mapped_bytes = mapped_bytes
         self._light = light
@@ -117,7 +112,7 @@ class Interpreter:
         self._module.__dict__["__builtins__"] = builtins
 
     def serve(self) -> NoReturn:
-        """Run the request that waits on the control socket; in a session, all that follow."""
+        """Run the request that waits on the control socket; in a session, all later ones too."""
         self._become_main()
         while True:
             request = read_request(self._control)
@@ -136,9 +131,7 @@ class Interpreter:
             send_frame(self._control, DONE, struct.pack("=i", return_code))
 
     def prepare(self, request: dict[str, Any]) -> None:
-        """What a level does after the first request has come and before its limits count. Here:
-        nothing.
-        """
+        """A hook between the first request's arrival and its limits. Here it does nothing."""
 
     def _become_main(self) -> None:
         sys.modules["__main__"] = self._module
@@ -153,8 +146,9 @@ class Interpreter:
         reseed()
 
     def _limit(self, memory_limit_mb: int, run_timeout_s: float) -> None:
-        """Address space: what the image already maps plus the limit. CPU seconds: a backstop to the
-        wall clock.
+        """Limit the address space (the image's mapped bytes plus the limit) and the CPU seconds.
+
+        The limit on CPU seconds is a backstop to the wall clock.
         """
         if self._cells == 0:
             soft = self._mapped_bytes + (memory_limit_mb << 20)
@@ -181,8 +175,10 @@ class Interpreter:
 
     @staticmethod
     def _lay_files(files: dict[str, bytes]) -> int:
-        """Write the request's files; 1 and a line on stderr when one cannot be (``a`` and ``a/b``,
-        no space).
+        """Write the request's files; return 0.
+
+        Returns 1, with a line on stderr, when a file cannot be written (``a`` and ``a/b``, no
+        space).
         """
         for name, content in files.items():
             try:
@@ -195,7 +191,7 @@ class Interpreter:
         return 0
 
     def _send_files(self, names: Sequence[str]) -> None:
-        """Those that exist and are regular files. The supervisor bounds the total."""
+        """Send the named files that can be read. The supervisor bounds the total."""
         for index, name in enumerate(names):
             with contextlib.suppress(OSError, ValueError):
                 fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
@@ -203,9 +199,7 @@ class Interpreter:
                     send_frame(self._control, FILE, struct.pack("=I", index) + file.read())
 
     def run_cell(self, source: str, filename: str) -> int:
-        """Execute one cell, echo the value of a last expression, print a traceback. Returns the
-        exit code.
-        """
+        """Execute one cell, echo a last expression, print a traceback. Returns the exit code."""
         self._cells += 1
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         try:
@@ -227,8 +221,9 @@ class Interpreter:
         return 0
 
     def _print_traceback(self, error: BaseException) -> None:
-        """As Python would, without frames of this file and of libraries: the model's own lines,
-        then the error.
+        """Print a traceback as Python would, without the frames of this file and of libraries.
+
+        It shows the model's own lines, then the error.
         """
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
@@ -266,7 +261,7 @@ class Interpreter:
 
 
 def _set_limit(name: int, soft: int, hard: int) -> None:
-    """Set a limit, below whatever hard limit the machine has already laid on us."""
+    """Set a limit, but not above the hard limit that this process already has."""
     _, ceiling = resource.getrlimit(name)
     if ceiling != resource.RLIM_INFINITY:
         hard = ceiling if hard == resource.RLIM_INFINITY else min(hard, ceiling)
@@ -298,10 +293,9 @@ def _exit_code(code: object) -> int:
 
 
 def reseed() -> None:
-    """New random state in every execution: the generators were forked together with everything
-    else.
+    """Give each execution new random state: the fork copied the generators with everything else.
 
-    ``random`` sees to its own at a fork. A seed of 32 bits spares numpy a SeedSequence, half a ms.
+    ``random`` reseeds itself at a fork. A seed of 32 bits spares numpy a SeedSequence (half a ms).
     """
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))

@@ -1,6 +1,4 @@
-"""What an execution gets besides its process: a memory cgroup, and at the weaker levels a uid and a
-directory.
-"""
+"""A seat: the memory cgroup, uid and directory that an execution gets besides its process."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.cgroup import MemoryCgroup
 from retool_mcore.sandbox.state import StateDirectory, remove_directory
 
-# # Above what distributions hand out and below `nobody`; the pid spreads the sandboxes of one
-# machine over the range.
+# Above the uids that distributions hand out and below `nobody`; the pid spreads the sandboxes of
+# one machine over the range.
 _FIRST_UID, _NUM_UIDS = 61_000, 4_000
 
 
@@ -22,8 +20,8 @@ _FIRST_UID, _NUM_UIDS = 61_000, 4_000
 class Seat:
     """One place to execute at, used by one execution (or session) at a time.
 
-    ``uid`` is set only where this process is root, ``directory`` only at levels without a mount
-    namespace.
+    ``uid`` is set only at levels landlock and rlimits, where this process is root; ``directory`` at
+    every level but namespaces.
     """
 
     uid: int | None = None
@@ -44,9 +42,7 @@ class Seat:
         return cls(uid=uid, directory=state.path / f"seat{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
-        """Set the limit and make the directory for the execution to come. Raises
-        SandboxUnavailable.
-        """
+        """Set the limit, make the directory for the next execution. Raises SandboxUnavailable."""
         self.limit(memory_limit_mb)
         try:
             if self.directory is not None:
@@ -58,9 +54,7 @@ class Seat:
             raise SandboxUnavailable(f"a seat could not be prepared: {error}") from error
 
     def limit(self, memory_limit_mb: int) -> None:
-        """Bound the memory of the execution to come, where there is a cgroup. Raises
-        SandboxUnavailable.
-        """
+        """Bound the next execution's memory, if there is a cgroup. Raises SandboxUnavailable."""
         try:
             if self.cgroup is not None:
                 self.cgroup.limit(memory_limit_mb)

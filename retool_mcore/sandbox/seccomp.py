@@ -1,8 +1,9 @@
-"""The system calls an execution may make: a list of what is allowed, compiled once by libseccomp.
+"""The system calls that an execution may make: an allow-list, compiled once by libseccomp.
 
-What is not named here is answered ENOSYS, as an old kernel would, so that libraries fall back; what
-an attacker or a curious model would try is answered EPERM, which reads better in a traceback.
-libseccomp gives the numbers of the machine's own architecture and refuses all others.
+A call that no list here names gets ENOSYS, as on an old kernel, so that libraries fall back. A call
+that an attacker or a curious model would try gets EPERM, which reads better in a traceback.
+libseccomp uses the call numbers of the machine's own architecture and refuses all other
+architectures.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 import termios
 from functools import cache
 
-# Replaced in the compiled program by the pid of the process that installs it (see `for_process`).
+# A placeholder: `for_process` replaces it by the pid of the process that installs the program.
 _OWN_PID = 0x7A3D_51E9
 
 _ALLOWED = """
@@ -61,7 +62,7 @@ _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX = 0x541B, 0x5421, 0x5451, 0x5450
 
 @cache
 def compile_filter(*, only_own_signals: bool) -> bytes:
-    """The filter as a BPF program, to be passed through ``for_process`` before it is installed.
+    """Compile the filter to a BPF program; pass it through ``for_process`` before installing it.
 
     ``only_own_signals`` refuses kill and tgkill for every other process: needed where neither a pid
     namespace nor Landlock (ABI 6) keeps signals in. Raises OSError or RuntimeError where libseccomp
@@ -75,7 +76,7 @@ def compile_filter(*, only_own_signals: bool) -> bytes:
         try:
             number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
         except (OSError, ValueError):
-            return  # newer than this libseccomp: answered ENOSYS like all that is not named
+            return  # this libseccomp does not know the call, which so gets ENOSYS like any unnamed one
         if number >= 0:
             filter_.add_rule(action, number, *conditions)
 
@@ -93,8 +94,8 @@ def compile_filter(*, only_own_signals: bool) -> bytes:
         add(pyseccomp.ALLOW, "prctl", pyseccomp.Arg(0, is_value, option))
     for command in (termios.TCGETS, _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX):
         add(pyseccomp.ALLOW, "ioctl", pyseccomp.Arg(1, is_value, command))
-    # # Only the own limits, and no F_SETOWN or F_SETSIG: at landlock, as an ordinary user, the
-    # trainer has our uid.
+    # A process may change only its own limits, and may not use F_SETOWN or F_SETSIG: at level
+    # landlock, when an ordinary user runs it, the trainer has the same uid.
     add(pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, is_value, 0))
     add(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
     for command in _FCNTL_COMMANDS:

@@ -1,9 +1,8 @@
-"""The sandbox over HTTP, as SandboxFusion speaks it: POST /run_code, GET /v1/ping, and GET /metrics
-for Prometheus.
+"""The sandbox over HTTP, in SandboxFusion's protocol.
 
-Whatever a client sends, it gets an answer in the protocol's own form: 422 for a request that cannot
-be run, 413 for one too large, 408 for one that comes too slowly, 503 when too many wait. Code that
-fails is a 200.
+It serves POST /run_code, GET /v1/ping, and GET /metrics for Prometheus. Whatever a client sends,
+the answer has the protocol's own form: 422 for a request that cannot be run, 413 for one too large,
+408 for one that comes too slowly, 503 when too many wait. Code that fails is answered with 200.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Refused(Exception):
 
 
 class Metrics:
-    """What GET /metrics tells. One registry per server, so that tests can open several."""
+    """What GET /metrics reports. One registry per server, so that tests can open several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -150,9 +149,9 @@ async def _read_body(request: Request) -> bytes:
 
 
 def _parse(body: bytes) -> ExecRequest:
-    """Raises _Refused with every field that is wrong, and why."""
+    """Parse a body. Raises _Refused with every field that is wrong, and why."""
     try:
-        # # json.loads, not pydantic's parser: a lone surrogate in the code is the model's mistake,
+        # json.loads, not pydantic's parser: a lone surrogate in the code is the model's mistake,
         # not a bad request.
         return RunCodeRequest.model_validate(json.loads(body)).checked()
     except ValidationError as error:

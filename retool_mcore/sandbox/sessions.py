@@ -1,4 +1,4 @@
-"""Interpreters kept alive between the calls of one trajectory: bounded in number and in idle time."""
+"""Interpreters that live on between a trajectory's calls, bounded in number and in idle time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ IDLE_S = 600.0
 
 @dataclass(eq=False)
 class Session:
-    """One trajectory's interpreter. ``lost`` tells that an earlier one is gone, with its
-    definitions.
-    """
+    """One trajectory's interpreter. ``lost``: an earlier one is gone, with its definitions."""
 
     process: ChildProcess | None = None
     lost: bool = False
@@ -43,8 +41,9 @@ class Session:
 
 
 class Sessions:
-    """At most ``limit`` live interpreters; the one idle longest makes room. All names are
-    remembered until ended.
+    """At most ``limit`` live interpreters; the one idle longest makes room.
+
+    A name is remembered until its session is ended.
     """
 
     def __init__(self, limit: int) -> None:
@@ -53,8 +52,9 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[Session]:
-        """The session, for one call at a time. A child that is dead afterwards is cleaned up and
-        marked lost.
+        """Hold the session for one call at a time.
+
+        A child that is dead afterwards is cleaned up, and the session is marked lost.
         """
         session = self._sessions.setdefault(name, Session())
         async with session.busy:
@@ -94,6 +94,6 @@ class Sessions:
             await self._end_idle(session)
 
     async def close(self) -> None:
-        """End all."""
+        """End every session."""
         for name in list(self._sessions):
             await self.end(name)

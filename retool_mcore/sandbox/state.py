@@ -14,16 +14,15 @@ from typing import Self
 from retool_mcore.sandbox.cgroup import CgroupTree, remove_tree
 
 _PREFIX = "retool-sandbox-"
-_CGROUP = "cgroup"  # the file that tells where the tree is: a later owner may live in another cgroup
+_CGROUP = "cgroup"  # this file holds the tree's path: a later owner may live in another cgroup
 _YOUNG_S = 60.0  # a directory just made is not locked yet
 
 
 class StateDirectory:
-    """Mount points and logs of the zygotes, working directories at the weaker levels; and the
-    cgroups' tree.
+    """The zygotes' mount points and logs, the working directories (weaker levels), the cgroup tree.
 
-    A lock is held for as long as the owner lives. A rollout worker is often killed without a word:
-    the next sandbox of this machine removes what it finds unlocked.
+    The owner holds a lock for as long as it lives. A rollout worker is often killed without
+    warning: the next sandbox on this machine removes the directories that it finds unlocked.
     """
 
     def __init__(self, path: Path, lock_fd: int, cgroups: CgroupTree | None) -> None:
@@ -33,8 +32,9 @@ class StateDirectory:
 
     @classmethod
     def create(cls) -> Self:
-        """Make one, after removing what killed owners left. Raises OSError when the temporary
-        directory is full.
+        """Make one, after removing what killed owners left.
+
+        Raises OSError when the temporary directory is full.
         """
         remove_stale(Path(tempfile.gettempdir()))
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -55,8 +55,9 @@ class StateDirectory:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove state directories whose owner is gone, with their cgroups. Others' directories are
-    left alone.
+    """Remove state directories whose owner is gone, with their cgroups.
+
+    Other users' directories are left alone.
     """
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -83,9 +84,7 @@ def _lock(path: Path) -> int | None:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete a tree whatever permissions its files have. Follows no symlink; a missing tree is
-    fine.
-    """
+    """Delete a tree, whatever its permissions. Follows no symlink; a missing tree is fine."""
     with contextlib.suppress(FileNotFoundError):
         for _, _, _, fd in os.fwalk(path, onerror=_make_enterable):
             os.fchmod(fd, 0o700)

@@ -1,5 +1,7 @@
-"""SandboxFusion's HTTP messages, for our server and our client. Field names are theirs; `retool` is
-our addition, which their clients ignore and which tells what theirs cannot.
+"""SandboxFusion's HTTP messages, for our server and our client.
+
+The field names are SandboxFusion's. `retool` is our addition: SandboxFusion's clients ignore it,
+and it says what their fields cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ DEFAULT_MEMORY_LIMIT_MB = 1024
 
 
 class RunCodeRequest(BaseModel):
-    """POST /run_code. ``memory_limit_MB`` -1 is their "no limit": here the default limit."""
+    """POST /run_code. ``memory_limit_MB`` -1, SandboxFusion's "no limit", is the default limit."""
 
     code: str
     language: Literal["python"]
@@ -33,11 +35,11 @@ class RunCodeRequest(BaseModel):
     session: str | None = Field(default=None, max_length=256)
 
     def checked(self) -> ExecRequest:
-        """As a request of the protocol. Raises ConfigError."""
+        """Convert to a request of the protocol. Raises ConfigError."""
         files: dict[str, bytes] = {}
         for name, content in self.files.items():
             if content is None:
-                continue  # their clients send null for a file that is not given
+                continue  # SandboxFusion's clients send null for a file that is not given
             try:
                 files[name] = base64.b64decode(content, validate=True)
             except (binascii.Error, ValueError) as error:
@@ -54,7 +56,7 @@ class RunCodeRequest(BaseModel):
 
 
 class CommandRunResult(BaseModel):
-    """Their result of one process."""
+    """SandboxFusion's result of one process."""
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None = None
@@ -64,7 +66,7 @@ class CommandRunResult(BaseModel):
 
 
 class Extras(BaseModel):
-    """What only our server tells."""
+    """What only our server reports."""
 
     status: Status
     level: Level
@@ -88,7 +90,7 @@ class RunCodeResponse(BaseModel):
 
     @classmethod
     def of(cls, result: ExecResult) -> RunCodeResponse:
-        """Their form of a result. A memory limit is theirs only as a process killed by signal 9."""
+        """Convert to SandboxFusion's form, where a memory limit is a process killed by signal 9."""
         killed = result.status == "memory_limit"
         return cls(
             status="Success" if result.ok else "Failed",
@@ -113,7 +115,7 @@ class RunCodeResponse(BaseModel):
         )
 
     def result(self, *, round_trip_s: float) -> ExecResult:
-        """The protocol's result. Raises ValueError when the server answered something that is none."""
+        """Convert to the protocol's result. Raises ValueError when the answer holds none."""
         run = self.run_result or self.compile_result
         if run is None:
             raise ValueError(f"status {self.status!r} without a run_result")

@@ -1,8 +1,8 @@
 """The warm process: imports once, then forks one confined child per execution.
 
-Single-threaded, started with a clean environment, and never sees request data: what it holds in
-memory is what every child can read. Code reaches the child on a control socket that the zygote only
-passes on.
+It is single-threaded, starts with a clean environment, and never sees request data, because every
+child can read what it holds in memory. Code reaches the child on a control socket, which the zygote
+only passes on.
 
 Supervisor to zygote: `SPAWN` with the fds [control, stdout, stderr, cgroup.procs (where there is a
 cgroup), working directory (weaker levels)]. Zygote to supervisor: READY (JSON facts) or FAILED
@@ -38,7 +38,7 @@ STARTED_BODY = struct.Struct("=Q")
 EXITED_BODY = struct.Struct("=Qid")  # job, wait status, CPU seconds
 
 _CONTROL_FD = 3
-_LIBRARY_FD_BASE = 200  # above every fd of the zygote; the fds of an unreadable Python stay open in children
+_LIBRARY_FD_BASE = 200  # above every fd of the zygote; children keep the fds of an unreadable Python open
 _TASKS_CACHE_S = 10.0
 _LIGHT = """
 abc ast bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions
@@ -72,12 +72,11 @@ class Zygote:
         self._hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
 
     def set_up(self) -> None:
-        """Confine the zygote itself, import the image, and tell the supervisor. Raises OSError when
-        refused.
-        """
+        """Confine the zygote, import the image, tell the supervisor. Raises OSError if refused."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.path[:] = confine.python_paths()
-        # An editable install may find its sources by a finder of its own: only Python's three stay.
+        # An editable install may add a finder for its sources: keep only Python's own three
+        # finders.
         sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("_frozen_importlib")]
         if self._level == "gvisor":
             kernel.adopt_orphans()
@@ -95,7 +94,7 @@ class Zygote:
                 self._reach_python_by_fd()
         missing = preload((_LIGHT if self._light else _LIGHT + _FULL).split())
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
-            del sys.modules[name]  # ours stay referenced from here; the model's code has no use for them
+            del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
         threads = len(os.listdir(self._task_fd))
         if threads != 1:
             raise OSError(0, f"the warm image runs {threads} threads; a fork would lose all but one")
@@ -127,7 +126,7 @@ class Zygote:
         confine.build_root(self._root)
         if as_root:
             confine.become_nobody()
-            kernel.die_with_parent(signal.SIGKILL)  # a change of uid clears it
+            kernel.die_with_parent(signal.SIGKILL)  # a change of uid clears this setting
         self._has_proc = os.path.exists("/proc/self/stat")
         if self._has_proc:
             self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -135,14 +134,13 @@ class Zygote:
             self._pid_namespace = os.pidfd_open(os.getpid())
 
     def _open_own_proc(self) -> None:
-        """What is read about this process later, when /proc may not be there any more."""
+        """Open what is read about this process later, when /proc may be gone."""
         self._task_fd = os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY)
         self._statm_fd = os.open("/proc/self/statm", os.O_RDONLY)
         self._maps_fd = os.open("/proc/self/maps", os.O_RDONLY)
 
     def _reach_python_by_fd(self) -> None:
-        """Where root's Python lies under a directory that others may not enter (/root), go through
-        open fds.
+        """Reach root's Python through open fds if it lies in a directory closed to others (/root).
 
         An execution runs under an ordinary uid and still has to import what is not preloaded.
         """
@@ -207,12 +205,12 @@ class Zygote:
     def _fork(self, fds: list[int], uid: int | None, has_cgroup: bool) -> int:
         cgroup = fds[3] if has_cgroup else None
         if self._level == "namespaces":
-            # # unshare(CLONE_NEWPID) works once per process, unless it goes back to its own
-            # namespace in between.
+            # A process can call unshare(CLONE_NEWPID) once; to call it again, it must first go back
+            # to its own namespace.
             kernel.enter_namespace(self._pid_namespace, kernel.CLONE_NEWPID)
             kernel.unshare(kernel.CLONE_NEWPID)
             return _fork_into(lambda: self._run_in_namespaces(fds, cgroup))
-        counts_others = uid is None and self._level != "gvisor"  # a container counts only its own
+        counts_others = uid is None and self._level != "gvisor"  # a container counts only its own tasks
         processes = confine.MAX_PROCESSES + (self._other_tasks() if counts_others else 0)
         return _fork_into(lambda: self._guard(fds, cgroup, uid, processes))
 
@@ -225,9 +223,7 @@ class Zygote:
         self._confine_and_run(control, lambda: confine.confine_in_namespaces(self._seccomp, proc=self._has_proc))
 
     def _guard(self, fds: list[int], cgroup: int | None, uid: int | None, processes: int) -> None:
-        """Weaker levels: fork the execution once more and outlive it, to kill whatever it leaves
-        behind.
-        """
+        """At weaker levels: fork the execution again, outlive it, and kill whatever it leaves."""
         _join(cgroup)
         self._channel.close()
         confine.reset_signals()
@@ -284,8 +280,9 @@ class Zygote:
                 self._channel.send(EXITED + EXITED_BODY.pack(job, status, usage.ru_utime + usage.ru_stime))
 
     def _end_all(self) -> NoReturn:
-        """The supervisor is gone. Pid 1 takes its namespace along; elsewhere the guardians end
-        their trees.
+        """End all children: the supervisor is gone.
+
+        Pid 1 takes its namespace along; at the other levels the guardians end their trees.
         """
         if self._level != "namespaces":
             for pid in self._jobs:
@@ -298,7 +295,7 @@ class Zygote:
         os._exit(0)
 
     def _other_tasks(self) -> int:
-        """Tasks this user has anyway: without a uid of its own, RLIMIT_NPROC counts them too."""
+        """Count this user's other tasks: without an own uid, RLIMIT_NPROC includes them."""
         now = time.monotonic()
         if now - self._tasks[0] > _TASKS_CACHE_S:
             self._tasks = (now, guardian.count_tasks(os.getuid()))
@@ -306,7 +303,7 @@ class Zygote:
 
 
 def _wake(*_: object) -> None:
-    """A handler, so that a child's end reaches the wake-up fd."""
+    """Do nothing; a handler must be set for a child's end to reach the wake-up fd."""
 
 
 def _fork_into(body: Callable[[], None]) -> int:
@@ -323,7 +320,7 @@ def _fork_into(body: Callable[[], None]) -> int:
 
 def _join(cgroup: int | None) -> None:
     if cgroup is not None:
-        os.write(cgroup, b"0")  # the writer itself; the supervisor's right to do so came with the fd
+        os.write(cgroup, b"0")  # 0: the writer itself; the supervisor's right to do so came with the fd
 
 
 def _take_fds(fds: Sequence[int]) -> socket.socket:
@@ -344,7 +341,7 @@ def _parents(path: str) -> list[str]:
 
 
 def preload(names: Sequence[str]) -> list[str]:
-    """Import and warm up; returns the packages that are not installed."""
+    """Import ``names`` and warm up; return the packages that are not installed."""
     missing: list[str] = []
     for name in names:
         try:
@@ -357,8 +354,9 @@ def preload(names: Sequence[str]) -> list[str]:
 
 
 def _warm_up(numpy: Any, sympy: Any) -> None:
-    """Do once what traces do, so that lazy imports and caches are filled before the fork and not
-    after each.
+    """Do once what model code often does, to fill lazy imports and caches before the fork.
+
+    Otherwise every child would fill them again.
     """
     str(numpy.linalg.solve(numpy.eye(3) + 1, numpy.arange(3.0)))
     x, y, n = sympy.symbols("x y n")
@@ -382,7 +380,7 @@ def main(fd: int) -> NoReturn:
     """Entry point of the process that ``images.py`` starts."""
     channel = socket.socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 2 * _CONTROL_FD))
     os.close(fd)
-    os.dup2(0, _CONTROL_FD)  # taken, so that nothing of ours lies where children put their control socket
+    os.dup2(0, _CONTROL_FD)  # keeps our own fds off the number where children put their control socket
     zygote = Zygote(channel, marshal.loads(channel.recv(1 << 16)))
     try:
         zygote.set_up()

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CONFIGS = ROOT / "configs"
 STANDIN = HERE / "standin"
-# # transformers imports torchvision, whose wheel is linked against CUDA: the CPU platform's stub
+# transformers imports torchvision, whose wheel is linked against CUDA: the CPU platform's stub
 # stands before it.
 STUBS = ROOT / "retool_mcore" / "platforms" / "cpu" / "stubs"
 RECORDED = json.loads((HERE / "names_v0_18_0.json").read_text(encoding="utf-8"))["files"]

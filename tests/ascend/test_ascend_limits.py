@@ -1,4 +1,4 @@
-"""What a CUDA run's configuration becomes on NPUs: mapped, or refused in one error; never dropped."""
+"""What a CUDA run's configuration becomes on NPUs: mapped, or refused in one error, never lost."""
 
 from __future__ import annotations
 

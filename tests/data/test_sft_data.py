@@ -166,8 +166,8 @@ def test_a_step_is_a_pure_function_of_the_seed():
 
 
 def test_a_restarted_process_goes_on_with_the_exact_batch(tmp_path):
-    # # As training resumes: the file is read anew, in another process with other hash seeds, and
-    # told only the step.
+    # As training resumes: the file is read anew, in another process with other hash seeds, and told
+    # only the step.
     make_task(tmp_path, seed=2, spec=TaskSpec(sft_train=50, sft_val=4, rl_train=4, rl_val=4, eval=4))
     code = f"""
         import json, sys

@@ -100,8 +100,8 @@ def test_conversations_are_short_and_readable_by_the_written_tokenizer(task):
 
 
 def test_the_written_tokenizer_is_the_trained_one(task):
-    # # transformers replaces the pre-tokenizer of a qwen2 directory by Qwen2's own, so training
-    # must use that one.
+    # transformers replaces the pre-tokenizer of a qwen2 directory by Qwen2's own, so training must
+    # use that one.
     trained, loaded = build_tokenizer(tokenizer_rows()), load_tokenizer(str(task / "model"))
     row = tool_trace(next(problems(seed=9)), wrong=True)
     assert render(row["messages"], row["tools"], loaded) == render(row["messages"], row["tools"], trained)

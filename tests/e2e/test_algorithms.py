@@ -50,8 +50,8 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     settings += ("algorithm.kl_coef=0.01",)
     settings += ("validation.every=0", "checkpoint.every_steps=1")
     settings += ("checkpoint.reshardable=true", "checkpoint.asynchronous=true", "rollout.record_groups=8")
-    # # Every prompt alone has more than 240 tokens: without "auto" verl refuses them, in each of
-    # the three models.
+    # Every prompt alone has more than 240 tokens: without "auto" verl refuses them, in each of the
+    # three models.
     settings += ("data.max_prompt_tokens=260", "memory.recompute=auto", "train.micro_batch_tokens=230")
     [first] = train(tmp_path, mark, *settings, "train.steps=1")
     [saved] = complete_checkpoints(tmp_path / "rl/checkpoints")
@@ -63,8 +63,8 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     for row in rows:
         assert row["value_loss"] > 0 and row["time_update_critic_s"] > 0
         assert row["mismatch/max"] <= 1e-4, "float32 engine and actor agree"
-    # # The coin is fair before the first update only: a call costs tokens, and one update may
-    # unlearn it.
+    # The coin is fair before the first update only: a call costs tokens, and one update may unlearn
+    # it.
     assert rows[0]["behavior/calls"] > 0, "half of the trajectories start with a call"
     # Before the first update the actor is its own reference; after it, it is not.
     assert abs(rows[0]["actor/kl_loss"]) <= 1e-6 < rows[1]["actor/kl_loss"]
@@ -111,7 +111,7 @@ def test_partial_rollout_goes_on_after_updates_and_a_restart_and_is_weighted_for
     settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), *SIZE, "validation.every=0")
     settings += ("train.mode=partial_rollout", "algorithm.importance_sampling=token", "rollout.protocol=retool")
     settings += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400")
-    # # At 1e-3 one update teaches the right answer, which is short; what is in flight then hardly
+    # At 1e-3 one update teaches the right answer, which is short; what is in flight then hardly
     # ever becomes a batch.
     settings += ("checkpoint.every_steps=3", "optim.lr=3e-4", "rollout.record_groups=8")
     train(tmp_path, mark, *settings, "train.steps=3")

@@ -77,8 +77,8 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
         assert row["time_weight_sync_s"] > 0
         assert 0.0 < row["rollout_corr/rollout_is_mean"] <= 2.0
     assert max(row[f"{STALENESS}_worst/max"] for row in rows) == 1, "sampling did not run ahead"
-    # # A response's weight before the cut: one where nothing is stale, and then the product over
-    # its tokens.
+    # A response's weight before the cut: one where nothing is stale, and then the product over its
+    # tokens.
     assert rows[0]["rollout_corr/rollout_is_max"] == pytest.approx(1.0, abs=1e-2)
     assert min(row["rollout_corr/rollout_is_min"] for row in rows) < 0.9
     assert "val/accuracy" in rows[-1]
@@ -113,7 +113,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     for version, found in pairs.items():
         engine, actor = torch.tensor(found or [(0.0, 0.0)]).unbind(-1)
         torch.testing.assert_close(engine, actor, atol=1e-4, rtol=0, msg=lambda text, v=version: f"version {v}: {text}")
-    # # The check can fail: one version's tokens are not what another version's weights would have
+    # The check can fail: one version's tokens are not what another version's weights would have
     # said.
     others = [pair for row in sampled for pair in of_its_version(row, 0, models[3])]
     assert max(abs(engine - actor) for engine, actor in others) > 1e-3

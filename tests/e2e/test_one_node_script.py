@@ -26,7 +26,7 @@ def test_ctrl_c_leaves_nothing_and_the_same_command_continues(task: Path, tmp_pa
     words = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *size, *steps)
     env = {**os.environ, MARK: mark, "PYTHON": sys.executable, "CONFIG": "configs/rl_tiny_cpu.toml",
            "SANDBOX_DIR": str(tmp_path / "sandbox")}  # fmt: skip
-    # # What a shell starts in its background ignores SIGINT, and all that it starts: pytest may be
+    # What a shell starts in its background ignores SIGINT, and all that it starts: pytest may be
     # there.
     argv = ["env", "--default-signal=INT", "bash", "launch/rl_h200x8.sh", *words]
     run_dir = tmp_path / "one"

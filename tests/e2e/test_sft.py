@@ -58,7 +58,7 @@ def test_a_killed_run_continues_bit_exactly_and_exports(
     for update, row in zip(seen, told, strict=True):
         assert [len(part["rows"]) for part in update] == [16, 16], "both tensor-parallel ranks see the whole batch"
         assert {(*part["betas"], part["lr"]) for part in update} == {(0.8, 0.95, row["lr"])}
-    # # Warm-up over round(0.1 * 8) = 1 update, then a cosine from 3e-3 to 3e-4; no update is made
+    # Warm-up over round(0.1 * 8) = 1 update, then a cosine from 3e-3 to 3e-4; no update is made
     # with a rate of 0.
     wanted = [3e-4 + 2.7e-3 * 0.5 * (1 + math.cos(math.pi * done / 7)) for done in range(8)]
     assert [row["lr"] for row in told] == pytest.approx(wanted, rel=1e-6)

@@ -37,7 +37,7 @@ OPTIM += ("optim.beta1=0.5", "optim.beta2=0.6", "optim.weight_decay=0.125")
 
 
 def rate(update: int, updates: int) -> float:
-    """Megatron's cosine with warm-up, written out: the rate of update 1, 2, ... of all ``updates``."""
+    """Megatron's cosine with warm-up, written out: the rate of ``update`` (1, 2, ...)."""
     warmup = round(WARMUP * updates)
     if update <= warmup:
         return LR * update / warmup

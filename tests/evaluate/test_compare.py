@@ -53,8 +53,8 @@ def test_the_same_gain_everywhere_has_an_interval_without_width():
 
 
 def test_the_interval_is_the_bootstraps_over_problems():
-    # # One of two problems gained in full: half of the draws of two problems hold it once, a
-    # quarter never.
+    # One of two problems gained in full: half of the draws of two problems hold it once, a quarter
+    # never.
     found = compare(report("0000", "0000"), report("1111", "0000"))
     assert (found.low, found.difference, found.high) == (0.0, 0.5, 1.0)
 

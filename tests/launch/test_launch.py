@@ -123,7 +123,7 @@ def test_what_a_script_started_ends_with_it(ending: str | signal.Signals):
     expected = {"done": 0, "failure": 1, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
     assert code == expected
     end_s = time.monotonic() + 20
-    # # SIGKILL leaves no time to stop a group: its leader gets SIGTERM from the kernel, and Ray's
+    # SIGKILL leaves no time to stop a group: its leader gets SIGTERM from the kernel, and Ray's
     # passes it on.
     while left := marked(mark) - ({"sleep 61"} if ending is signal.SIGKILL else set()):
         assert time.monotonic() < end_s, left

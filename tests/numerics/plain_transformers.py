@@ -1,4 +1,4 @@
-"""The reference of the parity tests: transformers and torch, one process, float32, nothing packed."""
+"""The parity tests' reference: transformers and torch, one process, float32, nothing packed."""
 
 from __future__ import annotations
 

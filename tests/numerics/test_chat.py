@@ -52,7 +52,7 @@ QWEN25_STYLE = (
     + CALLS_AND_RESULTS
 )
 
-# # Thinking is kept only after the last user turn; the last turn gets an empty thinking block if it
+# Thinking is kept only after the last user turn; the last turn gets an empty thinking block if it
 # has none.
 QWEN3_STYLE = (
     TOOLS_BLOCK
@@ -78,8 +78,8 @@ QWEN3_STYLE = (
     + CALLS_AND_RESULTS
 )
 
-# # The word pattern of the Qwen tokenizers: line breaks after punctuation belong to it, "\n\n" is
-# one piece.
+# The word pattern of the Qwen tokenizers: line breaks after punctuation belong to it, "\n\n" is one
+# piece.
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CORPUS = [
     "What is the sum of the integers from 412 to 967, inclusive?\n\nprint(sum(range(412, 967 + 1)))\n",
@@ -137,7 +137,7 @@ def qwen3() -> PreTrainedTokenizerFast:
 
 TOOLS = [CODE_INTERPRETER]
 texts = st.text(alphabet=st.sampled_from('ab 1\n\t{}"\\é→.'), max_size=30)
-# # A reply that starts with a line break: see
+# A reply that starts with a line break: see
 # test_a_leading_line_break_is_cut_where_sampling_cuts_it.
 replies = texts.map(str.lstrip)
 
@@ -195,7 +195,7 @@ def test_turn_by_turn_equals_one_shot(tokenizer, question, calls, text, answer):
     assert rendered.token_ids == one_shot(tokenizer, messages, TOOLS)
     ids, mask = rollout(tokenizer, messages, TOOLS)
     assert rendered.token_ids[: len(ids)] == ids
-    # # The rollout leaves out the last <|im_end|> and what follows; the tool turn's <|im_end|> is
+    # The rollout leaves out the last <|im_end|> and what follows; the tool turn's <|im_end|> is
     # appended, not sampled.
     end = chat_format(tokenizer).end_of_turn_id
     assert [m for i, m in zip(ids, rendered.loss_mask, strict=False) if i != end] == [

@@ -147,8 +147,8 @@ def test_memory_knobs_turn_the_right_way():
     assert need(Parallel(pp=2, vpp=2), Memory()) > need(Parallel(pp=2), Memory())
 
 
-# # perf/LOG.md, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a GPU. 83,081 tokens
-# a step, 32 sequences.
+# perf/LOG.md, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a GPU. 83,081 tokens a
+# step, 32 sequences.
 MEASURED = {
     "cp2_kept": (("train.micro_batch_tokens=11264", "memory.adam_states=compact"), 127.3, 11549),  # fitted
     "cp2_plain_cross_entropy": (("memory.fused_cross_entropy=false",), 129.1, 11253),  # fitted

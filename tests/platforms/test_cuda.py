@@ -1,4 +1,4 @@
-"""Platform cuda: its patches against what they replace, and settings that need what is not there."""
+"""Platform cuda: its patches against what they replace, and settings that lack what they need."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_needs_transformer_engine_says_so_before_anything_is_built(monkeypa
 
 
 def test_an_engine_that_goes_to_sleep_copies_nothing_to_the_host():
-    """SGLang's own adapter over a recorder, with our plugin loaded as SGLang loads it, and without."""
+    """SGLang's own adapter over a recorder, with our plugin loaded as SGLang does, and without."""
     script = """
 import os, sys, types
 from retool_mcore.platforms import get_platform

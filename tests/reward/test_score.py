@@ -70,8 +70,8 @@ def test_a_number_as_truth_is_taken():
 
 
 def test_verl_can_call_it():
-    # # What verl's naive reward manager passes by keyword; a plain function, so verl runs it off
-    # its event loop.
+    # What verl's naive reward manager passes by keyword; a plain function, so verl runs it off its
+    # event loop.
     assert not inspect.iscoroutinefunction(compute_score)
     for name in ("data_source", "solution_str", "ground_truth", "extra_info"):
         assert name in inspect.signature(compute_score).parameters

@@ -43,8 +43,8 @@ def test_the_recipes_bonus_reaches_verl_as_a_part_of_its_own(verls: dict[str, An
 
 
 def test_all_options_add_up_and_keep_the_answers_verdict(verls: dict[str, Any]):
-    # # 150 tokens are 30 into the last 40 of 160; a malformed call makes a right answer worth a
-    # wrong one with its bonus
+    # 150 tokens are 30 into the last 40 of 160; a malformed call makes a right answer worth a wrong
+    # one with its bonus
     assert rewards(verls, "all") == pytest.approx([1.0, -0.9, -0.8, -0.6 - 0.75])
     infos = [each["reward_extra_info"] for each in verls["all"].values()]
     assert [info["acc"] for info in infos] == [1.0, 1.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Each behaviour metric on a trajectory made by hand, where the number can be counted on fingers."""
+"""Each behaviour metric on a trajectory made by hand, where a reader can count the number."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REPAIRED = Parsed(kind="tool_call", codes=("print(1)",), repairs=("backslashes",
 BAD = Parsed(kind="malformed", problem="json", error="no")
 ANSWER = Parsed(kind="answer", answer="1")
 
-# # A failed call, a malformed one, the corrected call, an answer: 10 + 5 + 4 + 5 + 20 + 5 + 6 = 55
+# A failed call, a malformed one, the corrected call, an answer: 10 + 5 + 4 + 5 + 20 + 5 + 6 = 55
 # tokens, 40 sampled.
 CORRECTED = trajectory(
     said(CALL, 10, result("x = 1\n\nprint(y)", ok=False)),
@@ -54,8 +54,8 @@ CORRECTED = trajectory(
 )
 # An answer without code: 10 tokens.
 PLAIN = trajectory(said(ANSWER, 10), stop=StopReason.FINISHED)
-# # The same failing code twice, the second stopped at the time limit, and the turns are used up: 10
-# + 5 + 5 = 20 tokens.
+# The same failing code twice, the second stopped at the time limit, and the turns are used up: 10 +
+# 5 + 5 = 20 tokens.
 STUBBORN = trajectory(
     said(CALL, 10, result("loop()", ok=False)),
     said(CALL, 5, result("loop()", ok=False, status="time_limit")),

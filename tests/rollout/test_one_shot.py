@@ -28,7 +28,7 @@ from tests.rollout.scripted_engine import ScriptedEngine
 plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
 LIMITS = Limits(max_response_tokens=5000, max_turns=10)
 
-# # Qwen3's: thinking is written back after the last user message; a last turn without any gets an
+# Qwen3's: thinking is written back after the last user message; a last turn without any gets an
 # empty block.
 TURN = "{{- '<|im_start|>assistant\\n' + message.content -}}"
 THINKING_TURN = """{{- '<|im_start|>assistant\\n' -}}

@@ -1,4 +1,4 @@
-"""The paper's inline form: read, stopped exactly although its tag is several tokens, written back."""
+"""The paper's inline form: read, stopped exactly at a tag of several tokens, written back."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ async def play(tokenizer, sandbox, *script: str, limits: Limits = LIMITS) -> Tra
 
 @ON_ONE_LOOP
 async def test_a_trajectory_in_one_message(tokenizer, sandbox):
-    # # The ">" of the comparison looks like the end of the tag: the engine stops there, and the
-    # turn goes on.
+    # The ">" of the comparison looks like the end of the tag: the engine stops there, and the turn
+    # goes on.
     said = "Hm.\n" + block("if 2 > 1: print(412 + 967)")
     trajectory = await play(tokenizer, sandbox, said, ANSWER)
     text = tokenizer.decode(trajectory.ledger.response_ids)

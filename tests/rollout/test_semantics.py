@@ -2,11 +2,14 @@
 not a test fix.
 
 finished           the model closed a turn without a call; all its tokens carry loss
-length             cut in a model turn, or the next result and a turn after it do not fit: the result is not written
+length             cut in a model turn, or the next result and a turn after it do not fit: the
+                   result is not written
 turns              the last allowed turn ended in a call: the call is not executed
-malformed_calls    that many in a row that cannot be read; each before the last was answered by its error
+malformed_calls    that many in a row that cannot be read; each before the last was answered by
+                   its error
 tool_time          the interpreter's time is used up: the last result is not written
-dropped            engine or sandbox failed: no tokens of ours reach the batch, and no text of the outage the model
+dropped            engine or sandbox failed: no tokens of ours reach the batch, and no
+                   text of the outage reaches the model
 A failing call, a call at a limit, a malformed call: text the model sees, loss 0, and the trajectory
 goes on.
 """

@@ -73,7 +73,7 @@ def test_a_call_with_one_reading_is_repaired(body: str, code: str, repairs: tupl
         (turn('{"name": "code_interpreter", "arguments": {"code": 3}}'), "arguments", 'one string, "code"'),
         (turn('{"name": "code_interpreter", "arguments": {"code": "\\ud800"}}'), "arguments", "surrogate"),
         ('{"name": "code_interpreter"}\n</tool_call>', "tags", "no opening tag"),
-        # # Two calls in one pair of tags, and quotes that may close the code or not: several
+        # Two calls in one pair of tags, and quotes that may close the code or not: several
         # readings, so none.
         (turn(call("print(1)") + call("print(2)")), "json", "Extra data"),
         (turn(call('print("a"')), "json", "not valid JSON"),

@@ -39,8 +39,8 @@ def test_head_and_tail_fit_the_budget_and_the_rest_is_counted(tokenizer, text: s
     kept = count(tokenizer, head) + count(tokenizer, tail)
     assert kept <= max_tokens
     assert int(match[3]) == cut_tokens == total - kept
-    # # No more than one character of each end is given up, however many tokens it takes (four
-    # bytes, or three composed).
+    # No more than one character of each end is given up, however many tokens it takes (four bytes,
+    # or three composed).
     assert kept >= max_tokens - 24
 
 

@@ -282,7 +282,7 @@ def test_export_takes_the_newest_complete_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_an_export_says_the_dtype_of_its_weights(tmp_path: Path, key: str):
-    """A bfloat16 run from a float32 model leaves bfloat16 weights beside that model's config.json."""
+    """A bfloat16 run from a float32 model leaves bfloat16 weights beside its config.json."""
     config = run_in(tmp_path)
     save(config, 50)
     weights = find_weights(config.run.dir)

@@ -42,7 +42,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def strongest() -> AsyncIterator[LocalSandbox]:
-    """The strongest level there is without asking for gvisor, for tests that are not about levels."""
+    """The strongest level below gvisor, for tests that are not about levels."""
     opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
     await opened.open()
     yield opened

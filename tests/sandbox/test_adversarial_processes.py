@@ -1,4 +1,4 @@
-"""The adversarial table, second half: processes and signals, text in and out, state between runs."""
+"""The adversarial table, second half: processes, signals, text in and out, state between runs."""
 
 from __future__ import annotations
 
@@ -198,8 +198,8 @@ async def test_a_cancelled_call_kills_its_child_and_frees_its_slot(sandbox: Loca
 
 
 async def test_signal_numbers_are_told(sandbox: LocalSandbox):
-    # # As pid 1 of its namespace a process ignores what it sends itself without a handler:
-    # namespaces only.
+    # As pid 1 of its namespace a process ignores what it sends itself without a handler: namespaces
+    # only.
     result = await sandbox.execute("import os, signal; os.kill(os.getpid(), signal.SIGTERM); print('alive')")
     if sandbox.level == Level.NAMESPACES:
         assert result.stdout == "alive\n"

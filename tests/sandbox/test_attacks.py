@@ -231,8 +231,8 @@ for pid in (os.getppid(), {os.getpid()}, 1):
         try: open(f"/proc/{{pid}}/{{name}}", "rb").read(1); print("read", pid, name)
         except OSError: pass
 """
-    # # A container's first process has the code's uid and nothing of anybody's: no request, the
-    # same few variables.
+    # A container's first process has the code's uid and nothing of anybody's: no request, the same
+    # few variables.
     expected = "read 1 environ\nread 1 maps\nread 1 fd/0\n" * 2 if sandbox.level == Level.GVISOR else ""
     assert (await sandbox.execute(code)).stdout == expected
 

@@ -27,8 +27,8 @@ from retool_mcore.verl.plugin import assert_loaded
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
-# # Two responses, of 3 and of 1 token; the first's second token is an interpreter's. Ratios 0.5, 1,
-# 2 and 30.
+# Two responses, of 3 and of 1 token; the first's second token is an interpreter's. Ratios 0.5, 1, 2
+# and 30.
 OLD = [[-2.0, -1.0, -3.0], [-5.0]]
 NEW = [[-2.0 - math.log(2), -1.0, -3.0 + math.log(2)], [-5.0 + math.log(30)]]
 MASK = [[1, 0, 1], [1]]
@@ -230,8 +230,8 @@ def test_a_value_moves_its_loss_up_to_the_clip():
     before, now, returns = [[0.0, 0.0, 0.0], [1.0]], [[1.0, 0.0, 0.2], [0.0]], [[1.0, 0.0, 1.0], [2.0]]
     data = batch(values=jagged(before), returns=jagged(returns))
     loss, _ = value_loss(critic, {"values": as_the_model_returns(now)}, data)
-    # # The first has moved by 1 where 0.3 counts: (0.3 - 1)^2; the third by 0.2; the fourth away
-    # from its return.
+    # The first has moved by 1 where 0.3 counts: (0.3 - 1)^2; the third by 0.2; the fourth away from
+    # its return.
     assert float(loss) == pytest.approx(0.5 * (0.7**2 + 0.8**2 + 2.0**2) / 3)
 
 

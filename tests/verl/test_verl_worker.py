@@ -62,7 +62,7 @@ def logprob_of(token_id: int) -> float:
 
 
 def sampled(config: RlConfig, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, *, validate: bool) -> tuple[Any, Any]:
-    """What verl's worker stores of one prompt, and the parameters of every request it made for it."""
+    """What verl's worker stores of one prompt, and the parameters of each request for it."""
     from tensordict.tensorclass import NonTensorData, NonTensorStack
     from verl.experimental.agent_loop import agent_loop
     from verl.trainer.ppo.v1 import agent_loop_tq
@@ -73,7 +73,7 @@ def sampled(config: RlConfig, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, *
 
     class Worker(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         def __init__(self) -> None:
-            """Without the queue, and the model's files that the base class reads a tokenizer from."""
+            """Leave out the queue and the model files with the base class's tokenizer."""
             self.config, self.llm_client, self.background_tasks = tree, Client(tokenizer), set()
             self.rollout_config = tree.actor_rollout_ref.rollout
             self.tokenizer, self.processor, self.hf_model_type = tokenizer, None, "qwen2"

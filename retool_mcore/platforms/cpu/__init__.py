@@ -1,3 +1,1 @@
-"""Platform `cpu`: verl's Megatron engine over gloo and the real SGLang, on machines without an
-accelerator.
-"""
+"""Platform `cpu`: verl's Megatron engine over gloo and the real SGLang, without an accelerator."""

@@ -1,10 +1,4 @@
-"""mbridge for the plain-PyTorch layers: the models whose Hugging Face weights this platform reads
-and writes.
-
-mbridge always builds the Transformer Engine specification, where a norm's weight belongs to the
-linear layer that follows it. Here a norm is a module of its own, so its weight has another Megatron
-name; all other names are mbridge's.
-"""
+"""mbridge for the plain-PyTorch layers: reads and writes Hugging Face weights of these models."""
 
 from __future__ import annotations
 

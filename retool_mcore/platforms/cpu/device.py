@@ -1,8 +1,4 @@
-"""What ``torch.cuda`` is on a GPU machine: the device module verl's platform hands out on a CPU
-machine.
-
-Memory is the process's own: "allocated" is the resident set, "max" its peak, in bytes.
-"""
+"""The device module that verl's platform uses on a CPU machine, in place of ``torch.cuda``."""
 
 from __future__ import annotations
 

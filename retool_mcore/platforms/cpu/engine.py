@@ -1,5 +1,6 @@
-"""verl's Megatron engine for device `cpu`. verl imports this module through ``model.external_lib``
-in every worker.
+"""verl's Megatron engine for device `cpu`.
+
+verl imports this module through ``model.external_lib`` in every worker.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from retool_mcore.platforms.cpu import bridge  # noqa: E402, F401  registers the
 
 
 def _expected_on_cpu(record: logging.LogRecord) -> bool:
-    # # Megatron's tracker warns when the CPU's generator moves inside its fork. Here it is the
-    # generator it forks.
+    # Megatron's tracker warns when the CPU's generator moves inside its fork. Here the CPU's
+    # generator is the one that it forks.
     return "CPU RNG state changed within GPU RNG context" not in record.getMessage()
 
 
@@ -44,9 +45,9 @@ def _adam_groups(optimizer: Any) -> Iterator[tuple[torch.optim.Adam, dict[str, A
 def materialise_adam_state(optimizer: Any) -> None:
     """Give every parameter of a Megatron optimizer the state torch's Adam makes in its first step.
 
-    Megatron's distributed optimizer saves and loads checkpoints on the assumption that the state,
-    ``step`` included, is there from the start, as it is with Transformer Engine's Adam. The values
-    are Adam's own first ones.
+    Megatron's distributed optimizer saves and loads checkpoints as if the state, ``step`` included,
+    were there from the start, which holds for Transformer Engine's Adam. The values are those that
+    Adam itself starts with.
     """
     for adam, group in _adam_groups(optimizer):
         for param in group["params"]:
@@ -57,12 +58,12 @@ def materialise_adam_state(optimizer: Any) -> None:
 
 
 def restore_adam_steps(optimizer: Any) -> None:
-    """Give every parameter the step count its checkpoint has.
+    """Give every parameter the step count that its checkpoint has.
 
-    Megatron's distributed optimizer loads it into the parameter groups, then one shared tensor of
-    it into all parameters, then overwrites that with the count from before the load
-    (distrib_optimizer.py, load_state_dict and _set_main_param_and_optimizer_states). Adam would
-    start its bias correction again, silently.
+    Megatron's distributed optimizer loads the count into the parameter groups, then one shared
+    tensor of it into all parameters. It then overwrites that tensor with the count from before the
+    load (distrib_optimizer.py, load_state_dict and _set_main_param_and_optimizer_states). Adam
+    would silently start its bias correction again.
     """
     for adam, group in _adam_groups(optimizer):
         for param in group["params"]:
@@ -77,8 +78,8 @@ class _AdamFromTheStart:
 
     @torch.no_grad()
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        # # In float32 the optimizer's main weights are the model's own, which autograd guards
-        # against being written.
+        # In float32 the optimizer's main weights are the model's own, and autograd forbids writing
+        # to them: hence no_grad.
         super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
         restore_adam_steps(self.optimizer)  # type: ignore[attr-defined]
 

@@ -1,5 +1,6 @@
-"""The Megatron engine's configuration, with float32 allowed: CPUs need no 16-bit training, tests
-need exactness.
+"""The Megatron engine's configuration, with float32 allowed.
+
+CPUs need no 16-bit training, and tests need exactness.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from verl.workers.config import McoreEngineConfig
 
 @dataclass
 class CpuEngineConfig(McoreEngineConfig):
-    """verl's McoreEngineConfig whose ``dtype`` may also be "float32". Named by ``_target_`` in
-    verl's tree.
+    """verl's McoreEngineConfig whose ``dtype`` may also be "float32".
+
+    verl's tree names it by ``_target_``.
     """
 
     def __post_init__(self) -> None:
@@ -25,7 +27,8 @@ class CpuEngineConfig(McoreEngineConfig):
         object.__setattr__(self, "dtype", dtype)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # # verl's trainer makes the critic's configuration itself and sends it to the worker, where
-        # nothing has imported # model.external_lib yet: the engine it configures comes along.
+        # verl's trainer makes the critic's configuration itself and sends it to the worker, where
+        # nothing has imported model.external_lib yet. Unpickling the configuration therefore
+        # imports the engine that it configures.
         self.__dict__.update(state)
         importlib.import_module("retool_mcore.platforms.cpu.engine")

@@ -1,6 +1,4 @@
-"""Megatron-core's experts for a machine without Transformer Engine, under the weights' names that
-mbridge knows.
-"""
+"""Megatron-core's experts without Transformer Engine, with the weight names that mbridge knows."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ _LOCAL_NAME = re.compile(r"local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
 class Experts(SequentialMLP):
-    """One expert after the other, with weights named as Transformer Engine's grouped experts:
-    linear_fc1.weight7.
+    """Runs the experts one by one; weights are named as in Transformer Engine's grouped experts.
 
-    mbridge reads which expert a weight belongs to from that ending.
+    An example is linear_fc1.weight7: mbridge reads from this ending which expert a weight belongs
+    to.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

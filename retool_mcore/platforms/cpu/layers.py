@@ -1,6 +1,6 @@
 """Norm and attention of a GPT layer in plain PyTorch, where Transformer Engine does not exist.
 
-Megatron-core's own local modules will not do: WrappedTorchNorm refuses sequence parallelism,
+Megatron-core's own local modules do not suffice: WrappedTorchNorm refuses sequence parallelism,
 DotProductAttention refuses packed sequences and context parallelism.
 
 Shapes: S tokens of one sequence, T tokens of a packed batch (on this rank), B batch, H query heads
@@ -44,7 +44,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class _GatherFromContextParallel(torch.autograd.Function):
-    """[...] on each rank -> [C, ...] on all; backward sums what all ranks owe this rank's part."""
+    """[...] on each rank -> [C, ...] on all; backward sums the gradients of this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Attention(MegatronModule):
 
     Takes a right-padded batch (query [S, B, H, D], key and value [S, B, K, D], returns [S, B, H*D])
     or packed sequences (query [T, H, D], key and value [T, K, D], returns [T, H*D]). Padding is at
-    the end of a sequence, so the causal rule alone keeps real tokens from seeing it.
+    the end of a sequence, so the causal rule alone keeps it out of the real tokens' sight.
 
     With context parallelism a sequence is cut into 2C chunks and rank r holds chunks r and 2C-1-r
     (the zig-zag layout of Megatron and verl, which balances causal work); keys and values are
@@ -117,13 +117,14 @@ class Attention(MegatronModule):
         parts = [
             self._one(query[start:end], key_value[..., start:end, :, :]) for start, end in pairwise(ends) if end > start
         ]
-        if ends[-1] < query.shape[0]:  # the tail that only rounds the batch up
+        if ends[-1] < query.shape[0]:  # the tail, which only rounds the batch up
             parts.append(query.new_zeros(query.shape[0] - ends[-1], query.shape[1] * query.shape[2]))
         return torch.cat(parts)
 
     def _one(self, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """One sequence: query [S/C, H, D], key_value [2, S, K, D] or, gathered, [C, 2, S/C, K, D]
-        -> [S/C, H*D].
+        """Attend within one sequence: query [S/C, H, D] -> [S/C, H*D].
+
+        key_value is [2, S, K, D] or, gathered, [C, 2, S/C, K, D].
         """
         if self.cp_group is None:
             return self._attend(query[None], key_value[0][None], key_value[1][None], mask=None)[0]
@@ -139,9 +140,7 @@ class Attention(MegatronModule):
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """query [B, S, H, D], key and value [B, S', K, D] -> [B, S, H*D]; causal where no mask is
-        given.
-        """
+        """query [B, S, H, D], key and value [B, S', K, D] -> [B, S, H*D]; causal without a mask."""
         out = scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),

@@ -1,10 +1,9 @@
-"""What Megatron-core, verl and SGLang take for granted of a CUDA device, mended where there is
-none.
+"""Patches for what Megatron-core, verl and SGLang assume of a CUDA device, where there is none.
 
 Three rules keep the reach of the patches small. A ``torch.cuda`` function is replaced only when the
-original can do nothing but raise on such a machine. A ``device="cuda"`` or ``pin_memory=True``
-written into a file is redirected in that file alone, by giving the file a view of ``torch``. And
-each set is applied only in the processes that need it.
+original can only raise on a machine without CUDA. A ``device="cuda"`` or ``pin_memory=True``
+written into a file is redirected in that file alone: the file gets a view of ``torch``. Each set of
+patches is applied only in the processes that need it.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ import torch
 
 from retool_mcore.platforms.cpu import seeded_sampling
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
-from retool_mcore.platforms.patches import ModuleView, Patch
+from retool_mcore.platforms.patches import ModuleView, Patch, Seam
+from retool_mcore.platforms.versions import requirement
 
 CPU = torch.device("cpu")
-TORCH = "torch>=2.9,<2.14"
-MEGATRON = "megatron-core>=0.16.1,<0.17"
-VERL = "verl>=0.9.1,<0.10"
-SGLANG = "sglang>=0.5.12,<0.5.13"
+TORCH = requirement("torch")
+MEGATRON = requirement("megatron-core")
+VERL = requirement("verl")
+SGLANG = requirement("sglang")
 NO_CUDA_ASSUMED = "Megatron-core takes its device from its tensors or from one setting"
 
 
@@ -57,8 +57,7 @@ def _always(value: Any) -> Callable[[Any], Any]:
 
 
 def _manual_seed(original: Any) -> Callable[[int], None]:
-    # # torch.manual_seed itself calls torch.cuda.manual_seed_all, so the generator is seeded
-    # directly.
+    # torch.manual_seed itself calls torch.cuda.manual_seed_all, so seed the generator directly.
     def manual_seed(seed: int) -> None:
         torch.default_generator.manual_seed(int(seed))
 
@@ -100,7 +99,7 @@ def _adam_step_too(original: Any) -> Callable[..., None]:
     @functools.wraps(original)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
         states = self._get_main_param_and_optimizer_states(model_param)
-        original(self, model_param, {"step": states["step"], **tensors})  # restore_adam_steps has the last word
+        original(self, model_param, {"step": states["step"], **tensors})  # restore_adam_steps overwrites it later
 
     return set_states
 
@@ -144,7 +143,7 @@ def _counts_are_moved(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Stream:
-    """The one order in which a CPU does its work."""
+    """Stands for the one order in which a CPU does its work."""
 
     def record_event(self) -> _Stream:
         return self
@@ -293,5 +292,23 @@ SGLANG_PATCHES = (
         "sglang.srt.layers.logits_processor",
         "tensor",
         reason="log-probability indices are created in pinned memory whatever the device",
+    ),
+)
+
+_BRIDGE = "mbridge.core.llm_bridge.LLMBridge."
+SEAMS = (
+    Seam(
+        target=f"{_BRIDGE}_build_base_config",
+        parameters=("self", "text_config_key", "kwargs"),
+        reason="fusions that need CUDA kernels are switched off in Megatron's configuration",
+        applies_to=requirement("mbridge"),
+        remove_when="verl's override_transformer_config reaches these settings before they are checked",
+    ),
+    Seam(
+        target=f"{_BRIDGE}_get_transformer_layer_spec",
+        parameters=("self", "vp_stage"),
+        reason="layers are plain PyTorch where Transformer Engine does not exist",
+        applies_to=requirement("mbridge"),
+        remove_when="mbridge takes a layer spec as an argument",
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
-from retool_mcore.platforms.patches import Patch, apply_all
+from retool_mcore.platforms.patches import Patch, Seam, apply_all
 from retool_mcore.platforms.records import Device, Host, Rollout, Training
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages whose wheels are linked against CUDA
@@ -20,13 +20,14 @@ MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
 
 
 class Cpu(Platform):
-    """Refuses machines with an accelerator: its patches are for torch builds and processes that see
-    none.
+    """Refuses machines with an accelerator.
+
+    Its patches are for torch builds and processes that see none.
     """
 
     name = "cpu"
     verl_platform = "cpu"
-    # Ray's GPUs are a logical count here: ray.init(num_gpus=<processes>).
+    # Ray's GPUs are only a logical count here: ray.init(num_gpus=<processes>).
     device = Device(name="cpu", comm_backend="gloo", ray_resource="GPU", peak_flops=None)
     training = Training(
         dtypes=("float32", "bfloat16"),
@@ -77,6 +78,11 @@ class Cpu(Platform):
 
         return (*patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *self.sglang_patches())
 
+    def seams(self) -> Sequence[Seam]:
+        from retool_mcore.platforms.cpu.patches import SEAMS
+
+        return SEAMS
+
     def sglang_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cpu.patches import SGLANG_PATCHES
 
@@ -114,7 +120,7 @@ class Cpu(Platform):
         import retool_mcore.platforms.cpu.verl_platform  # noqa: F401
 
     def server_devices(self, config: RlConfig) -> list[list[int]]:
-        """One server without devices: cores are shared, and a second one would only cost memory."""
+        """One server without devices: a second would share the same cores and only cost memory."""
         return [[]]
 
     def check_settings(self, config: RunConfig) -> None:

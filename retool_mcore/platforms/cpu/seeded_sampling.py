@@ -1,6 +1,6 @@
-"""SGLang's sampling on the CPU by a seed of each request's own, whatever else is in its batch.
+"""SGLang's sampling on the CPU with one seed per request, independent of the rest of the batch.
 
-SGLang draws by such seeds in its deterministic mode only, whose kernels are Triton's.
+SGLang itself draws by such seeds only in its deterministic mode, whose kernels are Triton's.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 
-BITS = 48  # of a draw
+BITS = 48  # in a draw
 
 
 def uniform(seed: int, position: int) -> float:
-    """The draw in [0, 1) of the token at ``position`` of a request with this seed."""
+    """The draw in [0, 1) for the token at ``position`` of a request with this seed."""
     digest = blake2b(f"{seed}/{position}".encode(), digest_size=BITS // 8).digest()
     return int.from_bytes(digest, "big") / 2**BITS
 
 
 def multinomial_with_seed(logprobs_NV: torch.Tensor, seed_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-    """Token indices [N, 1], each drawn from its row's distribution (log weights [N, V]) by its seed
-    and position.
+    """Token indices [N, 1], drawn from each row's distribution by its seed and position.
+
+    The log weights are [N, V].
     """
     draws = [uniform(seed, position) for seed, position in zip(seed_N.tolist(), positions_N.tolist(), strict=True)]
     cumulated_NV = logprobs_NV.double().exp().cumsum(dim=-1)
@@ -33,8 +34,9 @@ def multinomial_with_seed(logprobs_NV: torch.Tensor, seed_N: torch.Tensor, posit
 
 
 def with_seeds(original: Any) -> Any:
-    """SamplingBatchInfo.from_schedule_batch, with the seed that each request has; one without draws
-    one.
+    """SamplingBatchInfo.from_schedule_batch, with a seed for every request.
+
+    A request without a seed of its own gets a random one.
     """
     make: Callable[..., Any] = original.__func__
 

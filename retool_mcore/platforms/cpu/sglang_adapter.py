@@ -1,4 +1,4 @@
-"""Weights from the Megatron actor to SGLang on CPU.
+"""Sends weights from the Megatron actor to SGLang on CPU.
 
 verl's own adapter sends CUDA IPC handles; SGLang's helper for them fails on a CPU tensor.
 Everything else of verl's adapter (finding the server, flushing its cache, counting steps) stays.
@@ -19,11 +19,11 @@ from retool_mcore.errors import PlatformError
 
 
 def pack_weights(named_tensors: list[tuple[str, torch.Tensor]]) -> bytes:
-    """Plain pickle of copies.
+    """Pickle copies of the weights, with plain pickle.
 
-    A copy, because an exported weight is a view of Megatron's parameter buffer and pickle writes a
-    view's whole storage. Plain, because the default sharing by file descriptor ends the server when
-    the sender closes.
+    It copies because an exported weight is a view of Megatron's parameter buffer, and pickle writes
+    a view's whole storage. It uses plain pickle because torch's default, sharing by file
+    descriptor, ends the server when the sender closes.
     """
     return pickle.dumps([(name, tensor.detach().to("cpu", copy=True).contiguous()) for name, tensor in named_tensors])
 
@@ -38,8 +38,7 @@ class ServerAdapter(VerlServerAdapter):
         wire_format: str = "named_tensors",
         **kwargs: Any,
     ) -> None:
-        """Send all weights, then drop the server's prefix cache, which was computed with the old
-        ones.
+        """Send all weights, then drop the server's prefix cache, computed with the old weights.
 
         Every rank drains the iterator (the export is collective); the leader of each server sends.
         Raises PlatformError for LoRA and delta updates, and when the server refuses a weight.

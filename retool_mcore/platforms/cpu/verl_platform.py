@@ -14,8 +14,9 @@ from retool_mcore.platforms.cpu import device
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """Ray's "GPU" resource counts training processes here: the run starts Ray with that many
-    logical ones.
+    """The CPU as a verl platform, where Ray's "GPU" resource counts training processes.
+
+    The run starts Ray with that many logical GPUs.
     """
 
     @property

@@ -1,9 +1,9 @@
-"""Weights from the actor to engines on devices of their own: verl's checkpoint engine `tcp`.
+"""Sends weights from the actor to engines on other devices: verl's checkpoint engine `tcp`.
 
 verl imports this module, as rollout.checkpoint_engine.custom_backend_module, in the trainer, in
-every actor process and in the worker beside every engine. For each update the workers open a port,
-the actor's first rank connects to all of them and sends each tensor as one message; the worker
-hands it on to its engine's server through sglang_adapter.py.
+every actor process and in the worker beside every engine. For each update every worker opens a
+port. The actor's first rank connects to all of them and sends each tensor as one message. The
+worker passes it on to its engine's server through sglang_adapter.py.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from retool_mcore.platforms.cpu.patches import ROLLOUT_CLASS
 
 ROLLOUT_CLASS.apply()  # the worker looks for the class that speaks to its server right after this import
 
-TIMEOUT_S = 300.0  # without a message, or without room for one; an export's first gather may take long
-MESSAGES_AHEAD = 4  # of a receiver: the memory of so many tensors
+TIMEOUT_S = 300.0  # the longest wait for a message, or for room to send one; an export's first gather may take long
+MESSAGES_AHEAD = 4  # that a receiver may hold: memory for so many tensors
 
 
 @CheckpointEngineRegistry.register("tcp")
 class TcpCheckpointEngine(CheckpointEngine):
-    """One process's end. ``is_master``: the actor's first rank, which sends; verl's bucket size is
-    not used.
+    """One process's end of the transport. ``is_master`` marks the actor's first rank, which sends.
+
+    verl's bucket size is not used.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_s: float = TIMEOUT_S) -> None:
@@ -39,7 +40,7 @@ class TcpCheckpointEngine(CheckpointEngine):
         self._sockets: list[zmq.Socket] = []
 
     def prepare(self) -> str:
-        """Open a port for one update and return its address; "" of the sender."""
+        """Open a port for one update and return its address; the sender returns ""."""
         if self.is_master:
             return ""
         host = ray.util.get_node_ip_address()
@@ -50,8 +51,9 @@ class TcpCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[str]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """What each process's ``init_process_group`` is called with: the sender gets the receivers'
-        addresses.
+        """The arguments of each process's ``init_process_group``.
+
+        The sender gets the receivers' addresses.
         """
         addresses = metadata[actor_wg_world_size:]
         nobody: list[str] = []
@@ -75,15 +77,16 @@ class TcpCheckpointEngine(CheckpointEngine):
         for name, weight in weights:  # on every rank: the export gathers over all of them
             if self.is_master:
                 header = json.dumps([name, str(weight.dtype).removeprefix("torch."), list(weight.shape)]).encode()
-                # # Copied when sent: an exported weight is a view of Megatron's buffer, which the
-                # next step writes.
+                # zmq copies the weight here: an exported weight is a view of Megatron's buffer,
+                # which the next step overwrites.
                 self._send(header, weight.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
         if self.is_master:
             self._send(b"")
 
     def receive_weights(self, global_steps: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and tensors as they were sent. Raises PlatformError when none comes for
-        ``timeout_s``.
+        """Yield names and tensors as sent.
+
+        Raises PlatformError when none comes for ``timeout_s``.
         """
         [socket] = self._sockets
         while True:

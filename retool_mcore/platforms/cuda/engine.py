@@ -1,5 +1,6 @@
-"""Imported by verl in every training process of a run (``model.external_lib``), Ray's too: the
-patches are applied.
+"""Applies the patches in every training process of a run, including Ray's.
+
+verl imports this module there (``model.external_lib``).
 """
 
 from retool_mcore.platforms.cuda.platform import Cuda

@@ -1,4 +1,4 @@
-"""What `retool preflight` tells of NVIDIA's driver and collectives."""
+"""What `retool preflight` reports about NVIDIA's driver and collectives."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import subprocess
 
 from retool_mcore.errors import PlatformError
 
-BUSY_MIB = 1024  # a driver's own use stays below
+BUSY_MIB = 1024  # a driver's own use stays below this
 
 
 def facts() -> dict[str, str]:
-    """Raises PlatformError when a device is already in use: the first step would run out of memory."""
+    """The versions found.
+
+    Raises PlatformError when a device is already in use: the first step would run out of memory.
+    """
     import torch
 
     found = {"NCCL": ".".join(map(str, torch.cuda.nccl.version())), "CUDA": str(torch.version.cuda)}

@@ -1,9 +1,8 @@
-"""``memory.fused_cross_entropy``: log-probabilities and entropies of the output layer without a
-float32 copy of logits.
+"""``memory.fused_cross_entropy``: log-probabilities and entropies without float32 logits.
 
-Plain torch around two kernels, cuBLAS's product and Transformer Engine's cross-entropy;
-tests/numerics/cuda_twin.py has both for a CPU. T tokens, V this rank's part of the vocabulary, H
-hidden size, R rows of some tokens.
+The output layer's logits are never copied whole to float32. Plain torch around two kernels,
+cuBLAS's product and Transformer Engine's cross-entropy; tests/numerics/cuda_twin.py has both for a
+CPU. T tokens, V this rank's part of the vocabulary, H hidden size, R rows (some of the tokens).
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-ROWS = 1024  # tokens whose logits are in float32 at a time
+ROWS = 1024  # how many tokens' logits are in float32 at a time
 
 _entropy_is_asked: ContextVar[bool] = ContextVar("entropy_is_asked", default=True)
 
 
 def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's fused forward with cuBLAS for the output layer and Transformer Engine's kernel for the
-    cross-entropy.
+    """verl's fused forward with cuBLAS's output layer and Transformer Engine's cross-entropy.
 
-    The kernel writes the gradient over the bfloat16 logits, so no float32 copy of them is made: 2
-    bytes a logit in place of about 14. At a temperature other than 1 verl's own kernel is called,
-    which scales in float32.
+    The cross-entropy kernel writes the gradient over the bfloat16 logits, so no float32 copy of
+    them is made: 2 bytes a logit instead of about 14. At a temperature other than 1 verl's own
+    kernel runs, which scales in float32.
     """
 
     @wraps(original)
@@ -39,10 +37,10 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
         reduction: str,
         group: dist.ProcessGroup,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log_probs_T, entropy_T) float32 of labels [T], from hidden [T, 1, H] and this rank's
-        weight [V, H].
+        """(log_probs_T, entropy_T), both float32, of labels [T].
 
-        Both can be differentiated. Entropies that nobody asks for are not computed, and NaN.
+        hidden is [T, 1, H], this rank's weight [V, H]. Both results can be differentiated. When
+        nobody asks for entropies, they are not computed and are NaN.
         """
         if temperature != 1.0 or reduction != "none":
             return original(hidden, weight, labels, temperature, reduction, group)
@@ -59,7 +57,7 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
             tp_group=group,
         )
         logits_TV, labels_1T = logits_T1V.view(-1, logits_T1V.shape[-1]), labels.view(1, -1)
-        # First: the kernel leaves gradients in place of logits.
+        # Entropies come first: the cross-entropy kernel overwrites the logits with gradients.
         if _entropy_is_asked.get():
             entropy_T = entropy(logits_TV, group)
         else:
@@ -72,11 +70,10 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
 
 
 def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's choice of a fused forward function, which then tells the function above whether
-    entropies are asked for.
+    """Wrap verl's choice of a fused forward: it records whether the caller asks for entropies.
 
-    They are in the pass before the update, for the metric, and in the update where
-    actor.entropy_coeff is set.
+    The function above reads the record. The pass before the update asks for entropies, for the
+    metric; the update asks where actor.entropy_coeff is set.
     """
 
     @wraps(original)
@@ -97,11 +94,10 @@ def entropy_where_asked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entropy(logits_TV: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Entropies [T] in float32 and nats, over the vocabulary of all ranks of ``group``; can be
-    differentiated.
+    """Entropies [T], float32, in nats, over the vocabulary of all ranks of ``group``.
 
-    With a gradient the logits are copied once, in their own type: the loss's kernel writes over
-    them.
+    They can be differentiated. With a gradient the logits are copied once, in their own dtype,
+    because the loss's kernel overwrites them.
     """
     return _Entropy.apply(logits_TV, group) if torch.is_grad_enabled() else _entropy(logits_TV, group)
 

@@ -10,16 +10,16 @@ import torch
 
 from retool_mcore.platforms.cuda.log_probs import entropy_where_asked, log_probs_by_transformer_engine
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
-from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.patches import Patch, Seam
+from retool_mcore.platforms.versions import requirement
 
-PART_ELEMENTS = 1 << 28  # of one part of an optimizer step: 1 GiB for each float32 copy of a moment
+PART_ELEMENTS = 1 << 28  # in one part of an optimizer step: 1 GiB for each float32 copy of a moment
 
 
 def _step_in_parts(step: Callable[..., Any]) -> Callable[..., Any]:
-    """FusedAdam.step over some parameters at a time, where moments are kept in fewer than 32 bits.
+    """FusedAdam.step over some parameters at a time, if moments have fewer than 32 bits.
 
-    The kernel takes float32 moments, so the original makes a copy of every moment of the group
-    before it starts.
+    The kernel takes float32 moments, so the original first copies every moment of the group.
     """
 
     @wraps(step)
@@ -51,7 +51,7 @@ def _step_group(optimizer: Any, group: dict[str, Any], step: Callable[[], Any]) 
 
 
 def parts(params: Sequence[Any], max_elements: int) -> Iterator[list[Any]]:
-    """The parameters in order, in lists of at most ``max_elements`` elements or of one parameter."""
+    """The parameters in order, in lists of at most ``max_elements`` elements or one parameter."""
     part: list[Any] = []
     for param in params:
         if part and sum(each.numel() for each in part) + param.numel() > max_elements:
@@ -71,22 +71,20 @@ def _without_host_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     return region
 
 
-TRANSFORMER_ENGINE = "transformer-engine>=2.11,<2.17"
-
 # memory.fused_cross_entropy
 LOG_PROB_PATCHES = (
     Patch(
         target="verl.models.mcore.model_forward_fused.linear_cross_entropy",
         replace=log_probs_by_transformer_engine,
         reason="verl's kernel computes the output layer twice more, slower than cuBLAS; its plain path copies logits",
-        applies_to="verl==0.9.1",
+        applies_to=requirement("verl"),
         remove_when="verl takes log-probabilities by a kernel that neither copies nor recomputes the logits",
     ),
     Patch(
         target="verl.models.mcore.get_mcore_forward_fused_model_engine_fn",
         replace=entropy_where_asked,
         reason="verl's fused forward takes entropies whether or not they are asked for, and does not say which",
-        applies_to="verl==0.9.1",
+        applies_to=requirement("verl"),
         remove_when="verl hands calculate_entropy on to linear_cross_entropy",
     ),
 )
@@ -98,7 +96,7 @@ TRAINING_PATCHES = (
         target="transformer_engine.pytorch.optimizers.fused_adam.FusedAdam.step",
         replace=_step_in_parts,
         reason="with bfloat16 moments it makes float32 copies of all of them at once: 65 GB a GPU for a 32B model on 4",
-        applies_to=TRANSFORMER_ENGINE,
+        applies_to=requirement("transformer-engine"),
         remove_when="Transformer Engine's FusedAdam reads and writes bfloat16 moments in its kernel",
     ),
     *LOG_PROB_PATCHES,
@@ -111,7 +109,17 @@ SGLANG_PATCHES = (
         replace=_without_host_copy,
         reason="verl has an engine that goes to sleep copy its weights to the host, pinned and freed again each time, "
         "though the weight sync that wakes it overwrites them all",
-        applies_to="sglang>=0.5.12,<0.5.13",
+        applies_to=requirement("sglang"),
         remove_when="verl starts colocated engines with enable_weights_cpu_backup = False",
+    ),
+)
+
+SEAMS = (
+    Seam(
+        target="torch.cuda.memory._set_allocator_settings",
+        parameters=("env",),
+        reason="packed batches differ in length each step, and segments that cannot grow fragment",
+        applies_to=requirement("torch"),
+        remove_when="torch offers the allocator's settings to a running process",
     ),
 )

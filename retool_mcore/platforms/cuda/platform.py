@@ -1,5 +1,6 @@
-"""Class Cuda: NVIDIA GPUs; Transformer Engine's layers, NCCL, and the kernels that the engines
-leave switched off.
+"""Class Cuda: NVIDIA GPUs with Transformer Engine's layers, NCCL and fused kernels.
+
+mbridge leaves these kernels switched off.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
-from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.records import Device, Rollout, Training
 
-KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is not
+KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is missing
 TRANSFORMER_ENGINE = "transformer_engine"
 SGLANG = "sglang"
 CUPY = "cupy"
@@ -38,7 +39,7 @@ class Cuda(Platform):
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
         external_lib="retool_mcore.platforms.cuda.engine",
-        # Each was measured on H200s, see perf/LOG.md. mbridge leaves all of them off.
+        # Each option was measured on H200s, see perf/LOG.md. mbridge leaves all of them off.
         transformer_options={
             "attention_backend": "fused",  # cuDNN's, through Transformer Engine; flash-attn is not needed
             "bias_activation_fusion": True,  # SwiGLU in one kernel, and two of its intermediates are not kept
@@ -46,7 +47,8 @@ class Cuda(Platform):
             "apply_rope_fusion": True,
             "gradient_accumulation_fusion": True,  # weight gradients are added by the matrix product that makes them
         },
-        # The gradients of one layer travel while those of the layer before are computed.
+        # One layer's gradients are reduced while the backward pass computes those of the layer
+        # before.
         ddp_options={"overlap_grad_reduce": True},
     )
     rollout = Rollout(engine="sglang", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
@@ -81,6 +83,11 @@ class Cuda(Platform):
         from retool_mcore.platforms.cuda.patches import TRAINING_PATCHES
 
         return TRAINING_PATCHES if importlib.util.find_spec(TRANSFORMER_ENGINE) else ()
+
+    def seams(self) -> Sequence[Seam]:
+        from retool_mcore.platforms.cuda.patches import SEAMS
+
+        return SEAMS
 
     def sglang_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cuda.patches import SGLANG_PATCHES
@@ -120,9 +127,9 @@ class Cuda(Platform):
         import torch
 
         torch.cuda.set_device(local_rank)
-        # # Packed batches differ in length each step, and fixed segments break into unusable
-        # pieces. Not by environment: # SGLang's memory saver refuses it, and verl switches it by
-        # itself where the two share a GPU.
+        # The length of packed batches differs at each step, and fixed segments break into unusable
+        # pieces. The environment cannot set this: SGLang's memory saver refuses it there, and verl
+        # switches it by itself where actor and engine share a GPU.
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
     def synchronize(self) -> None:

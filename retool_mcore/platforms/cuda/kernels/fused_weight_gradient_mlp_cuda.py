@@ -1,8 +1,8 @@
-"""Stands where apex's extension of the same name would, when apex is not installed.
+"""Stands in for apex's extension of the same name where apex is not installed.
 
 Megatron-core's own linear layers (the output layer) add a weight gradient to the float32 gradient
 buffer in one matrix product, and know only apex's kernel for it. cuBLAS has that product, and torch
-reaches it. Transformer Engine's layers never come here.
+can call it. Transformer Engine's layers do not use this module.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ def wgrad_gemm_accum_fp32(input_TH: torch.Tensor, grad_output_TO: torch.Tensor, 
 
 
 def wgrad_gemm_accum_fp16(input_TH: torch.Tensor, grad_output_TO: torch.Tensor, main_grad_OH: torch.Tensor) -> None:
-    """The same for a gradient buffer of the inputs' 16-bit type."""
+    """The same for a gradient buffer of the inputs' 16-bit dtype."""
     main_grad_OH.addmm_(grad_output_TO.t(), input_TH)

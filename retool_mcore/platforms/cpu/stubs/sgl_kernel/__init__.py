@@ -1,5 +1,6 @@
-"""Import stub: SGLang imports its CUDA kernels by name at start; its plain-PyTorch layers call none
-of them.
+"""Import stub: SGLang imports its CUDA kernels by name at start.
+
+SGLang's plain-PyTorch layers call none of them.
 """
 
 

@@ -1,8 +1,9 @@
 """Import stub in front of the real torchvision, for wheels that are linked against CUDA.
 
 Their compiled part does not load under a CPU build of torch, and the first import then fails on two
-operators which that part would have defined. This module defines them and hands over; the Python
-parts that transformers and SGLang use work. A wheel whose compiled part loads is left as it is.
+operators which the compiled part would have defined. This module defines them and then runs the
+real package; the Python parts that transformers and SGLang use work. A wheel whose compiled part
+loads is left as it is.
 """
 
 import sys

@@ -1,0 +1,22 @@
+"""The versions of other people's packages that this code was read against.
+
+Patches and seams refuse others, and the extras of pyproject.toml allow no others:
+tests/platforms/test_versions.py compares the two.
+"""
+
+from __future__ import annotations
+
+VERSIONS = {
+    "torch": ">=2.9,<2.14",
+    "megatron-core": ">=0.16.1,<0.17",  # mbridge 0.15.1 cannot build a model of 0.17 and newer
+    "transformer-engine": ">=2.11,<2.17",
+    "mbridge": "==0.15.1",
+    "verl": "==0.9.1",
+    "sglang": "==0.5.12",
+    "ray": "==2.60.0",
+}
+
+
+def requirement(package: str) -> str:
+    """The package with its range, in pip's form."""
+    return package + VERSIONS[package]

@@ -1,0 +1,161 @@
+"""The private names of verl, Megatron and Ray that this room overrides, calls or sets.
+
+verl's registries and entry points carry us to its trainer and workers, not into a step. What
+happens inside one is reached by these names. `retool preflight` lists them;
+tests/verl/test_seams.py holds that none is missing here and that each still takes what it took.
+"""
+
+from __future__ import annotations
+
+from retool_mcore.platforms.patches import Seam
+from retool_mcore.platforms.versions import requirement
+
+_TRAINER = "verl.trainer.ppo.v1.trainer_base.PPOTrainer."
+_ASYNC = "verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync."
+_REPLAY = "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer."
+_CHECKPOINT = "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpointManager."
+_QUEUE = "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue"
+_HOOKS = "verl's trainer calls hooks at this place of a step"
+
+
+def _verl(target: str, parameters: tuple[str, ...], reason: str, remove_when: str = _HOOKS) -> Seam:
+    return Seam(
+        target=target,
+        parameters=("self", *parameters),
+        reason=reason,
+        applies_to=requirement("verl"),
+        remove_when=remove_when,
+    )
+
+
+SEAMS = (
+    _verl(
+        f"{_TRAINER}_init_resource_pool_mgr",
+        (),
+        "our training workers take the places of verl's in role_worker_mapping",
+        "verl's configuration names the classes of its workers",
+    ),
+    _verl(
+        f"{_TRAINER}_init_dataloader",
+        (),
+        "the rows of validation files are marked as held out, which gives each a seed of its own",
+    ),
+    _verl(
+        f"{_TRAINER}_fetch_one_gen_batch",
+        (),
+        "prompts get names that the same run gives again, so that a seed fixes what is sampled",
+        "verl names prompts by step and row",
+    ),
+    _verl(
+        f"{_TRAINER}_balance_batch",
+        ("batch", "metrics", "logging_prefix", "keep_minibatch"),
+        "whole groups are dealt to the updates of a step by run.seed",
+        "verl shuffles the groups of a step before it cuts mini-batches",
+    ),
+    _verl(
+        f"{_TRAINER}_compute_metrics",
+        ("batch", "metrics", "timing_raw", "global_steps", "epoch"),
+        "a step's row gets our names, FLOPs and phases, and is written to the run's folder",
+    ),
+    _verl(
+        f"{_TRAINER}_update_actor",
+        ("batch", "metrics"),
+        'with algorithm.old_log_prob = "rollout" the update returns the actor\'s log-probabilities',
+        "verl keeps the log-probabilities of an update's forward pass",
+    ),
+    _verl(
+        f"{_TRAINER}_save_checkpoint",
+        (),
+        "a checkpoint is written beside the steps and is complete or absent",
+        "verl's trainer waits for asynchronous saves and publishes a checkpoint when it is whole",
+    ),
+    _verl(
+        f"{_TRAINER}_load_checkpoint",
+        (),
+        "a checkpoint of another layout gets random states of its own",
+        "verl reshards random states",
+    ),
+    _verl(
+        f"{_TRAINER}_step_once",
+        ("metrics", "timing_raw", "sample_batch_size"),
+        "dropped trajectories are summed over a step's mini-batches, where verl averages them",
+    ),
+    _verl(
+        f"{_ASYNC}_init_resource_pool_mgr",
+        (),
+        "our training workers take the places of verl's in role_worker_mapping",
+        "verl's configuration names the classes of its workers",
+    ),
+    _verl(
+        f"{_ASYNC}_setup",
+        (),
+        "its log call at level INFO passes print's flush=True and would raise a TypeError",
+        "_setup of trainer_separate_async.py no longer does so",
+    ),
+    _verl(
+        f"{_TRAINER}_compute_old_log_prob",
+        ("batch", "metrics"),
+        'mode "async" calls it where a step is one update',
+        "verl copies weights only where a step has several updates",
+    ),
+    _verl(
+        f"{_ASYNC}_compute_old_log_prob",
+        ("batch", "metrics"),
+        "where a step is one update, no copy of the weights is needed to compare with",
+        "verl copies weights only where a step has several updates",
+    ),
+    _verl(
+        f"{_REPLAY}_dapo_filtered_keys",
+        ("partition_id",),
+        "a group that outages left empty would count as one without the metric, and end the run",
+        "verl's filter leaves out groups without trajectories",
+    ),
+    _verl(
+        f"{_REPLAY}_select_prompt_uids",
+        ("partition_id", "sampleable_keys", "batch_size"),
+        "the seed decides among prompts that started together, not which of them ended first",
+        "verl draws prompts from a seed",
+    ),
+    _verl(
+        "verl.utils.dataset.rl_dataset.RLHFDataset._read_files_and_tokenize",
+        (),
+        "files in any of verl's public forms become the rows that our agent loop reads",
+        "verl's data set leaves the form of a row to its user",
+    ),
+    _verl(
+        f"{_CHECKPOINT}_dispatch_finalize",
+        ("async_requests", "finalize_save_fn"),
+        "a save's files are written by a process of ours, which the trainer can wait for or give up",
+        "verl's workers tell when an asynchronous save has ended",
+    ),
+    _verl(
+        f"{_CHECKPOINT}_save_model_as_hf_via_bridge",
+        ("hf_ckpt_path",),
+        "the bridge's weights are gathered during the step and written beside it",
+        "verl writes a bridge's weights asynchronously",
+    ),
+    _verl(
+        "verl.workers.engine.megatron.transformer_impl.MegatronEngine.optimizer_step",
+        (),
+        "SFT times the optimizer by itself; verl's worker runs a whole update in one call",
+        "verl's worker times the phases of an update",
+    ),
+    Seam(
+        target=_QUEUE,
+        reason="actor and critic save side by side in one process, and Megatron has one queue for both",
+        applies_to=requirement("megatron-core"),
+        remove_when="Megatron keeps a queue for each save",
+    ),
+    Seam(
+        target="verl.trainer.main_ppo.TaskRunnerV1.__ray_metadata__",
+        reason="verl hands out its task runner as a Ray actor class, and a subclass needs the plain one",
+        applies_to=requirement("ray"),
+        remove_when="verl exports the plain class of its task runner",
+    ),
+    Seam(
+        target="verl.trainer.main_ppo.TaskRunnerV1.__ray_actor_class__",
+        reason="verl maps roles to Ray actor classes, and our workers subclass the plain ones",
+        applies_to=requirement("ray"),
+        remove_when="verl's configuration names the classes of its workers",
+    ),
+)

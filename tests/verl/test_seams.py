@@ -1,0 +1,74 @@
+"""Each private name of others that our code holds is a record, and is still what it was."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from retool_mcore import verl as room
+from retool_mcore.errors import PlatformError
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.patches import Seam
+from retool_mcore.verl.seams import SEAMS
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+ALL = (*SEAMS, *get_platform("cpu").seams(), *get_platform("cuda").seams())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines() -> None:
+    get_platform("cpu").activate()  # before verl is imported, so that its plugin finds the platform
+    pytest.importorskip("verl")
+
+
+@pytest.mark.parametrize("seam", ALL, ids=lambda seam: seam.target)
+def test_what_a_seam_holds_is_there_and_takes_what_it_took(seam: Seam):
+    seam.check_version()
+    seam.check_signature()
+    assert len(seam.reason) > 20 and len(seam.remove_when) > 20
+
+
+def overridden() -> Iterator[str]:
+    """The private names that classes of verl/ define anew, of the nearest class of another package."""
+    for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+        for made in vars(importlib.import_module(module.name)).values():
+            if not inspect.isclass(made) or made.__module__ != module.name:
+                continue
+            ours = [base for base in made.__mro__ if base.__module__.startswith("retool_mcore")]
+            theirs = [base for base in made.__mro__ if base not in ours]
+            for name in {
+                name
+                for base in ours
+                for name in vars(base)
+                if name[0] == "_" and name[:2] != "__" and name != "_abc_impl"
+            }:
+                for base in theirs:
+                    if name in vars(base) and base.__module__ not in ("typing", "abc"):
+                        yield f"{base.__module__}.{base.__qualname__}.{name}"
+                        break
+
+
+def test_no_override_of_a_private_method_is_missing():
+    found = set(overridden())
+    assert len(found) > 10, "the search finds nothing any more"
+    assert not found - {seam.target for seam in SEAMS}
+
+
+def seam(target: str, *parameters: str, applies_to: str = "pydantic>=2") -> Seam:
+    said = {"reason": "a test asks for it", "remove_when": "the test goes"}
+    return Seam(target=target, parameters=parameters, applies_to=applies_to, **said)
+
+
+def test_a_seam_that_moved_or_changed_is_told():
+    seam("json.JSONDecoder.raw_decode", "self", "s", "idx").check_signature()
+    with pytest.raises(PlatformError, match="takes self, s, idx, and was read with self, text"):
+        seam("json.JSONDecoder.raw_decode", "self", "text").check_signature()
+    with pytest.raises(PlatformError, match=r"seam of json\.JSONDecoder\._gone does not fit the installed pydantic"):
+        seam("json.JSONDecoder._gone", "self").check_signature()
+    with pytest.raises(PlatformError, match=r"seam of json\.JSONDecoder\.raw_decode was written for pydantic<1"):
+        seam("json.JSONDecoder.raw_decode", "self", applies_to="pydantic<1").check_version()
