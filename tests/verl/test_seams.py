@@ -34,7 +34,7 @@ def test_what_a_seam_holds_is_there_and_takes_what_it_took(seam: Seam):
 
 
 def overridden() -> Iterator[str]:
-    """The private names that classes of verl/ define anew, of the nearest class of another package."""
+    """The private names of another package's nearest class that classes of verl/ define anew."""
     for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
         for made in vars(importlib.import_module(module.name)).values():
             if not inspect.isclass(made) or made.__module__ != module.name:
