@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NoReturn
@@ -58,7 +58,7 @@ def exit_on_sigterm() -> None:
 
 
 @contextmanager
-def output_to(log: Path) -> Iterator[IO[str]]:
+def output_to(log: Path) -> Generator[IO[str]]:
     """Append all output of this process, C libraries included, to ``log``; yield the terminal.
 
     The engines print whole configurations and hundreds of warnings. The terminal is for progress

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -61,7 +61,7 @@ class Stages:
         return {name: round(stage["seconds"], 1) for name, stage in self._state.items()}
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def _timed(self, name: str) -> Generator[None]:
         stage = self._state.setdefault(name, {"done": False, "seconds": 0.0})
         start_s = time.monotonic()
         try:

@@ -35,11 +35,14 @@ def score(
     """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise."""
     counts = {"rows": 0, "correct": 0, "without answer": 0, "checks given up": 0}
 
+    def score(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+        return score_row(source, *numbered, timeout_s=timeout_s)
+
     def scored() -> Iterator[dict[str, Any]]:
         rows = read_jsonl(source)
         with ThreadPoolExecutor(2 * NUM_CHECKERS) as pool:
             while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
-                for result in pool.map(lambda row: score_row(source, *row, timeout_s=timeout_s), chunk):
+                for result in pool.map(score, chunk):
                     counts["rows"] += 1
                     counts["correct"] += result["correct"]
                     counts["without answer"] += result["extracted"] is None

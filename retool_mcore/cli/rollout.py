@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -96,9 +96,10 @@ def _prompts(path: Path) -> list[Sequence[Mapping[str, Any]]]:
         value: Any = next((row[key] for key in PROMPT_KEYS if row.get(key)), None)
         if isinstance(value, str):
             value = [{"role": "user", "content": value}]
-        if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        messages = cast("list[Any]", value) if isinstance(value, list) else []
+        if not messages or not all(isinstance(message, dict) for message in messages):
             raise DataError(f"{path}, line {number}: none of {', '.join(PROMPT_KEYS)} holds text or a list of messages")
-        prompts.append(value)
+        prompts.append(messages)
     if not prompts:
         raise DataError(f"{path}: the file has no prompts")
     return prompts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,6 +10,11 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Every = Annotated[int, Field(ge=0)]  # interval in steps; the last step always counts; 0: never
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def is_table(value: object) -> TypeGuard[dict[str, Any]]:
+    """A table of TOML or an object of JSON: text as keys, anything as values."""
+    return isinstance(value, dict)
 
 
 class Section(BaseModel):

@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, cast
 
 import numpy as np
 
+from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.stats import interval
 
@@ -57,22 +59,26 @@ def read_report(path: Path) -> dict[str, Any]:
         raise DataError(f"{file}: no report of `retool eval` can be read: {error.strerror}{inside}") from error
     except ValueError as error:
         raise DataError(f"{file}: not a report of `retool eval`: {error}") from error
-    rows = report.get("per_problem") if isinstance(report, dict) else None
-    if not isinstance(rows, list) or not rows or not all(map(_is_problem, rows)):
+    rows: Any = report.get("per_problem") if is_table(report) else None
+    if not isinstance(rows, list) or not rows or not all(map(_is_problem, cast("list[object]", rows))):
         raise DataError(f"{file}: not a report of `retool eval`: it has no per_problem with id, truth and correct")
-    return report
+    return cast("dict[str, Any]", report)
 
 
 def _is_problem(row: object) -> bool:
-    if not isinstance(row, dict) or not {"id", "truth"} <= row.keys():
+    if not is_table(row) or not {"id", "truth"} <= row.keys():
         return False
-    correct = row.get("correct")
-    return isinstance(correct, list) and bool(correct) and all(isinstance(each, bool) for each in correct)
+    correct: Any = row["correct"] if isinstance(row.get("correct"), list) else []
+    return bool(correct) and all(isinstance(each, bool) for each in correct)
+
+
+def _by_id(report: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
+    return {row["id"]: row for row in report["per_problem"]}
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
     """Compare the second report with the first. Raises DataError when their problems differ."""
-    mine, theirs = ({row["id"]: row for row in report["per_problem"]} for report in (first, second))
+    mine, theirs = _by_id(first), _by_id(second)
     if mine.keys() != theirs.keys():
         only = [sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())]
         raise DataError(
@@ -85,7 +91,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
                 f"the evaluations are not of the same problems: the truth of problem {id_} is {row['truth']!r} in the "
                 f"first, {theirs[id_]['truth']!r} in the second"
             )
-    shares = np.array([[np.mean(rows[id_]["correct"]) for id_ in mine] for rows in (mine, theirs)])
+    shares = np.array([[fmean(rows[id_]["correct"]) for id_ in mine] for rows in (mine, theirs)])
     differences = shares[1] - shares[0]
     low, high = interval(differences)
     flips: dict[bool, list[Flip]] = {True: [], False: []}  # solved by the second?

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import RlConfig
+from retool_mcore.config.base import is_table
 from retool_mcore.data.files import replacing
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
@@ -129,7 +130,7 @@ async def sample_all(
 
     async def one(problem: Problem, sample: int) -> None:
         async with slots:
-            for _ in range(TRIES):
+            for attempt in range(TRIES):
                 trajectory = await run_trajectory(
                     prompts[problem.id],
                     engine=engine,
@@ -144,7 +145,8 @@ async def sample_all(
                     samples.append(_row(problem, sample, trajectory, correct))
                     on_sample(correct)
                     return
-            dropped.append(f"problem {problem.id}, sample {sample}: {trajectory.drop_error}")
+                if attempt == TRIES - 1:
+                    dropped.append(f"problem {problem.id}, sample {sample}: {trajectory.drop_error}")
 
     todo = [(p, k) for p in problems for k in range(settings.n) if (p.id, k) not in samples.rows]
     await asyncio.gather(*(one(problem, sample) for problem, sample in todo))
@@ -215,7 +217,7 @@ def _differences(
 ) -> Iterator[tuple[str, Any, Any]]:
     for name in sorted({*before, *wanted}):
         old, new = before.get(name), wanted.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
+        if is_table(old) and is_table(new):
             yield from _differences(old, new, f"{path}{name}.")
         elif old != new:
             yield f"{path}{name}", old, new

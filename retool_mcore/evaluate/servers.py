@@ -45,7 +45,7 @@ class Servers:
         self._config, self._out, self._url = config, out, url
         self._platform = get_platform(config.run.platform)
         self._platform.check_dtype(config)
-        self._groups = [[]] if url is not None else self._platform.server_devices(config)
+        self._groups: list[list[int]] = [[]] if url is not None else self._platform.server_devices(config)
         self._stack = contextlib.ExitStack()
         self._running: list[SglangServer] = []
         self._shape: dict[str, Any] = {}

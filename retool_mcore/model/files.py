@@ -34,8 +34,9 @@ def read_config(path: str) -> dict[str, Any]:
 
 def dtype_of_weights(folder: Path) -> str:
     """The dtype of most tensors of a complete model directory, as torch names it ("bfloat16")."""
-    from safetensors import safe_open
+    import safetensors
 
+    safe_open: Any = safetensors.safe_open  # compiled, without annotations
     found: Counter[str] = Counter()
     for name in _shards(folder):
         with safe_open(folder / name, framework="np") as shard:

@@ -1,10 +1,12 @@
 """Checks every node of a running Ray cluster: devices, code, data and clock."""
 
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
@@ -25,7 +27,7 @@ def check_cluster(config: RunConfig, platform: Platform, wait_s: float) -> Itera
 
     env = {"env_vars": platform.process_env()}
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level="error", runtime_env=env)
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=env)
     except (ConnectionError, RuntimeError, TimeoutError) as problem:
         raise PlatformError(
             f"no Ray cluster answers at RAY_ADDRESS: {str(problem)[:300]}. Start it on node 0."
@@ -54,7 +56,8 @@ def _wait_for_nodes(wanted: int, wait_s: float) -> list[dict[str, Any]]:
 
     end_s = time.monotonic() + wait_s
     while True:
-        alive = [node for node in ray.nodes() if node["Alive"]]
+        nodes = cast("list[dict[str, Any]]", ray.nodes())
+        alive = [node for node in nodes if node["Alive"]]
         if len(alive) >= wanted or time.monotonic() > end_s:
             return alive
         time.sleep(0.5)

@@ -23,7 +23,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.config.base import is_table
 from retool_mcore.errors import CheckpointError
 from retool_mcore.run.folder import write_whole
 
@@ -179,7 +180,7 @@ def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
 def _leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
-        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= _leaves(value, f"{prefix}{key}.") if is_table(value) else {f"{prefix}{key}": value}
     return found
 
 
@@ -228,7 +229,7 @@ def publish(config: RunConfig, step: int) -> None:
 
 
 @contextmanager
-def full_disk_is_told(folder: Path) -> Iterator[None]:
+def full_disk_is_told(folder: Path) -> Generator[None]:
     """Turn "no space left" into CheckpointError; each library has its own class for it."""
     try:
         yield

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
@@ -35,7 +35,7 @@ def lock_run(run_dir: Path) -> IO[str]:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
     """Yield a draft beside ``path``, which replaces ``path`` when the block ends without an error.
 
     The draft's bytes are on disk before it takes the name. After an error the draft is deleted and

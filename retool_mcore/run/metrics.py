@@ -29,9 +29,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -77,7 +78,7 @@ class PhaseTimer:
         self._start_s = self._last_s = time.perf_counter()
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> Generator[None]:
         self._charge()
         self._open.append(name)
         try:
@@ -113,7 +114,7 @@ class MetricWriter:
         self._path = run_dir / "metrics.jsonl"
         self._keep_up_to(resumed_step)
         self._file = self._path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_step + 1)
+        self._board: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_step + 1)
 
     def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import IO
 
@@ -65,7 +65,7 @@ def _require_cluster(config: RlConfig) -> None:
 
 
 @contextmanager
-def _progress(config: RlConfig, terminal: IO[str]) -> Iterator[None]:
+def _progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
     """A progress bar that follows the metrics file, which the driver actor writes."""
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
     with bar_of_steps(Console(file=terminal)) as progress:
