@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +39,15 @@ class SftDataset:
     def num_loss_tokens(self) -> int:
         return sum(sum(example.loss_mask) for example in self.examples)
 
-    def describe(self) -> str:
-        kept = len(self.examples)
-        left_out = f", {len(self.too_long)} left out as too long" if self.too_long else ""
-        return f"{self.source}: {kept} rows, {self.num_tokens} tokens, {self.num_loss_tokens} with loss{left_out}"
+    def left_out(self, max_length_tokens: int) -> str | None:
+        """What the user should know of rows that are not trained on; None when there is none."""
+        if not self.too_long:
+            return None
+        rows = len(self.examples) + len(self.too_long)
+        return (
+            f"{self.source}: {len(self.too_long)} of {rows} rows are longer than data.max_length_tokens = "
+            f"{max_length_tokens} and left out, the first of them row {self.too_long[0]}"
+        )
 
 
 def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: int) -> SftDataset:
@@ -144,12 +149,6 @@ class PackedBatches:
         wanted = range(first, first + self.global_batch)
         orders = {epoch: self._order(epoch) for epoch in range(first // total, wanted[-1] // total + 1)}
         return [int(orders[position // total][position % total]) for position in wanted]
-
-    def from_step(self, step: int) -> Iterator[list[Rendered]]:
-        """Yield batches without end, starting at ``step``."""
-        while True:
-            yield self(step)
-            step += 1
 
     def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
@@ -200,7 +199,3 @@ def _touched_params(shape: ModelShape, at_once: float) -> float:
 def sync_s(shape: ModelShape) -> float:
     """Seconds to send the actor's weights into the engines; each gathers the whole model."""
     return calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate")
-
-
-def total(phases: Mapping[str, float]) -> float:
-    return sum(phases.values())

@@ -59,6 +59,8 @@ def data(config: RunConfig) -> Iterator[Finding]:
         for name, path in config.data_files:
             rows = load_sft(path, loaded, config.data.max_length_tokens)
             yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
+            if note := rows.left_out(config.data.max_length_tokens):
+                yield warning("data", note)
     else:
         notes = check_prompts(config, protocol_of(config.rollout, loaded).prompt_ids)
         yield ok("data", f"every prompt fits data.max_prompt_tokens = {config.data.max_prompt_tokens}")

@@ -45,7 +45,7 @@ def equivalent(answer: str, truth: str) -> bool:
     numbers = plain_number(answer.strip()), plain_number(truth.strip())
     if None not in numbers:
         return numbers[0] == numbers[1]
-    mine, theirs = _collection(answer), _collection(truth)
+    mine, theirs = collection(answer), collection(truth)
     if mine and theirs:
         if (mine[0] == SET) != (theirs[0] == SET):
             return False  # math-verify takes \{1,2\} for (1,2)
@@ -76,7 +76,7 @@ def _parse(text: str) -> list[Any]:
 SET = "\\{\\}"
 
 
-def _collection(text: str) -> tuple[str, list[str]] | None:
+def collection(text: str) -> tuple[str, list[str]] | None:
     """Brackets and elements of a tuple, interval or set: ("(]", ["1", "x"]); else None."""
     match = _BRACKETS.fullmatch(text.strip())
     if match is None or (match["open"] == "\\{") != (match["close"] == "\\}"):

@@ -99,10 +99,6 @@ class Ledger:
     def model_tokens(self) -> int:
         return sum(self.loss_mask)
 
-    @property
-    def tool_tokens(self) -> int:
-        return len(self.loss_mask) - sum(self.loss_mask)
-
     def append_model(
         self,
         token_ids: Sequence[int],

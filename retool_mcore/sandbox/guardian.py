@@ -66,7 +66,7 @@ def kill_descendants() -> None:
                 continue
         except ChildProcessError:
             return
-        found = _descendants(os.getpid())
+        found = descendants(os.getpid())
         for pid in found:
             with contextlib.suppress(OSError):
                 resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))
@@ -76,10 +76,10 @@ def kill_descendants() -> None:
         time.sleep(0)
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
     """Pids of the tree below ``root``."""
     # A kernel may be built without this file (CONFIG_PROC_CHILDREN).
-    children_of = _children if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else _scan
+    children_of = children_listed if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else children_scanned
     found: list[int] = []
     waiting = [root]
     while waiting:
@@ -89,7 +89,7 @@ def _descendants(root: int) -> list[int]:
     return found
 
 
-def _children(pid: int) -> list[int]:
+def children_listed(pid: int) -> list[int]:
     children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -98,7 +98,7 @@ def _children(pid: int) -> list[int]:
     return children
 
 
-def _scan(pid: int) -> list[int]:
+def children_scanned(pid: int) -> list[int]:
     """Find the children of ``pid`` by looking at every process: slow, but right on any kernel."""
     children: list[int] = []
     for entry in os.listdir("/proc"):

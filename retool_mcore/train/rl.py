@@ -35,7 +35,7 @@ def train(config: RlConfig) -> None:
     fix.
     """
     exit_on_sigterm()
-    _require_cluster(config)
+    require_cluster(config)
     platform = get_platform(config.run.platform)
     check_run(config, platform)
     with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
@@ -55,7 +55,7 @@ def train(config: RlConfig) -> None:
         export_at_end(config)
 
 
-def _require_cluster(config: RlConfig) -> None:
+def require_cluster(config: RlConfig) -> None:
     """Raise ConfigError when the run is for several nodes and no Ray cluster was started for it."""
     if config.cluster.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(

@@ -7,7 +7,7 @@ worker is used.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import pairwise
@@ -97,12 +97,21 @@ def _require_equal_nodes(config: SftConfig) -> None:
         raise ConfigError(f"the nodes differ: {'; '.join(different)}. Give every node the same.")
 
 
+def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: Console) -> None:
+    """Print a note for each file of which rows are not trained on."""
+    for data in files:
+        if note := data.left_out(max_length_tokens):
+            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     from retool_mcore.verl.sft_engine import SftEngine
 
     tokenizer = load_tokenizer(config.model.path)
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
+    if rank == 0:
+        tell_left_out((data, val_data), config.data.max_length_tokens, console)
     resume = checkpoint.find_resume(config)
     timer = PhaseTimer()
     engine = SftEngine(config, platform, timer)

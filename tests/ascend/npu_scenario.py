@@ -52,11 +52,11 @@ def repatched() -> dict[str, Any]:
     import mindspeed.megatron_adaptor as mindspeed
     from verl.workers.engine.mindspeed import transformer_impl
 
-    from retool_mcore.verl.keys.sft import _sft_parts, _sft_sections
+    from retool_mcore.verl.keys.sft import sft_parts, sft_sections
 
     settings = ["parallel.tp=2", "parallel.cp=2", "memory.recompute=full"]
     run = load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_a2x8.toml", settings)
-    engine_config = _sft_parts(run, platform, _sft_sections(run, platform))["engine"]
+    engine_config = sft_parts(run, platform, sft_sections(run, platform))["engine"]
     transformer_impl._mindspeed_repatch(engine_config)
     return {key: str(value) for key, value in mindspeed.REPATCHED[-1].items()}
 

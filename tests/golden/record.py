@@ -48,7 +48,7 @@ def main(folder: Path, others: Path | None = None) -> None:
     """
     from retool_mcore.config import RlConfig, SftConfig, load_config
     from retool_mcore.platforms import get_platform
-    from retool_mcore.verl.keys.sft import _sft_sections
+    from retool_mcore.verl.keys.sft import sft_sections
     from retool_mcore.verl.resolve import MISSING, differences, resolve
 
     here = tempfile.mkdtemp()
@@ -66,7 +66,7 @@ def main(folder: Path, others: Path | None = None) -> None:
         added[path.stem] = [key for key, (default, _) in changed.items() if default == MISSING]
         ours = {key: value for key, (_, value) in changed.items()}
         if isinstance(config, SftConfig):  # verl's class of it reads the model's files, so resolve leaves it out
-            ours |= {f"model.{key}": value for key, value in _sft_sections(config, platform)["model"].items()}
+            ours |= {f"model.{key}": value for key, value in sft_sections(config, platform)["model"].items()}
         text = yaml.safe_dump(ours, sort_keys=True, width=10_000)  # no line break depends on the length of a folder
         text = text.replace(str(Path.cwd()), "<here>").replace(str(ROOT), "<checkout>")
         (folder / f"{path.stem}.yaml").write_text(text, encoding="utf-8")

@@ -60,7 +60,7 @@ def test_a_step_in_parts_counts_one_step_and_restores_the_groups(
     monkeypatch.setattr(patches, "PART_ELEMENTS", 3)
     optimizer = OneStep(moments)
     groups, sizes = optimizer.param_groups, [len(group["params"]) for group in optimizer.param_groups]
-    patches._step_in_parts(OneStep.step)(optimizer)
+    patches.step_in_parts(OneStep.step)(optimizer)
     assert optimizer.seen == seen
     assert optimizer.param_groups is groups and [len(group["params"]) for group in groups] == sizes
     assert [group["step"] for group in groups] == [1, 8]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from retool_mcore.reward.equivalence import _collection, equivalent
+from retool_mcore.reward.equivalence import collection, equivalent
 
 # One answer a line, written in several ways; ways of one line are equal, and no other pair is.
 CLASSES = [
@@ -77,4 +77,4 @@ def test_ways_of_one_answer_are_math_verifys_too():
     ],
 )
 def test_collections_are_cut_at_their_own_commas(text: str, parts: tuple[str, list[str]] | None):
-    assert _collection(text) == parts
+    assert collection(text) == parts

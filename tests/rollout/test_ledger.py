@@ -25,7 +25,7 @@ def test_interpreter_tokens_carry_no_loss():
     assert ledger.versions == [3, 3, NO_VERSION, NO_VERSION, NO_VERSION]
     assert ledger.context == [1, 2, 10, 11, 20, 21, 22]
     assert ledger.spans == [Span("model", 0, 2), Span("tool", 2, 5)]
-    assert (ledger.budget_tokens, ledger.model_tokens, ledger.tool_tokens) == (3, 2, 3)
+    assert (ledger.budget_tokens, ledger.model_tokens, len(ledger.loss_mask)) == (3, 2, 5)
 
 
 def test_a_turn_resumed_after_a_weight_update_is_one_turn_of_two_versions():

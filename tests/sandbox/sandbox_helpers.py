@@ -57,7 +57,7 @@ def containers_of(sandbox: LocalSandbox) -> list[int]:
     """
     assert sandbox._state is not None
     spares = [_pid_of(spare._child.pidfd) for spare in sandbox._spares.values()]
-    waiting = {pid for spare in spares for pid in (spare, *guardian._descendants(spare))}
+    waiting = {pid for spare in spares for pid in (spare, *guardian.descendants(spare))}
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

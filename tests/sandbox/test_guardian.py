@@ -21,11 +21,11 @@ def test_both_ways_to_find_children_agree():
     process = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.read(3) == "uuu"
-    (child,) = guardian._children(process.pid)
-    (grandchild,) = guardian._children(child)
-    assert guardian._scan(process.pid) == [child]
-    assert guardian._scan(child) == [grandchild]
-    assert guardian._descendants(process.pid) == [child, grandchild]
+    (child,) = guardian.children_listed(process.pid)
+    (grandchild,) = guardian.children_listed(child)
+    assert guardian.children_scanned(process.pid) == [child]
+    assert guardian.children_scanned(child) == [grandchild]
+    assert guardian.descendants(process.pid) == [child, grandchild]
     for pid in (grandchild, child, process.pid):
         os.kill(pid, 9)
     process.wait()

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
-from retool_mcore.train.rl import _require_cluster
+from retool_mcore.train.rl import require_cluster
 from retool_mcore.verl.resolve import MISSING, differences
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +79,6 @@ def test_several_nodes_without_a_cluster_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     run = load_config(RlConfig, ROOT / "configs" / "rl_tiny_cpu.toml", ["cluster.nodes=2"])
     with pytest.raises(ConfigError, match=r"cluster\.nodes = 2, and RAY_ADDRESS names no Ray cluster"):
-        _require_cluster(run)
+        require_cluster(run)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    _require_cluster(run)
+    require_cluster(run)

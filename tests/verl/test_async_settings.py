@@ -11,7 +11,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.cuda import platform as cuda
-from retool_mcore.verl.keys.ppo import _ppo_keys, check_ppo_tree, ppo_tree
+from retool_mcore.verl.keys.ppo import check_ppo_tree, ppo_keys, ppo_tree
 from retool_mcore.verl.plugin import assert_loaded
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -30,7 +30,7 @@ def rl(name: str, *settings: str) -> RlConfig:
 
 
 def keys(config: RlConfig) -> dict[str, object]:
-    return _ppo_keys(config, get_platform(config.run.platform))
+    return ppo_keys(config, get_platform(config.run.platform))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
-from retool_mcore.verl.keys.ppo import _ppo_keys, ppo_tree
+from retool_mcore.verl.keys.ppo import ppo_keys, ppo_tree
 from retool_mcore.verl.keys.refused import ENGINE_LOG_PROB_KEYS, RL_KEYS, SFT_KEYS, decided_by
-from retool_mcore.verl.keys.sft import _sft_sections
+from retool_mcore.verl.keys.sft import sft_sections
 from retool_mcore.verl.plugin import assert_loaded
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_sft_refuses_its_own():
     with pytest.raises(
         ConfigError, match=r"optim.beta1 and optim.beta2 decides it; engine.dtype = 'int8': model.dtype"
     ):
-        _sft_sections(config, get_platform("cpu"))
+        sft_sections(config, get_platform("cpu"))
 
 
 def test_what_nothing_of_ours_decides_may_be_set():
@@ -124,8 +124,8 @@ def test_every_key_that_a_setting_moves_is_refused_raw(words: str):
     platform = get_platform("cpu")
     # With what reads most of the settings switched on, where these words leave it alone.
     base = ["algorithm.name=ppo", "algorithm.kl_coef=0.2", "train.prompts_per_step=12", "train.mini_batch_prompts=12"]
-    before: dict[str, Any] = _ppo_keys(load_config(RlConfig, RL, base), platform)
-    after: dict[str, Any] = _ppo_keys(load_config(RlConfig, RL, [*base, *as_settings(words)]), platform)
+    before: dict[str, Any] = ppo_keys(load_config(RlConfig, RL, base), platform)
+    after: dict[str, Any] = ppo_keys(load_config(RlConfig, RL, [*base, *as_settings(words)]), platform)
     moved = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
     if words == "algorithm.name=grpo":  # no critic, so none of its keys
         moved &= after.keys()
@@ -138,7 +138,7 @@ def test_sft_keys_that_settings_move_are_refused_raw():
     platform = get_platform("cpu")
 
     def keys(*settings: str) -> dict[str, Any]:
-        sections = _sft_sections(load_config(SftConfig, SFT, settings), platform)
+        sections = sft_sections(load_config(SftConfig, SFT, settings), platform)
         return {f"{section}.{key}": value for section, table in sections.items() for key, value in table.items()}
 
     moved = set()

@@ -68,10 +68,6 @@ def _get_rng_state(device: Any = None) -> torch.Tensor:
     return torch.get_rng_state()
 
 
-def _set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-    torch.set_rng_state(state)
-
-
 def _set_megatron_rng_state(new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
     torch.set_rng_state(new_state)
 

@@ -16,7 +16,7 @@ from retool_mcore.platforms.versions import requirement
 PART_ELEMENTS = 1 << 28  # in one part of an optimizer step: 1 GiB for each float32 copy of a moment
 
 
-def _step_in_parts(step: Callable[..., Any]) -> Callable[..., Any]:
+def step_in_parts(step: Callable[..., Any]) -> Callable[..., Any]:
     """FusedAdam.step over some parameters at a time, if moments have fewer than 32 bits.
 
     The kernel takes float32 moments, so the original first copies every moment of the group.
@@ -94,7 +94,7 @@ TRAINING_PATCHES = (
     *ENGINE_PATCHES,
     Patch(
         target="transformer_engine.pytorch.optimizers.fused_adam.FusedAdam.step",
-        replace=_step_in_parts,
+        replace=step_in_parts,
         reason="with bfloat16 moments it makes float32 copies of all of them at once: 65 GB a GPU for a 32B model on 4",
         applies_to=requirement("transformer-engine"),
         remove_when="Transformer Engine's FusedAdam reads and writes bfloat16 moments in its kernel",

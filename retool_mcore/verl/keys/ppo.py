@@ -164,7 +164,7 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
     decided = RL_KEYS | (ENGINE_LOG_PROB_KEYS if config.algorithm.old_log_prob == "rollout" else {})
     refuse(config.verl_overrides, decided, config.source)
     tree = ppo_defaults()
-    for key, value in (_ppo_keys(config, platform) | _resume_keys(resume)).items():
+    for key, value in (ppo_keys(config, platform) | _resume_keys(resume)).items():
         # force_add: verl's YAML lacks some documented keys (arguments of Ray and of the engines).
         OmegaConf.update(tree, key, value, merge=False, force_add=True)
     for key, value in config.verl_overrides.items():
@@ -176,7 +176,7 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
     return tree
 
 
-def _ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
+def ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     return {
         **algorithm_keys(config),
         **_actor_keys(config, platform),

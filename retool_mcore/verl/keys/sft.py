@@ -24,8 +24,8 @@ def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerCo
     """
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
 
-    sections = _sft_sections(config, platform)
-    parts = _sft_parts(config, platform, sections)
+    sections = sft_sections(config, platform)
+    parts = sft_parts(config, platform, sections)
     try:
         model = HFModelConfig(**sections["model"])
     except TypeError as error:
@@ -39,7 +39,7 @@ def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerCo
     )
 
 
-def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, Any]]:
+def sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, Any]]:
     """Keyword arguments of verl's dataclasses, with ``[verl_overrides]`` applied."""
     sections = {
         "model": {
@@ -62,7 +62,7 @@ def _sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, 
     return sections
 
 
-def _sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """verl's dataclasses except the model's, which reads the model's files when it is made."""
     from hydra.utils import get_class
     from verl.workers.config import McoreOptimizerConfig
@@ -94,7 +94,7 @@ def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> No
 
 def sft_tree(config: SftConfig, platform: Platform) -> str:
     """The settings of verl's TrainingWorker as YAML, defaults included. Reads no model."""
-    parts = _sft_parts(config, platform, _sft_sections(config, platform))
+    parts = sft_parts(config, platform, sft_sections(config, platform))
     return yaml.safe_dump({name: asdict(part) for name, part in parts.items()}, sort_keys=False)
 
 
