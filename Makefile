@@ -1,4 +1,4 @@
-# The whole project from a clone: `make quickstart` runs the main job on a CPU, `make test` every test.
+# From a clone: `make quickstart` runs the main job on a CPU, `make test` every test.
 PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3,$(shell command -v $(v) 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,8 +15,8 @@ quickstart: install
 
 install: $(VENV)/.installed
 
-# torch comes first and stays: a constraint keeps every later step from replacing the CPU build. The stamp is written
-# last, so an interrupted install continues; pip skips what is already there.
+# torch comes first and stays: a constraint keeps every later step from replacing the CPU build. The
+# stamp is written last, so an interrupted install continues; pip skips what is already there.
 $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }

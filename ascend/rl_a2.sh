@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # RL of Qwen2.5-7B on one Atlas 800T A2 node:
 #   bash ascend/rl_a2.sh [section.key=value ...] [--dry-run]
-# 32B on four: the same on each node, with CONFIG=configs/rl_qwen2.5_32b_a2x32.toml, NODE_RANK and HEAD_IP.
+# 32B on four: the same on each node, with CONFIG=configs/rl_qwen2.5_32b_a2x32.toml, NODE_RANK and
+# HEAD_IP.
 # Killed? The same command continues from the last complete checkpoint.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,10 +1,12 @@
-# Sourced by the launch scripts: which node this is, and what a run needs beside itself, started and stopped again.
+# Sourced by the launch scripts: which node this is, and what a run needs beside itself, started and
+# stopped again.
 : "${PYTHON:=python}" "${RAY_PORT:=6379}" "${TORCH_PORT:=29500}" "${HEAD_WAIT_S:=25}" "${NODES_WAIT_S:=120}"
 started=()  # leaders of the process groups that this script has started
 
 fail() { echo "error: $*" >&2; exit 2; }
 
-# find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, RUN, ROOT, NODE_RANK and HEAD_IP.
+# find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, RUN, ROOT, NODE_RANK and
+# HEAD_IP.
 find_node() {
   read -r NODES DEVICES PLATFORM RUN ROOT < <("$PYTHON" -m retool_mcore get "$@" cluster.nodes cluster.gpus_per_node \
     run.platform run.name run.root) || exit 2
@@ -20,7 +22,8 @@ find_node() {
     fail "NODE_RANK = $NODE_RANK is not one of 0 to $((NODES - 1)), and cluster.nodes = $NODES."
 }
 
-# start COMMAND...: in the background, in a process group of its own; it ends when this script does, however that ends.
+# start COMMAND...: in the background, in a process group of its own; it ends when this script does,
+# however that ends.
 start() {
   setsid setpriv --pdeathsig TERM -- "$@" &
   started+=("$!")
@@ -50,7 +53,8 @@ start_sandbox() {  # one service for all of this node; the same path on every no
   fail "the sandbox of this node does not answer: $(tail -n 3 "$folder/log")"
 }
 
-# This node's part of the run's Ray cluster. Processes of the run get their environment from verl, not from here.
+# This node's part of the run's Ray cluster. Processes of the run get their environment from verl,
+# not from here.
 start_ray() {
   export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # when Ray is stopped the run has ended: there is nothing to move away
   local resources
@@ -71,7 +75,8 @@ start_ray() {
   export RAY_ADDRESS=$HEAD_IP:$RAY_PORT
 }
 
-# Ray's nodes prove to each other that they belong together by a secret, kept in the run's folder, which all nodes share.
+# Ray's nodes prove to each other that they belong together by a secret, kept in the run's folder,
+# which all nodes share.
 share_ray_token() {
   export RAY_AUTH_MODE=token
   [ -z "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" ] || return 0

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The code sandbox of one node, any hardware. Prints its URL when it answers, serves until stopped, then stops it.
+# The code sandbox of one node, any hardware. Prints its URL when it answers, serves until stopped,
+# then stops it.
 #   bash launch/sandbox.sh [--socket PATH | --host H --port P] [--workers N] [--min-level LEVEL] [--sessions N]
 # To run something beside it:  bash launch/sandbox.sh --port 8080 -- bash launch/rl_h200x8.sh
 set -euo pipefail
