@@ -14,6 +14,7 @@ from retool_mcore import verl as room
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches import Seam
+from retool_mcore.verl.plugin import assert_loaded
 from retool_mcore.verl.seams import SEAMS
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -22,8 +23,9 @@ ALL = (*SEAMS, *get_platform("cpu").seams(), *get_platform("cuda").seams())
 
 @pytest.fixture(scope="module", autouse=True)
 def engines() -> None:
-    get_platform("cpu").activate()  # before verl is imported, so that its plugin finds the platform
     pytest.importorskip("verl")
+    get_platform("cpu").activate()
+    assert_loaded()  # other tests may have imported verl before the platform was known
 
 
 @pytest.mark.parametrize("seam", ALL, ids=lambda seam: seam.target)
