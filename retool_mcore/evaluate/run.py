@@ -130,7 +130,8 @@ async def sample_all(
 
     async def one(problem: Problem, sample: int) -> None:
         async with slots:
-            for attempt in range(TRIES):
+            error: str | None = None
+            for _ in range(TRIES):
                 trajectory = await run_trajectory(
                     prompts[problem.id],
                     engine=engine,
@@ -145,8 +146,8 @@ async def sample_all(
                     samples.append(_row(problem, sample, trajectory, correct))
                     on_sample(correct)
                     return
-                if attempt == TRIES - 1:
-                    dropped.append(f"problem {problem.id}, sample {sample}: {trajectory.drop_error}")
+                error = trajectory.drop_error
+            dropped.append(f"problem {problem.id}, sample {sample}: {error}")
 
     todo = [(p, k) for p in problems for k in range(settings.n) if (p.id, k) not in samples.rows]
     await asyncio.gather(*(one(problem, sample) for problem, sample in todo))
