@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 CPU := retool_mcore/platforms/cpu
+CUDA := retool_mcore/platforms/cuda
+IMAGE_PYTHON ?= python
 SEED ?= 0
 
 BASE ?= HEAD~1
 
-.PHONY: quickstart install test test-long test-fast lint perf clean
+.PHONY: quickstart install install-cuda install-ascend test test-long test-fast lint perf clean
 
 quickstart: install
 	$(BIN)/retool quickstart --seed $(SEED)
@@ -28,6 +30,22 @@ $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
 	$(PIP) --constraint $(CPU)/constraints.txt --no-deps --requirement $(CPU)/no_deps.txt
 	$(BIN)/python -W ignore -c 'import torch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "and verl", verl.__version__)'
 	@touch $@
+
+# On a machine with NVIDIA GPUs. torch's CUDA build comes first, because the torch half of Transformer
+# Engine is compiled against it, with the headers of cuDNN and NCCL that came with it.
+install-cuda:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --constraint $(CUDA)/constraints.txt torch setuptools wheel
+	CPATH=$$($(BIN)/python -c 'import pathlib, sysconfig; print(":".join(map(str, pathlib.Path(sysconfig.get_path("purelib")).glob("nvidia/*/include"))))') \
+	  NVTE_FRAMEWORK=pytorch $(PIP) --constraint $(CUDA)/constraints.txt --no-build-isolation 'transformer-engine[pytorch]'
+	$(PIP) --constraint $(CUDA)/constraints.txt --editable '.[cuda]'
+	$(BIN)/python -W ignore -c 'import torch, transformer_engine.pytorch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "for CUDA", torch.version.cuda)'
+
+# In the CANN image (ascend/README.md), whose torch, torch_npu, MindSpeed and vLLM stay as they are.
+install-ascend:
+	$(IMAGE_PYTHON) -c 'import torch, torch_npu' || \
+	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
+	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --editable '.[ascend]'
 
 test: install
 	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long"

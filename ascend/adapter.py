@@ -22,8 +22,8 @@ from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
+from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch
-from retool_mcore.platforms.records import Device, Rollout, Training
 from retool_mcore.platforms.versions import requirement
 
 CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
@@ -39,13 +39,6 @@ VERSIONS = (
     "vllm>=0.18.0,<0.19",
     "vllm-ascend>=0.18.0,<0.19",
 )
-# verl's guide exports these as well. vLLM and vllm-ascend 0.18.0 no longer read any of them.
-GUIDE_DROPPED = {
-    "VLLM_USE_V1": "V1 is vLLM's only engine since 0.11; nothing reads the variable",
-    "VLLM_ENABLE_GRAPH_MODE": "not in vllm-ascend 0.18.0; graphs are on unless enforce_eager",
-    "VLLM_ASCEND_ENABLE_MLP_OPTIMIZE": "not in vllm-ascend 0.18.0 but for its release notes of 0.9",
-    "LD_PRELOAD": "must be set before Python starts: launch/env_a2.sh does it where jemalloc is installed",
-}
 
 
 class Ascend(Platform):
@@ -53,20 +46,20 @@ class Ascend(Platform):
 
     name = "ascend"
     verl_platform = "huawei"
-    device = Device(
+    device = DeviceFacts(
         name="npu",
         comm_backend="cpu:gloo,npu:hccl",
         ray_resource="NPU",
         peak_flops=354e12,  # Ascend 910B, dense bfloat16, as in verl's flops counter
     )
-    training = Training(
+    training = TrainingFacts(
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
         # verl's own default backend; MindSpeed's attention replaces it when use_flash_attn is set.
         transformer_options={"attention_backend": "flash", "use_flash_attn": True},
     )
     # On NPUs verl registers its HCCL engine as "nccl".
-    rollout = Rollout(engine="vllm", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
+    rollout = RolloutFacts(engine="vllm", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
 
     def check_machine(self) -> None:
         home = Path(os.environ.get("ASCEND_HOME_PATH", CANN_HOME))

@@ -8,14 +8,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_7b_a2x8.toml}"
 source launch/env_a2.sh
-case " $* " in *" --dry-run "*) exec "$PYTHON" launch/rl.py "$CONFIG" "$@" ;; esac
-
 source launch/nodes.sh
-find_node "$CONFIG" "$@"
-"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
-
-read -r level workers < <("$PYTHON" -m retool_mcore get "$CONFIG" "$@" sandbox.min_level sandbox.workers)
-start_sandbox "$level" "$workers"
+prepare launch/rl.py "$CONFIG" "$@"
+start_sandbox "$CONFIG" "$@"
 if [ "$NODES" -gt 1 ]; then                                    # on one node verl starts Ray by itself
   start_ray
   serve_unless_head                                            # the head drives; the others serve until it leaves

@@ -8,13 +8,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/sft_qwen2.5_7b_a2x8.toml}"
 source launch/env_a2.sh
-case " $* " in *" --dry-run "*) exec "$PYTHON" launch/sft_mcore.py "$CONFIG" "$@" ;; esac
-
 source launch/nodes.sh
-find_node "$CONFIG" "$@"
-"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
+prepare launch/sft_mcore.py "$CONFIG" "$@"
 [ "$NODE_RANK" = 0 ] || wait_for_head "$TORCH_PORT"
 
-start "$PYTHON" -m torch.distributed.run --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
+start "$PYTHON" -m retool_mcore.cli.torchrun --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
   --master-addr "$HEAD_IP" --master-port "$TORCH_PORT" launch/sft_mcore.py "$CONFIG" "$@"
 wait "${started[-1]}"

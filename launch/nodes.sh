@@ -5,6 +5,16 @@ started=()  # leaders of the process groups that this script has started
 
 fail() { echo "error: $*" >&2; exit 2; }
 
+# prepare PROGRAM CONFIG [section.key=value ...] [--dry-run]: which node this is, and whether it has
+# all that the run needs, before anything is started. With --dry-run the program reports; no more.
+prepare() {
+  local program=$1
+  shift
+  case " $* " in *" --dry-run "*) exec "$PYTHON" "$program" "$@" ;; esac
+  find_node "$@"
+  "$PYTHON" -m retool_mcore preflight "$@"
+}
+
 # find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, RUN, ROOT, NODE_RANK and
 # HEAD_IP.
 find_node() {
@@ -12,8 +22,8 @@ find_node() {
     run.platform run.name run.root) || exit 2
   if [ -z "${NODE_RANK:-}" ] && [ -n "${SLURM_NODEID:-}" ]; then
     NODE_RANK=$SLURM_NODEID
-    HEAD_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-    HEAD_IP=$({ getent ahostsv4 "$HEAD_IP" || echo "$HEAD_IP"; } | awk '{print $1; exit}')  # Ray wants a number
+    HEAD_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1')
+    HEAD_IP=$({ getent ahostsv4 "$HEAD_IP" || echo "$HEAD_IP"; } | awk 'NR == 1 {print $1}')  # Ray wants a number
   fi
   if [ "$NODES" = 1 ]; then NODE_RANK=0 HEAD_IP=${HEAD_IP:-127.0.0.1}; fi
   [ -n "${NODE_RANK:-}" ] && [ -n "${HEAD_IP:-}" ] ||
@@ -43,12 +53,15 @@ trap stop_started EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-start_sandbox() {  # one service for all of this node; the same path on every node, so that one setting names it
-  local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN
+# start_sandbox CONFIG [section.key=value ...]: one service for all of this node; the same path on
+# every node, so that one setting names it. Sets SANDBOX_URL.
+start_sandbox() {
+  local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN level workers
+  read -r level workers < <("$PYTHON" -m retool_mcore get "$@" sandbox.min_level sandbox.workers) || exit 2
   mkdir -p -m 700 "$folder"
   SANDBOX_URL=unix://$folder/sandbox.sock
   rm -f "$folder/sandbox.sock"
-  start bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$1" --workers "$2" >"$folder/log" 2>&1
+  start bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$level" --workers "$workers" >"$folder/log" 2>&1
   for _ in $(seq 300); do [ -S "$folder/sandbox.sock" ] && return 0; kill -0 "${started[-1]}" 2>/dev/null || break; sleep 0.1; done
   fail "the sandbox of this node does not answer: $(tail -n 3 "$folder/log")"
 }

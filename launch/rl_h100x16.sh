@@ -7,14 +7,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_32b_h100x16.toml}"
 source launch/env_cuda.sh
-case " $* " in *" --dry-run "*) exec "$PYTHON" launch/rl.py "$CONFIG" "$@" ;; esac
-
 source launch/nodes.sh
-find_node "$CONFIG" "$@"
-"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
-
-read -r level workers < <("$PYTHON" -m retool_mcore get "$CONFIG" "$@" sandbox.min_level sandbox.workers)
-start_sandbox "$level" "$workers"
+prepare launch/rl.py "$CONFIG" "$@"
+start_sandbox "$CONFIG" "$@"
 start_ray
 serve_unless_head                                              # the head drives; the other serves until it leaves
 "$PYTHON" -m retool_mcore preflight "$CONFIG" "$@" --cluster --wait-s "$NODES_WAIT_S"   # every node: code, data

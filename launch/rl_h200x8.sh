@@ -6,13 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_7b_h200x8.toml}"
 source launch/env_cuda.sh
-case " $* " in *" --dry-run "*) exec "$PYTHON" launch/rl.py "$CONFIG" "$@" ;; esac
-
 source launch/nodes.sh
-find_node "$CONFIG" "$@"
-"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@"             # this node, before anything is started
-
-read -r level workers < <("$PYTHON" -m retool_mcore get "$CONFIG" "$@" sandbox.min_level sandbox.workers)
-start_sandbox "$level" "$workers"
+prepare launch/rl.py "$CONFIG" "$@"
+start_sandbox "$CONFIG" "$@"
 start "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "$@"
 wait "${started[-1]}"

@@ -88,6 +88,7 @@ def bench(
         "provenance": provenance(config),
         "lengths": length_histogram(rows[warmup:]),
         "warmup_steps": warmup,
+        "start": {name: value for name, value in (rows[0] if rows else {}).items() if name.startswith("time_start")},
         "steps": rows[warmup:],
         "summary": summarize(rows[warmup:]),
     }

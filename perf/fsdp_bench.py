@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,48 +24,40 @@ from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.sft import PackedBatches, load_sft
 from retool_mcore.errors import ConfigError
-from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.run.metrics import PhaseTimer
 from retool_mcore.train.sft import step_rates
-from retool_mcore.verl.sft_engine import SftEngine
+from retool_mcore.verl.sft_engine import SftEngine, start, time_optimizer
 
 
-class FsdpEngine(SftEngine):
-    """One rank, on verl's FSDP engine in place of Megatron's."""
+def fsdp_worker(config: SftConfig, model: Any, engine: Any) -> Any:
+    """verl's training worker on its FSDP engine in place of Megatron's."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
+    from verl.workers.engine_workers import TrainingWorker
 
-    def __init__(self, config: SftConfig, platform: Platform, timer: PhaseTimer, model: Any, engine: Any) -> None:
-        from verl.trainer.config import CheckpointConfig
-        from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
-        from verl.workers.engine_workers import TrainingWorker
-        from verl.workers.utils.losses import sft_loss
-
-        optimizer = FSDPOptimizerConfig(
-            lr=config.optim.lr,
-            weight_decay=config.optim.weight_decay,
-            betas=(config.optim.beta1, config.optim.beta2),
-            clip_grad=config.optim.clip_grad,
-            total_training_steps=config.train.steps,
-            lr_scheduler_type=config.optim.schedule,
-            lr_warmup_steps_ratio=config.optim.warmup_fraction,
-            min_lr_ratio=config.optim.min_lr / config.optim.lr,
-            override_optimizer_config={"fused": True},
-        )
-        worker = TrainingWorkerConfig(
+    optimizer = FSDPOptimizerConfig(
+        lr=config.optim.lr,
+        weight_decay=config.optim.weight_decay,
+        betas=(config.optim.beta1, config.optim.beta2),
+        clip_grad=config.optim.clip_grad,
+        total_training_steps=config.train.steps,
+        lr_scheduler_type=config.optim.schedule,
+        lr_warmup_steps_ratio=config.optim.warmup_fraction,
+        min_lr_ratio=config.optim.min_lr / config.optim.lr,
+        override_optimizer_config={"fused": True},
+    )
+    worker = TrainingWorker(
+        TrainingWorkerConfig(
             model_type="language_model",
             model_config=model,
             engine_config=engine,
             optimizer_config=optimizer,
             checkpoint_config=CheckpointConfig(),
         )
-        self._worker = TrainingWorker(worker)
-        self._worker.set_loss_fn(partial(sft_loss, config=None))
-        self._worker.reset()
-        self._platform, self._config, self._source = platform, config, 0
-        self._shape = model.hf_config.get_text_config().to_dict()
-        self._time_optimizer(timer)
-        self.dp_rank = self._worker.engine.get_data_parallel_rank()
-        self.dp_size = self._worker.engine.get_data_parallel_size()
-        self.hidden_size = self._shape["hidden_size"]
+    )
+    start(worker)
+    return worker
 
 
 @guarded
@@ -95,7 +86,9 @@ def bench(
     require_fast_loss(fused=fused)
     choices = {"checkpointing": checkpointing, "liger": liger, "fused": fused, "prefetch": prefetch, "reshard": reshard}
     timer = PhaseTimer()
-    engine = FsdpEngine(config, platform, timer, *configurations(model, tokens, **choices))
+    worker = fsdp_worker(config, *configurations(model, tokens, **choices))
+    time_optimizer(worker.engine, platform, timer)
+    engine = SftEngine(worker, config, platform)
     examples = load_sft(data, load_tokenizer(model), config.data.max_length_tokens).examples
     batches = PackedBatches(
         examples,
@@ -103,7 +96,7 @@ def bench(
         config.run.seed,
         engine.dp_size,
         engine.dp_rank,
-        hidden_size=engine.hidden_size,
+        hidden_size=engine.shape.hidden,
     )
     rows = []
     timer.flush()

@@ -38,7 +38,7 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
-from retool_mcore.rollout.protocol import Hermes, Protocol, TextOnly, open_protocol
+from retool_mcore.rollout.protocol import Hermes, TextOnly, ToolProtocol, open_protocol
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.rollout.tool_call import CALL_END, CODE_END, Parsed
@@ -119,8 +119,8 @@ class EchoEngine(BenchEngine):
         body["sampling_params"]["logit_bias"] |= {str(token_id): -1e4 for token_id in padding}
         return body | {"logprob_start_len": 0}
 
-    async def _post(self, path: str, body: Any) -> dict[str, Any]:
-        answer = await super()._post(path, body)
+    async def post(self, path: str, body: Any) -> dict[str, Any]:
+        answer = await super().post(path, body)
         sent = body["input_ids"]
         saw = [entry[1] for entry in answer["meta_info"]["input_token_logprobs"]]
         self.seen.turns += 1
@@ -142,7 +142,7 @@ class Says:
 
 
 async def roll(
-    engine: Any, protocol: Protocol, limits: Limits, *, tool: Tool, count: int, in_flight: int, seeded: bool = True
+    engine: Any, protocol: ToolProtocol, limits: Limits, *, tool: Tool, count: int, in_flight: int, seeded: bool = True
 ) -> list[Trajectory]:
     """Run ``count`` trajectories, ``in_flight`` at a time."""
     slots = asyncio.Semaphore(in_flight)

@@ -14,12 +14,11 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from retool_mcore.config import RlConfig, load_config
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.tool_call import Parsed
 from retool_mcore.verl.agent_loop import ReToolAgentLoop, VerlEngine
-from retool_mcore.verl.keys.ppo import run_config_file
+from retool_mcore.verl.keys.ppo import run_config_of
 
 CALLS = 2  # per response; its last turn is not a call
 SAMPLED = (0.4, 0.8)  # share of rollout.max_response_tokens, drawn uniformly; the rest is room for results
@@ -72,8 +71,7 @@ class ScriptedAgentLoop(ReToolAgentLoop):
     """
 
     def __init__(self, trainer_config: Any, *args: Any, **kwargs: Any) -> None:
-        settings = load_config(RlConfig, run_config_file(trainer_config.config)).model_dump_json()
-        super().__init__(trainer_config, *args, settings_json=settings, **kwargs)
+        super().__init__(trainer_config, *args, run_config=run_config_of(trainer_config.config), **kwargs)
         limits = replace(self.shared.limits, max_turns=CALLS + 1)
         self.shared = replace(self.shared, protocol=Scripted(self.tokenizer), limits=limits)
         self.draw = random.Random()

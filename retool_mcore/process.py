@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here, because a child between fork and exec may not load anything
 END_WITH_PARENT_ENV = "RETOOL_END_WITH_PARENT"
 
 
@@ -23,7 +24,7 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
     if sys.platform != "linux":
         return
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:  # the parent died between the two calls
         os.kill(os.getpid(), how)
 

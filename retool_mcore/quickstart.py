@@ -35,6 +35,7 @@ RETOOL = ("-m", "retool_mcore")
 MODELS = ("sft", "tool_rl", "text_rl")
 SAMPLES_PER_PROBLEM = 8
 EVAL_PROBLEMS = 64
+LINE_EVERY_S = 30.0  # of a stage's progress, where there is no terminal for a bar
 VERSIONS_OF = ("torch", "verl", "megatron-core", "mbridge", "sglang", "ray", "transformers", "retool_mcore")
 
 Watch = Callable[[], tuple[int, int | None, str]]  # steps done, steps in all if known, a word on progress
@@ -77,26 +78,13 @@ class Stages:
             self._console.print(f"[dim]done before   {what}[/]")
             return
         log = self._logs / f"{name}.log"
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-        )
-        with (
-            self._timed(name),
-            log.open("ab") as output,
-            Progress(*columns, console=self._console, transient=True) as progress,
-        ):
-            bar = progress.add_task(what, total=None, text="")
+        with self._timed(name), log.open("ab") as output, self._progress(what, log) as tell:
             environment = {**os.environ, END_WITH_PARENT_ENV: "1"}
             child = subprocess.Popen([sys.executable, *argv], stdout=output, stderr=subprocess.STDOUT, env=environment)
             try:
                 while child.poll() is None:
                     time.sleep(0.5)
-                    if watch is not None:
-                        completed, total, text = watch()
-                        progress.update(bar, completed=completed, total=total, text=text)
+                    tell(*(watch() if watch is not None else (0, None, "")))
             finally:
                 if child.poll() is None:
                     child.terminate()
@@ -107,6 +95,29 @@ class Stages:
                     f"{what} ended with exit code {child.returncode}; the log is {log}, its end:\n" + "\n".join(tail)
                 )
         self._console.print(f"[green]{self.seconds[name]:7.1f} s[/]     {what}")
+
+    @contextmanager
+    def _progress(self, what: str, log: Path) -> Generator[Callable[[int, int | None, str], None]]:
+        """A bar in a terminal; elsewhere a line at the start and one every ``LINE_EVERY_S``."""
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
+            with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as progress:
+                bar = progress.add_task(what, total=None, text="")
+                yield lambda done, total, text: progress.update(bar, completed=done, total=total, text=text)
+            return
+        start_s = last_s = time.monotonic()
+        self._line(f"{'starts':>9}     {what}; its log is {log}")
+
+        def tell(done: int, total: int | None, text: str) -> None:
+            nonlocal last_s
+            if (now_s := time.monotonic()) - last_s >= LINE_EVERY_S:
+                last_s = now_s
+                self._line(f"{now_s - start_s:7.1f} s ... {what}{f': {text}' if text else ''}")
+
+        yield tell
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def run(root: Path, seed: int) -> None:

@@ -113,6 +113,7 @@ def test_what_those_rules_allow_loads():
     ("old", "new"),
     [
         ("data.val_file=a.parquet", 'data.val_file is now files = ["..."] in the section [validation]'),
+        ("model.bridge=mbridge", "model.bridge is now gone: mbridge is the only bridge"),
         ("train.val_every_steps=5", "train.val_every_steps is now every = ... in the section [validation]"),
     ],
 )

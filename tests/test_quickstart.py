@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from retool_mcore import quickstart
 from retool_mcore.quickstart import StageFailed, Stages, run
 
 
@@ -78,3 +79,25 @@ def test_killing_the_quickstart_ends_its_command(tmp_path: Path):
     while Path(f"/proc/{children[0]}").exists():
         assert time.monotonic() < deadline_s, os.listdir(f"/proc/{children[0]}")
         time.sleep(0.1)
+
+
+def test_a_log_has_a_line_for_each_stage_and_one_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quickstart, "LINE_EVERY_S", 1.0)
+    log = tmp_path / "out"
+    with log.open("w") as file:
+        made = Stages(tmp_path, Console(file=file, width=80))
+        watch = iter(range(1, 100))
+        command = ("-c", "import time; time.sleep(2.6)")
+        made.run("wait", "waiting", *command, watch=lambda: (next(watch), 10, "step 3/10, loss 0.5"))
+        made.run("short", "no watch", "-c", "pass")
+    lines = log.read_text().splitlines()
+    assert lines[0] == f"   starts     waiting; its log is {tmp_path}/logs/wait.log"
+    assert len(lines) >= 5 and all(line.endswith("s ... waiting: step 3/10, loss 0.5") for line in lines[1:-3])
+    assert lines[-3].endswith("waiting") and "no watch; its log" in lines[-2] and lines[-1].endswith("s     no watch")
+
+
+def test_a_terminal_has_a_bar_and_no_such_lines(tmp_path: Path):
+    log = tmp_path / "out"
+    with log.open("w") as file:
+        Stages(tmp_path, Console(file=file, force_terminal=True, width=80)).run("short", "no watch", "-c", "pass")
+    assert "starts" not in log.read_text() and "no watch" in log.read_text()

@@ -25,6 +25,7 @@ PlatformName = Annotated[
 
 F = TypeVar("F", bound=Callable[..., Any])
 OTHER_RANKS_WAIT_S = 30.0
+TOLD = 2  # exit code after an error in one line
 
 
 def guarded(function: F) -> F:
@@ -44,7 +45,7 @@ def guarded(function: F) -> F:
                 # torchrun ends the other ranks here.
                 time.sleep(OTHER_RANKS_WAIT_S)
             typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
-            raise typer.Exit(2) from error
+            raise typer.Exit(TOLD) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -54,7 +55,7 @@ def guarded(function: F) -> F:
                 "command again.",
                 err=True,
             )
-            raise typer.Exit(2) from error
+            raise typer.Exit(TOLD) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error
 

@@ -52,6 +52,24 @@ def task(
     typer.echo(f"{directory}: {'written' if made else 'already there and whole'}, seed {seed}")
 
 
+@app.command()
+@guarded
+def fetch(
+    directory: Annotated[Path, typer.Argument(help="where the configurations look for it")] = Path("data"),
+    local: Annotated[
+        Path | None, typer.Option(help="a folder with copies of the hub's data sets, as owner/name", show_default=False)
+    ] = None,
+) -> None:
+    """Make the published data that the shipped configurations name, from the hub or from copies.
+
+    ReTool-SFT with a validation split, DAPO-Math-17k, and AIME of 2024 and 2025. What is there
+    already stays.
+    """
+    from retool_mcore.data.fetch import fetch
+
+    fetch(directory, local, typer.echo)
+
+
 @build.command()
 @guarded
 def gsm8k(

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def evaluate(
     cases = _cases(model, tool)
     if not config and not data:
         raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
-    run = load_config(RlConfig, config, changes) if config else default_config(cases[0].model, changes)
+    run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes)
     with _Bars(cases) as bars:
         reports = evaluate_many(
             run, cases, data=data or (), out=out, n=n, limit=limit, url=url, on_start=bars.start, on_sample=bars.advance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -36,7 +37,7 @@ def _sft_rank(
 def sft(config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False) -> None:
     """Supervised fine-tuning on this node.
 
-    Checks the settings, then starts torchrun on launch/sft_mcore.py.
+    Checks the settings, then starts one process for each device by torchrun.
     """
     settings = settings_of(overrides, platform)
     run = load_config(SftConfig, config, settings)
@@ -48,8 +49,9 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
 
     check_run(run, get_platform(run.run.platform))
     check_data(run)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(run.cluster.gpus_per_node)]
-    argv = [*torchrun, "--standalone", "launch/sft_mcore.py", str(config), *settings]
+    torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone"]
+    ranks = ["--nproc-per-node", str(run.cluster.gpus_per_node), "--module", "retool_mcore.cli.sft_rank"]
+    argv = [*torchrun, *ranks, str(config), *settings]
     os.execv(argv[0], argv)  # torchrun replaces this process, and handles signals and the exit code
 
 
@@ -67,10 +69,14 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
 
 def _print_dry_run(run: RunConfig) -> None:
-    """Print the report to stdout; what the engines print on import goes to stderr."""
+    """Print the report to stdout; what the engines print on import goes to stderr.
+
+    Their warnings are about their own code, and would stand at the end of a good report.
+    """
     from retool_mcore.train.dry_run import dry_run
 
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         report = dry_run(run)
     typer.echo(report)
 
@@ -122,6 +128,7 @@ def _run_alone(command: Callable[..., None]) -> None:
 
 def all_commands() -> typer.Typer:
     """Build `retool` with the commands of every group; each group is in the file of its name."""
+    from retool_mcore.cli.config import app as config_app
     from retool_mcore.cli.data import app as data_app
     from retool_mcore.cli.evaluate import app as evaluate_app
     from retool_mcore.cli.planner import app as planner_app
@@ -136,7 +143,7 @@ def all_commands() -> typer.Typer:
         pretty_exceptions_enable=False,
         help="Train, score and serve ReTool models.",
     )
-    for commands in (app, planner_app, preflight_app, reward_app, rollout_app):
+    for commands in (app, config_app, planner_app, preflight_app, reward_app, rollout_app):
         whole.registered_commands.extend(commands.registered_commands)
     whole.add_typer(data_app, name="data", help="Make, convert and check data sets.")
     whole.add_typer(sandbox_app, name="sandbox", help="Serve the code sandbox over HTTP.")

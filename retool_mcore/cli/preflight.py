@@ -40,7 +40,9 @@ def preflight(
     with redirect_stdout(sys.stderr):  # what the engines print when they are imported
         checks = _cluster_checks(run, chosen, wait_s) if cluster else _checks(run, chosen)
         found = run_checks(checks, partial(_tell, terminal))
-    counts = {level: sum(finding.level == level for finding in found) for level in ("error", "warning", "ok")}
+    counts = {
+        severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "ok")
+    }
     typer.echo(f"{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} ok")
     if counts["error"]:
         raise typer.Exit(2)
@@ -51,8 +53,7 @@ def _tell(terminal: object, finding: Finding) -> None:
 
 
 def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
-    from retool_mcore.preflight import machine
-    from retool_mcore.preflight import run as looks
+    from retool_mcore.preflight import inputs, machine
 
     checks: list[tuple[str, Check]] = [
         ("settings", partial(machine.settings, run, platform)),
@@ -63,10 +64,10 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("shared memory", partial(machine.shared_memory, platform)),
         ("open files", partial(machine.limits, platform)),
         ("clock", machine.clock),
-        ("model", partial(looks.model, run)),
-        ("tokenizer", partial(looks.tokenizer, run)),
-        ("data", partial(looks.data, run)),
-        ("sandbox", partial(looks.sandbox, run)),
+        ("model", partial(inputs.model, run)),
+        ("tokenizer", partial(inputs.tokenizer, run)),
+        ("data", partial(inputs.data, run)),
+        ("sandbox", partial(inputs.sandbox, run)),
         ("patch", partial(machine.patches, platform)),
     ]
     if run.cluster.nodes > 1 and os.environ.get("NODE_RANK") == "0":

@@ -20,11 +20,6 @@ app = typer.Typer()
 ROWS_AT_ONCE = 1024
 
 
-@app.callback()
-def rewards() -> None:
-    """Compute the reward of responses in a file."""
-
-
 @app.command()
 @guarded
 def score(

@@ -19,11 +19,6 @@ app = typer.Typer()
 PROMPT_KEYS = ("messages", "prompt", "problem", "question")
 
 
-@app.callback()
-def rollouts() -> None:
-    """Read model text, or run trajectories against a server."""
-
-
 @app.command()
 @guarded
 def parse(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-Every = Annotated[int, Field(ge=0)]  # interval in steps; the last step always counts; 0: never
+Every = Annotated[int, Field(ge=0)]  # an interval in steps
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -17,7 +17,15 @@ def is_table(value: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
 
 
-class Section(BaseModel):
-    """A frozen table of the TOML file; unknown keys and coerced types are errors."""
+def is_tables(value: object) -> TypeGuard[list[dict[str, Any]]]:
+    """A list of tables, such as the turns of a conversation."""
+    return isinstance(value, list) and all(map(is_table, cast("list[object]", value)))
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+class Section(BaseModel):
+    """A frozen table of the TOML file; unknown keys and coerced types are errors.
+
+    A section's docstring and the text under each key are what `retool config --explain` prints.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-MOVED = {  # RL settings of earlier versions -> where they are now
+MOVED = {  # settings of earlier versions -> where they are now
     "data.val_file": 'files = ["..."] in the section [validation]',
     "train.val_every_steps": "every = ... in the section [validation]",
+    "model.bridge": "gone: mbridge is the only bridge, ARCHITECTURE.md says why. Leave the line out",
 }
 
 

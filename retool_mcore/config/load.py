@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from retool_mcore.config.evaluation import EvaluationConfig
 from retool_mcore.config.explain import explain
 from retool_mcore.config.rl import RlConfig
 from retool_mcore.config.sft import SftConfig
-from retool_mcore.config.shared import RunConfig
+from retool_mcore.config.shared import JobConfig
 from retool_mcore.errors import ConfigError
 
-ConfigT = TypeVar("ConfigT", bound=RunConfig)
+ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 
 def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ConfigT:
@@ -43,6 +44,11 @@ def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrid
         return kind.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(explain(kind, error, source, overrides)) from error
+
+
+def load_evaluation(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> EvaluationConfig:
+    """How an RL run scores its policy. Raises ConfigError like ``load_config``."""
+    return EvaluationConfig.of(load_config(RlConfig, path, overrides))
 
 
 def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> SftConfig | RlConfig:

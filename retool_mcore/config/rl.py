@@ -1,33 +1,60 @@
-"""Reinforcement learning: its sections (sampling, reward, training) and the rules between them."""
+"""Reinforcement learning: its sections (data, training, reward) and the rules between them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import PositiveFloat, PositiveInt, Section
+from retool_mcore.config.sampling import Prompts, Rollout, SandboxSettings, Validation, sampled_as_rollout
 from retool_mcore.config.shared import RunConfig
 
 
-class RlData(Section):
-    train_file: str  # parquet in verl's schema: prompt, data_source, reward_model, extra_info
-    max_prompt_tokens: PositiveInt
-    allow_overlap: bool = False  # as in SftData
+class RlData(Prompts):
+    """The problems that RL samples answers to."""
+
+    train_file: str
+    """Parquet in verl's schema: prompt, data_source, reward_model, extra_info."""
+
+    allow_overlap: bool = False
+    """True: over a tenth of the problems of a file of validation.files may be trained on."""
 
 
 class RlTrain(Section):
+    """How long RL trains, on how much at once, and how sampling and learning take turns."""
+
     steps: PositiveInt
-    prompts_per_step: PositiveInt  # in mode "async": trained on between two weight syncs
-    mini_batch_prompts: PositiveInt  # prompts per optimizer update; prompts_per_step / this = updates per step
+    """Steps of the whole run; each learns from prompts_per_step prompts."""
+
+    prompts_per_step: PositiveInt
+    """Prompts that a step learns from; in mode "async": between two weight syncs."""
+
+    mini_batch_prompts: PositiveInt
+    """Prompts per optimizer update; prompts_per_step / this = updates per step."""
+
     micro_batch_tokens: PositiveInt
-    mode: Literal["sync", "partial_rollout", "async"] = "sync"  # see rollout/README.md, "Scheduling"
-    # The next three settings apply to both modes other than "sync". max_staleness limits the weight
-    # syncs between the start of a prompt and the step that trains on it. when_stale: "drop" samples
-    # another prompt in place of an older one, "wait" delays the step until the prompt is finished.
-    prefetch_batches: PositiveFloat = 1.0  # batches of prompts in flight beyond the one that the step waits for
+    """Budget in tokens of a packed micro-batch on one rank, with a backward pass or without."""
+
+    mode: Literal["sync", "partial_rollout", "async"] = "sync"
+    """When a step starts to learn, and on whose devices. See rollout/README.md, "Scheduling".
+
+    "sync": it waits for all of its responses; "partial_rollout": it takes those that are ready, and
+    the others go on with the new weights; "async": as that, and the engines have GPUs of their own.
+    """
+
+    prefetch_batches: PositiveFloat = 1.0
+    """Batches of prompts in flight beyond the one that the step waits for; not in mode "sync"."""
+
     max_staleness: PositiveInt = 7
+    """Most weight syncs between a prompt's start and the step that trains on it; not in "sync"."""
+
     when_stale: Literal["drop", "wait"] = "drop"
+    """What is done about prompts that become older than max_staleness; not in mode "sync".
+
+    "drop" samples another prompt in place of an older one, "wait" delays the step until the prompt
+    is finished.
+    """
 
     @property
     def updates_per_step(self) -> int:
@@ -35,89 +62,57 @@ class RlTrain(Section):
         return self.prompts_per_step // self.mini_batch_prompts
 
 
-class Rollout(Section):
-    """One multi-turn rollout. ``max_response_tokens`` includes interpreter output."""
-
-    protocol: str = "hermes"  # how calls are written: one of rollout.protocol.PROTOCOLS
-    tool: bool = True  # False: text only, the baseline of the paper's comparison
-    group_size: PositiveInt  # responses per prompt, GRPO's G
-    max_turns: PositiveInt = 8
-    max_response_tokens: PositiveInt
-    calls_per_turn: Literal["first", "all"] = "first"  # cut a turn at its first call, or run all of its calls
-    max_tool_output_tokens: PositiveInt = 512  # per result; a longer one is cut in the middle, and the model is told
-    max_tool_s: PositiveFloat = 300.0  # interpreter time per trajectory; beyond it the trajectory ends
-    max_malformed_calls: PositiveInt = 3  # in a row; then the trajectory ends
-    max_refill_batches: PositiveInt = 10  # per step, in batches of prompts: replace filtered, failed or stale prompts
-    max_outage_s: PositiveFloat = 60.0  # how long a call is retried while the sandbox is away
-    max_dropped_fraction: Fraction = 0.02  # of a batch, lost to sandbox or engine outages; above it the run stops
-    record_groups: Annotated[int, Field(ge=0)] = 2  # groups per step and per validation written to trajectories/
-    temperature: PositiveFloat = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    gpus: Annotated[int, Field(ge=0)] = 0  # GPUs of [cluster] that serve rollouts and do not train; train.mode "async"
-    engine_tp: PositiveInt = 1
-    engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
-    max_running_requests: PositiveInt = 64
-    agent_workers: PositiveInt = 1
-    engine_args: dict[str, Any] = Field(default={})  # the engine's own settings: attention_backend = "triton"
-
-
-class Validation(Section):
-    """When and how a run's own validation and `retool eval` score the policy on held-out problems.
-
-    When n, temperature or top_p is left out, it is group_size, temperature or top_p of [rollout].
-    """
-
-    files: list[str] = Field(min_length=1)  # parquet, as data.train_file; problems are numbered across all files
-    every: Every  # in steps; also after the last one; 0: never
-    n: PositiveInt  # samples per problem
-    temperature: Annotated[float, Field(ge=0)] = 1.0  # 0: always the likeliest token
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-
-
-def sampled_as_rollout(tree: Any) -> Any:
-    """Fill the sampling settings that [validation] leaves out from [rollout], in a run's tree."""
-    if not isinstance(tree, dict):
-        return tree
-    sections = cast("dict[str, Any]", tree)
-    rollout, validation = sections.get("rollout"), sections.get("validation")
-    if not (isinstance(rollout, dict) and isinstance(validation, dict)):
-        return sections
-    sampling, own = cast("dict[str, Any]", rollout), cast("dict[str, Any]", validation)
-    of_rollout = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
-    given = {name: sampling[theirs] for name, theirs in of_rollout.items() if theirs in sampling}
-    return {**sections, "validation": {**given, **own}}
-
-
 class Algorithm(Section):
     """GRPO, PPO with a critic, and the parts of DAPO, all in verl's own implementations.
 
     DAPO is GRPO with clip_high above clip_low, loss_agg "token-mean", filter_groups and
     reward.overlong_buffer_tokens.
-
-    filter_groups         replace a prompt whose answers are all right or all wrong by another one
-    importance_sampling   weight a token's loss by its probability under the trained weights over
-                          that under the engine that sampled it. "token": by its own ratio;
-                          "sequence": by the product of the ratios over its response
-    importance_threshold  upper bound of that weight
-    old_log_prob          the old probability in the clipped ratio. "actor": the trained weights
-                          compute it in a pass of its own before they change; "rollout": the engine
-                          gave it while sampling, which saves that pass and needs one update per
-                          step. See rollout/README.md, "Old log-probabilities"
-    kl_coef               weight in the loss of the divergence from the initial weights; the paper
-                          has none
     """
 
     name: Literal["grpo", "ppo"] = "grpo"
+    """Where advantages come from: "grpo" compares a prompt's group, "ppo" trains a critic."""
+
     clip_low: PositiveFloat = 0.2
+    """The probability ratio of a token is clipped below 1 - clip_low."""
+
     clip_high: PositiveFloat = 0.28
+    """The probability ratio of a token is clipped above 1 + clip_high."""
+
     clip_c: PositiveFloat = 10.0
+    """Bounds the ratio in the loss of a token with a negative advantage (dual clip); above 1."""
+
     loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
-    normalize_by_std: bool = True  # GRPO: divide a group's advantages by the standard deviation of its rewards
+    """How an update's loss is made of its tokens'.
+
+    "token-mean": the mean over all tokens; the others: the mean over the responses of each one's
+    mean or sum.
+    """
+
+    normalize_by_std: bool = True
+    """GRPO: divide a group's advantages by the standard deviation of its rewards."""
+
     filter_groups: bool = False
+    """Replace a prompt whose answers are all right or all wrong by another one."""
+
     importance_sampling: Literal["off", "token", "sequence"] = "off"
+    """Weight a token's loss by its probability under the trained weights over the engine's.
+
+    The engine is the one that sampled it. "token": by its own ratio; "sequence": by the product of
+    the ratios over its response.
+    """
+
     importance_threshold: Annotated[float, Field(ge=1)] = 2.0
+    """Upper bound of the weight of importance_sampling."""
+
     old_log_prob: Literal["actor", "rollout"] = "actor"
+    """The old probability in the clipped ratio. See rollout/README.md, "Old log-probabilities".
+
+    "actor": the trained weights compute it in a pass of its own before they change; "rollout": the
+    engine gave it while sampling, which saves that pass and needs one update per step.
+    """
+
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight in the loss of the divergence from the initial weights; 0: none, as in the paper."""
 
 
 class Critic(Section):
@@ -127,31 +122,41 @@ class Critic(Section):
     """
 
     lr: PositiveFloat = 1e-5
-    clip_value: PositiveFloat = 0.5  # how far a value may move from its old one before its loss stops falling
+    """The critic's highest learning rate, in place of optim.lr."""
 
-
-class Sandbox(Section):
-    where: list[str] = Field(default=["local"], min_length=1)  # "local", or URLs that speak SandboxFusion
-    min_level: Literal["gvisor", "namespaces", "landlock", "rlimits"] = "rlimits"
-    workers: PositiveInt = 2  # concurrent executions per node
-    run_timeout_s: PositiveFloat = 10.0
-    memory_limit_mb: PositiveInt = 1024
+    clip_value: PositiveFloat = 0.5
+    """How far a value may move from its old one before its loss stops falling."""
 
 
 class Reward(Section):
-    """The paper's +-1. Settings below ``workers`` shape it.
+    """The paper's +1 and -1, and what shapes them: call_bonus and the settings after it.
 
     Shaping is off by default, and each part of it is logged separately.
     """
 
     correct: float = 1.0
+    """Reward of a response whose answer is equivalent to the truth."""
+
     wrong: float = -1.0
-    timeout_s: PositiveFloat = 5.0  # per equivalence check; a check that takes longer counts as wrong
+    """Reward of any other response; below correct."""
+
+    timeout_s: PositiveFloat = 5.0
+    """Seconds per equivalence check; a check that takes longer counts as wrong."""
+
     workers: PositiveInt = 1
-    call_bonus: Annotated[float, Field(ge=0)] = 0.0  # per call of a wrong response; 0.1 in the public recipe
-    call_bonus_cap: float = -0.6  # the highest reward of a wrong response with its bonus
-    overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0  # the last so many of max_response_tokens cost up to 1
-    require_format: bool = False  # True: a right answer counts only when no call of its response was malformed
+    """Processes that score responses, each with two checkers of its own."""
+
+    call_bonus: Annotated[float, Field(ge=0)] = 0.0
+    """Added for each call of a wrong response; 0.1 in the public recipe; 0: off."""
+
+    call_bonus_cap: float = -0.6
+    """The highest reward of a wrong response with its bonus."""
+
+    overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
+    """The last so many tokens of rollout.max_response_tokens cost up to 1, linearly; 0: off."""
+
+    require_format: bool = False
+    """True: a right answer counts only when no call of its response was malformed."""
 
     @model_validator(mode="after")
     def _right_is_worth_most(self) -> Reward:
@@ -171,7 +176,7 @@ class RlConfig(RunConfig):
     train: RlTrain
     rollout: Rollout
     validation: Validation
-    sandbox: Sandbox = Sandbox()
+    sandbox: SandboxSettings = SandboxSettings()
     reward: Reward = Reward()
     algorithm: Algorithm = Algorithm()
     critic: Critic = Critic()

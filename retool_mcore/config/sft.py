@@ -9,17 +9,35 @@ from retool_mcore.config.shared import RunConfig
 
 
 class SftData(Section):
-    train_file: str  # parquet, rows {messages, tools}
+    """The conversations that SFT learns from and is validated on."""
+
+    train_file: str
+    """Parquet with rows {messages, tools}, as `retool data sft` writes them."""
+
     val_file: str
+    """Parquet like train_file; the validation loss is measured on it."""
+
     max_length_tokens: PositiveInt
-    allow_overlap: bool = False  # True: over a tenth of the validation problems may be trained on
+    """Longest row in tokens, rendered with the model's chat template; longer ones are left out."""
+
+    allow_overlap: bool = False
+    """True: over a tenth of the problems of val_file may be trained on."""
 
 
 class SftTrain(Section):
+    """How long SFT trains, and on how much at once."""
+
     steps: PositiveInt
-    global_batch: PositiveInt  # sequences per optimizer step, over all data-parallel ranks
-    micro_batch_tokens: PositiveInt  # budget of a packed micro-batch on one rank
+    """Optimizer steps of the whole run."""
+
+    global_batch: PositiveInt
+    """Sequences per optimizer step, over all data-parallel ranks."""
+
+    micro_batch_tokens: PositiveInt
+    """Budget in tokens of a packed micro-batch on one rank, forward and backward."""
+
     val_every_steps: Every
+    """Steps between two validations, and one after the last step; 0: never."""
 
 
 class SftConfig(RunConfig):

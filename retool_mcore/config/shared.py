@@ -14,19 +14,48 @@ MAX_VERL_OVERRIDES = 10
 
 
 class Run(Section):
+    """What the run is called, where its files go, and the kind of machine that it needs."""
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    root: str = "runs"  # the run's folder is root/name
+    """The run's name and its folder's: letters, digits, ".", "_", "-"; a letter or digit first."""
+
+    root: str = "runs"
+    """The run's folder is root/name."""
+
     seed: int = 0
+    """Fixes the order of the data and the random numbers of trainer and engines.
+
+    What is then the same twice: rollout/README.md, "Seeds".
+    """
+
     platform: Literal["cpu", "cuda", "ascend"]
+    """The kind of machine: a CPU, NVIDIA GPUs or Ascend NPUs."""
+
+    trackers: list[Literal["tensorboard", "wandb", "swanlab", "mlflow"]] = Field(default=["tensorboard"])
+    """Where the metrics go beside metrics.jsonl: libraries, each with a folder in the run's.
+
+    "wandb", "swanlab" and "mlflow" are extras of the package, and take their servers and keys from
+    their own environment variables. [] is none.
+    """
 
     @property
     def dir(self) -> Path:
         return Path(self.root) / self.name
 
+    @property
+    def config_file(self) -> Path:
+        """Where the run's resolved settings are written, as an absolute path."""
+        return self.dir.absolute() / "config.toml"
+
 
 class Cluster(Section):
+    """The machines of the run, all alike."""
+
     nodes: PositiveInt = 1
-    gpus_per_node: PositiveInt  # on platform cpu: processes per node
+    """How many machines."""
+
+    gpus_per_node: PositiveInt
+    """GPUs or NPUs of each node, with one process each; on platform cpu: processes per node."""
 
     @property
     def num_gpus(self) -> int:
@@ -34,19 +63,41 @@ class Cluster(Section):
 
 
 class Model(Section):
-    path: str  # a local Hugging Face directory, or a hub name
-    dtype: Literal["bfloat16", "float32"]  # float32 on platform cpu only
-    bridge: Literal["mbridge", "megatron-bridge"] = "mbridge"
-    fp8: Literal["off", "tensorwise", "blockwise"] = "off"  # Transformer Engine recipe for training's matrix products
+    """The model that training starts from, and the numbers that it is computed in."""
+
+    path: str
+    """A local Hugging Face directory, or a hub name."""
+
+    dtype: Literal["bfloat16", "float32"]
+    """Number type of the weights, in training and in the engines; float32 on platform cpu only."""
+
+    fp8: Literal["off", "tensorwise", "blockwise"] = "off"
+    """Transformer Engine's FP8 recipe for training's matrix products; "off": they are in dtype."""
 
 
 class Parallel(Section):
+    """How one model is spread over devices.
+
+    The devices that train, divided by tp * pp * cp, are the data-parallel ranks.
+    """
+
     tp: PositiveInt = 1
+    """Tensor parallelism: ranks that share every layer's matrices."""
+
     pp: PositiveInt = 1
-    vpp: PositiveInt = 1  # interleaved model chunks per pipeline stage: a smaller bubble, more messages
+    """Pipeline parallelism: stages that the layers are divided into."""
+
+    vpp: PositiveInt = 1
+    """Interleaved model chunks per pipeline stage: a smaller bubble, more messages."""
+
     cp: PositiveInt = 1
-    ep: PositiveInt = 1  # data-parallel ranks that share the experts of a mixture-of-experts model
-    sequence_parallel: bool = True  # splits norms and dropout over the tp group; nothing to split at tp = 1
+    """Context parallelism: ranks that share the tokens of every sequence."""
+
+    ep: PositiveInt = 1
+    """Data-parallel ranks that share the experts of a mixture-of-experts model."""
+
+    sequence_parallel: bool = True
+    """Also splits norms and dropout over the tp group; nothing to split at tp = 1."""
 
     @property
     def model_parallel(self) -> int:
@@ -57,41 +108,69 @@ class Memory(Section):
     """What is kept, recomputed, shrunk or moved to the host so that a model fits.
 
     Each setting costs time: see perf/LOG.md.
-
-    recompute            "none"; "selective": norms and what Megatron finds cheap; "full": whole
-                         layers; "auto": whole layers, but only in micro-batches that are longer
-                         than train.micro_batch_tokens because of one long sequence, and only as
-                         many layers as it takes to use no more memory than at that length
-    recompute_layers     with "full": the layers to recompute per pipeline stage; 0: all of them
-    fused_cross_entropy  make no float32 copies of the logits. There are several, and each takes
-                         10 GB for 16 k tokens of a 152 k vocabulary
-    adam_states          bytes per parameter for the master weight and two moments. "float32": 12;
-                         "compact": 10, the master weight is the bfloat16 weight plus its 16
-                         missing bits, which is exact; "bfloat16": 6, with bfloat16 moments
-    optimizer_on_cpu     fraction of the optimizer's states that live and are updated on the host
-    offload_idle         RL: move the actor's weights and optimizer to the host while the rollout
-                         engine works
     """
 
     recompute: Literal["none", "selective", "full", "auto"] = "none"
+    """Activations computed again in the backward pass instead of kept.
+
+    "selective": norms and what Megatron finds cheap; "full": whole layers; "auto": whole layers,
+    but only in micro-batches that are longer than train.micro_batch_tokens because of one long
+    sequence, and only as many layers as it takes to use no more memory than at that length.
+    """
+
     recompute_layers: Annotated[int, Field(ge=0)] = 0
+    """With recompute = "full": the layers to recompute per pipeline stage; 0: all of them."""
+
     fused_cross_entropy: bool = False
+    """Make no float32 copies of the logits.
+
+    There are several, and each takes 10 GB for 16 k tokens of a 152 k vocabulary.
+    """
+
     adam_states: Literal["float32", "compact", "bfloat16"] = "float32"
+    """Bytes per parameter for Adam's master weight and two moments.
+
+    "float32": 12; "compact": 10, the master weight is the bfloat16 weight plus its 16 missing bits,
+    which is exact; "bfloat16": 6, with bfloat16 moments.
+    """
+
     optimizer_on_cpu: Fraction = 0.0
+    """Fraction of the optimizer's states that live and are updated on the host."""
+
     offload_idle: bool = False
+    """RL: move the actor's weights and optimizer to the host while the rollout engine works."""
 
 
 class Optim(Section):
+    """Adam and its learning rate.
+
+    The schedule moves with every optimizer update, in every mode of RL too. The first update uses
+    the schedule's first rate.
+    """
+
     lr: PositiveFloat
+    """The highest learning rate, reached after the warm-up."""
+
     min_lr: Annotated[float, Field(ge=0)] = 0.0
+    """The rate that schedules "cosine" and "linear" fall to; not above lr."""
+
     schedule: Literal["constant", "cosine", "linear"]
-    # The schedule moves with every optimizer update, in every mode of RL too. The first update uses
-    # the schedule's first rate.
-    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the run's updates
+    """After the warm-up the rate stays at lr, or falls to min_lr along a cosine or a line."""
+
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of the run's updates in which the rate rises to lr; 0: no warm-up."""
+
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Adam's decoupled weight decay: an update shrinks a weight by the rate times this."""
+
     beta1: Fraction = 0.9
+    """Adam's decay of the gradients' running mean, per update."""
+
     beta2: Fraction = 0.999
+    """Adam's decay of the squared gradients' running mean, per update."""
+
     clip_grad: PositiveFloat = 1.0
+    """Largest norm of the gradient over all parameters; a longer one is scaled down to it."""
 
     @model_validator(mode="after")
     def _min_below_lr(self) -> Optim:
@@ -103,25 +182,34 @@ class Optim(Section):
 class Checkpoint(Section):
     """When checkpoints are saved, and in which form.
 
-    export        when the run ends, also write the last checkpoint's weights as a model directory,
-                  <run>/export
-
-    The last two settings cost host memory, so they are off by default.
-
-    reshardable   save the optimizer's states as whole tensors, so that a run can resume on another
-                  layout with the same parallel.ep. Each save gathers them, 12 bytes per parameter,
-                  on the host in one process of every data-parallel group. Without it each rank
-                  writes what it holds, and only the number of data-parallel ranks may change
-    asynchronous  a process beside each rank writes the files from a copy in host memory while
-                  training goes on; the checkpoint is complete once all of them have ended
+    The settings reshardable and asynchronous cost host memory, so they are off by default.
     """
 
     every_steps: Every
-    keep: PositiveInt = 2  # how many of the newest; older ones are deleted after a newer one is complete
-    resume: str = "auto"  # "auto": the newest complete one; "never"; or a checkpoint's path
+    """Steps between two checkpoints, and one after the last step; 0: never."""
+
+    keep: PositiveInt = 2
+    """How many of the newest are kept; older ones are deleted after a newer one is complete."""
+
+    resume: str = "auto"
+    """What the run continues from: "auto", the newest complete one; "never"; or one's path."""
+
     export: bool = True
+    """When the run ends, also write the last checkpoint's weights as a model, <run>/export."""
+
     reshardable: bool = False
+    """Save the optimizer's states as whole tensors.
+
+    A run can then resume on another layout with the same parallel.ep. Each save gathers them, 12
+    bytes per parameter, on the host in one process of every data-parallel group. Without it each
+    rank writes what it holds, and only the number of data-parallel ranks may change.
+    """
+
     asynchronous: bool = False
+    """A process beside each rank writes the files from a copy in host memory.
+
+    Training goes on meanwhile; the checkpoint is complete once all of them have ended.
+    """
 
 
 def check_saving(checkpoint: Checkpoint, optimizer_on_cpu: float) -> None:
@@ -132,18 +220,29 @@ def check_saving(checkpoint: Checkpoint, optimizer_on_cpu: float) -> None:
         )
 
 
-class RunConfig(Section):
-    """The sections that SFT and RL share. ``source`` names the file in every error."""
+class JobConfig(Section):
+    """What every job says: SFT, RL or an evaluation."""
 
     source: str = Field(default="<memory>", exclude=True)
+    """The file that the settings were read from; every error names it."""
+
     run: Run
     cluster: Cluster
     model: Model
+
+
+class RunConfig(JobConfig):
+    """The sections that SFT and RL share."""
+
     parallel: Parallel = Parallel()
     memory: Memory = Memory()
     optim: Optim
     checkpoint: Checkpoint
     verl_overrides: dict[str, Any] = Field(default={})
+    """Raw keys of verl's own tree and their values, at most 10, for what has no setting here.
+
+    A key that one of the settings decides is refused.
+    """
 
     @property
     def max_sequence_tokens(self) -> int:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+from retool_mcore.data.tokenizer import apply_template, decode, encode, from_pretrained, name_of
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_INTERPRETER, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 
@@ -58,10 +59,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
     Raises CheckpointError naming the path.
     """
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = from_pretrained(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         state = "is no tokenizer" if Path(path).is_dir() else "is neither a directory here nor a hub name"
         raise CheckpointError(f"model.path = {path} {state} that can be read: {_first_line(error)}") from error
@@ -92,7 +91,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
 
     def append(upto: int, loss: int) -> None:
         nonlocal done
-        ids = _encode(tokenizer, text[done:upto])
+        ids = encode(tokenizer, text[done:upto])
         token_ids.extend(ids)
         loss_mask.extend([loss] * len(ids))
         done = upto
@@ -136,7 +135,7 @@ def render_prompt(
     messages = clean_messages(messages, chat_format(tokenizer))
     if any(message["role"] == "assistant" for message in messages):
         raise DataError("a prompt holds no assistant turn; sampled turns are continued by their own token ids")
-    return _encode(tokenizer, _template(tokenizer, messages, tools, add_generation_prompt=True))
+    return encode(tokenizer, _template(tokenizer, messages, tools, add_generation_prompt=True))
 
 
 def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[str]) -> list[int]:
@@ -153,7 +152,7 @@ def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[st
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
     messages += [{"role": "tool", "content": neutralise(text, fmt)} for text in results]
     text = _template(tokenizer, messages, None, add_generation_prompt=True)
-    return _encode(tokenizer, text[text.index(fmt.end_of_turn, text.index(mark)) :])
+    return encode(tokenizer, text[text.index(fmt.end_of_turn, text.index(mark)) :])
 
 
 def neutralise(content: str, fmt: ChatFormat) -> str:
@@ -174,8 +173,8 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
     probe = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "retool-probe"}]
     text = _template(tokenizer, probe, None, add_generation_prompt=False)
     after = text[text.index("retool-probe") + len("retool-probe") :]
-    first_id = _encode(tokenizer, after)[:1]
-    end_of_turn = tokenizer.decode(first_id)
+    first_id = encode(tokenizer, after)[:1]
+    end_of_turn = decode(tokenizer, first_id)
     if end_of_turn not in added or not after.startswith(end_of_turn):
         raise CheckpointError(
             f"the chat template closes an assistant turn by {after!r}, which does not start with a control token of "
@@ -207,7 +206,7 @@ def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> 
         )
     if "retool-probe\n" not in text:
         raise CheckpointError(
-            f"the chat template of {tokenizer.name_or_path!r} drops tool messages, or changes them: what the "
+            f"the chat template of {name_of(tokenizer)!r} drops tool messages, or changes them: what the "
             "interpreter prints would not reach the model. Use a Qwen2.5-style template"
         )
 
@@ -221,9 +220,10 @@ def _clean_message(message: Message, index: int, fmt: ChatFormat) -> dict[str, A
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise DataError(f"message {index}: role = {role!r} is none of {', '.join(ROLES)}")
-    calls = message.get("tool_calls")
-    if calls is not None and len(calls) == 0:
-        calls = None
+    given = message.get("tool_calls")
+    if given is not None and not isinstance(given, Sequence):
+        raise DataError(f"message {index} ({role}): tool_calls is {given!r:.80}, which is no list")
+    calls = cast("Sequence[Any] | None", given) or None
     if content is None and role == "assistant" and calls is not None:
         content = ""
     if not isinstance(content, str):
@@ -233,6 +233,8 @@ def _clean_message(message: Message, index: int, fmt: ChatFormat) -> dict[str, A
     _refuse_specials(content, f"message {index} ({role})", fmt)
     clean: dict[str, Any] = {"role": role, "content": content}
     if reasoning := message.get("reasoning_content"):
+        if not isinstance(reasoning, str):
+            raise DataError(f"message {index} ({role}): reasoning_content is {reasoning!r:.80}, which is no text")
         _refuse_specials(reasoning, f"message {index} ({role})", fmt)
         clean["reasoning_content"] = reasoning
     if calls is not None:
@@ -243,8 +245,8 @@ def _clean_message(message: Message, index: int, fmt: ChatFormat) -> dict[str, A
 
 
 def _clean_call(call: Any, where: str, fmt: ChatFormat) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    function = call.get("function") if _is_mapping(call) else None
+    if not _is_mapping(function) or not isinstance(function.get("name"), str):
         raise DataError(f"{where}: a tool call is {{function: {{name, arguments}}}}, this one is {call!r:.200}")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -252,11 +254,15 @@ def _clean_call(call: Any, where: str, fmt: ChatFormat) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except json.JSONDecodeError as error:
             raise DataError(f"{where}: arguments are not JSON: {error}") from error
-    if not isinstance(arguments, Mapping):
+    if not _is_mapping(arguments):
         raise DataError(f"{where}: arguments are {type(arguments).__name__}, not a mapping")
     arguments = {key: value for key, value in arguments.items() if value is not None}
     _refuse_specials(json.dumps(arguments, ensure_ascii=False), where, fmt)
     return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
 
 
 def _refuse_specials(text: str, where: str, fmt: ChatFormat) -> None:
@@ -275,20 +281,9 @@ def _template(
     from jinja2 import TemplateError
 
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] if tools else None,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
+        return apply_template(tokenizer, messages, tools, add_generation_prompt=add_generation_prompt)
     except TemplateError as error:
         raise DataError(f"the chat template refuses the conversation: {error}") from error
-    assert isinstance(text, str), "apply_chat_template(tokenize=False) of one conversation gives one string"
-    return text
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _first_line(error: Exception) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.prompts import hermes_prompt, plain_problem, retool_prompt
 from retool_mcore.data.rl import truth_text
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
@@ -22,7 +23,7 @@ from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, fi
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
 
-Protocol = Literal["hermes", "retool"]
+ProtocolName = Literal["hermes", "retool"]
 STAGES: tuple[Stage, ...] = ("source", "format", "answer", "execution")
 RUN_TIMEOUT_S = 30.0
 ROWS_AT_ONCE = 16
@@ -48,7 +49,7 @@ class Trace:
     steps: tuple[Step, ...]
     final: str  # the closing words; may hold <answer> tags
 
-    def messages(self, protocol: Protocol) -> list[dict[str, Any]]:
+    def messages(self, protocol: ProtocolName) -> list[dict[str, Any]]:
         return self._hermes() if protocol == "hermes" else self._retool()
 
     def _hermes(self) -> list[dict[str, Any]]:
@@ -77,17 +78,26 @@ def read_trace(messages: Any) -> Trace:
     """Read the messages of a raw or converted row. Raises Rejected when they have another form."""
     if isinstance(messages, str):
         messages = _json(messages)
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+    if not is_tables(messages):
         raise Rejected("source", f"messages is {type(messages).__name__}, not a list of messages")
     turns = [message for message in messages if message.get("role") != "system"]
-    texts = [message.get("content") if message.get("content") is not None else "" for message in turns]
-    if not all(isinstance(text, str) for text in texts):
-        raise Rejected("source", "the content of a message is no text")
+    if strange := [calls for turn in turns if not isinstance(calls := turn.get("tool_calls") or [], Sequence)]:
+        raise Rejected("source", f"a message has tool_calls = {strange[0]!r:.80}, which is no list")
+    texts = [_content(message) for message in turns]
     roles = [message.get("role") for message in turns]
     if roles == ["user", "assistant"] and not turns[1].get("tool_calls"):
         steps, final = read_inline(texts[1])
         return Trace(texts[0], steps, final)
     return _read_converted(turns, texts)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        raise Rejected("source", "the content of a message is no text")
+    return content
 
 
 def read_inline(text: str) -> tuple[tuple[Step, ...], str]:
@@ -144,11 +154,11 @@ def _read_converted(turns: Sequence[Mapping[str, Any]], texts: Sequence[str]) ->
 
 
 def _code_of(call: Any) -> str:
-    function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
+    function = call.get("function") if is_table(call) else None
+    arguments = function.get("arguments") if is_table(function) else None
     if isinstance(arguments, str):
         arguments = _json(arguments)
-    code = arguments.get("code") if isinstance(arguments, dict) else None
+    code = arguments.get("code") if is_table(arguments) else None
     if not isinstance(code, str):
         raise Rejected("source", f"a tool call without code: {call!r:.200}")
     return code
@@ -165,7 +175,7 @@ def _json(text: str) -> Any:
 class Conversion:
     """How rows are converted. ``truth`` names the column of the ground truth; "": there is none."""
 
-    protocol: Protocol = "hermes"
+    protocol: ProtocolName = "hermes"
     truth: str = ""
     sandbox: Sandbox | None = None  # re-executes every snippet and compares its output
 

@@ -1,21 +1,25 @@
 """Read and write data files. Errors name file, row and column; no half-written file stays."""
 
+# pyarrow has no types; what it returns is annotated here.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.run import folder
 
 BATCH_ROWS = 512
+NOT_PARQUET = cast("type[Exception]", pa.ArrowInvalid)
 
 
 def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -27,16 +31,17 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
     index = 0
     try:
         with pq.ParquetFile(path) as file:
-            missing = [column for column in columns if column not in file.schema_arrow.names]
+            names = cast("list[str]", file.schema_arrow.names)
+            missing = [column for column in columns if column not in names]
             if missing:
-                raise DataError(
-                    f"{path}: no column {', '.join(missing)}; it has {', '.join(file.schema_arrow.names) or 'none'}"
-                )
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)):
-                for row in batch.to_pylist():
+                raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}")
+            batches = cast("Iterator[Any]", file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)))
+            for batch in batches:
+                rows: list[dict[str, Any]] = batch.to_pylist()
+                for row in rows:
                     yield index, row
                     index += 1
-    except pa.ArrowInvalid as error:
+    except NOT_PARQUET as error:
         raise DataError(f"{path}: not a whole parquet file: {_reason(error)}") from error
     except OSError as error:  # pyarrow raises it for corrupt pages, too
         raise DataError(
@@ -51,8 +56,8 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
 def column_names(path: str | os.PathLike[str]) -> list[str]:
     """Names of a parquet file's columns. Raises DataError like ``read_rows``."""
     try:
-        return list(pq.read_schema(path).names)
-    except pa.ArrowInvalid as error:
+        return list(cast("list[str]", pq.read_schema(path).names))
+    except NOT_PARQUET as error:
         raise DataError(f"{path}: not a whole parquet file: {_reason(error)}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
@@ -93,14 +98,14 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: a text holds {error.object[error.start]!r}, half a character") from error
     except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, endless digits or brackets
         raise DataError(f"{where}: not JSON: {error}") from error
-    if not isinstance(row, dict):
+    if not is_table(row):
         raise DataError(f"{where}: {type(row).__name__}, not an object")
     return row
 
 
 def write_parquet(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows whole or not at all."""
-    table = pa.Table.from_pylist([dict(row) for row in rows])
+    table = cast("Any", pa.Table.from_pylist([dict(row) for row in rows]))
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
 
@@ -113,7 +118,7 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]])
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
     """Like ``run.folder.replacing``, but raises DataError when the file cannot be written."""
     try:
         with folder.replacing(path) as draft:

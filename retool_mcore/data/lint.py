@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.chat import render, render_prompt
 from retool_mcore.data.prompts import hermes_prompt, plain_problem
 from retool_mcore.data.rl import normalised, read_problem
@@ -50,11 +51,11 @@ class FileLint:
     """Findings on one file; files with ``errors`` must not be trained on."""
 
     source: str
-    problems: list[str] = field(default_factory=list)
-    lengths_tokens: list[int] = field(default_factory=list)
-    loss_tokens: list[int] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list[str])
+    lengths_tokens: list[int] = field(default_factory=list[int])
+    loss_tokens: list[int] = field(default_factory=list[int])
+    errors: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
 
 
 def read_problem_rows(source: str) -> Iterator[Row]:
@@ -70,7 +71,7 @@ def read_problem_rows(source: str) -> Iterator[Row]:
             yield Row(where, problem, messages, [CODE_INTERPRETER], truth, is_sft)
             continue
         turns = row.get("messages") if is_sft else row.get("prompt")
-        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        if not is_tables(turns):
             name = "messages" if is_sft else "prompt"
             raise DataError(f"{where}, column {name}: {type(turns).__name__}, not a list of messages")
         # An SFT row opens with its problem. An RL prompt ends with it and may show solved examples
@@ -80,7 +81,7 @@ def read_problem_rows(source: str) -> Iterator[Row]:
         if not isinstance(user, str):
             raise DataError(f"{where}: no user turn with text")
         reward = row.get("reward_model")
-        truth = reward.get("ground_truth") if isinstance(reward, dict) else row.get("ground_truth")
+        truth = reward.get("ground_truth") if is_table(reward) else row.get("ground_truth")
         tools = parse_tools(row.get("tools"), where) if is_sft else [CODE_INTERPRETER]
         yield Row(where, plain_problem(user), turns, tools, truth, is_sft)
 

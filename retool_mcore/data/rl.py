@@ -10,11 +10,12 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from retool_mcore.config.base import is_table
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sources import ENDINGS
 from retool_mcore.errors import DataError
@@ -41,9 +42,9 @@ RARE: Mapping[Outcome, str] = {
 class RlReport:
     """The rows, the count of each outcome, and all rejects except plain repeats."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
-    rejects: list[dict[str, Any]] = field(default_factory=list)
+    rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def lines(self) -> list[str]:
         total = sum(self.counts.values())
@@ -152,10 +153,11 @@ def truth_text(truth: Any, where: str) -> str:
 
 def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, str]:
     prompt, reward = row["prompt"], row["reward_model"]
-    users = [turn for turn in prompt or [] if isinstance(turn, dict) and turn.get("role") == "user"]
+    turns = cast("Sequence[Any]", prompt) if isinstance(prompt, Sequence) else ()
+    users = [turn for turn in turns if is_table(turn) and turn.get("role") == "user"]
     if not users or not isinstance(users[-1].get("content"), str):
         raise DataError(f"{where}, column prompt: no user turn with text in {prompt!r:.120}")
-    if not isinstance(reward, dict) or "ground_truth" not in reward:
+    if not is_table(reward) or "ground_truth" not in reward:
         raise DataError(f"{where}, column reward_model: no ground_truth in {reward!r:.120}")
     problem = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", users[-1]["content"]))
     if not problem.strip():

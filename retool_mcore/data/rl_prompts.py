@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retool_mcore.config import RlConfig
+from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl import truth_text
@@ -20,9 +21,9 @@ Renderer = Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]  # messages ->
 def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     """Check that every prompt of all data files renders, fits the budget and has a ground truth.
 
-    ``render`` is the rollout's own (``Protocol.prompt_ids``). Returns notes on the files for the
-    user, one sentence each. Raises DataError with file, row and column, and also when training and
-    validation problems overlap without data.allow_overlap.
+    ``render`` is the rollout's own (``ToolProtocol.prompt_ids``). Returns notes on the files for
+    the user, one sentence each. Raises DataError with file, row and column, and also when training
+    and validation problems overlap without data.allow_overlap.
     """
     train, held_out = config.data.train_file, config.validation.files
     rows = {path: _check_file(path, config, render) for path in (train, *held_out)}
@@ -41,14 +42,14 @@ def messages_of(prompt: Any) -> list[dict[str, Any]]:
     A parquet column gives every turn a key that only some turns have. Raises DataError when the
     prompt is no list of turns.
     """
-    if not isinstance(prompt, list) or not prompt or not all(isinstance(turn, dict) for turn in prompt):
+    if not is_tables(prompt) or not prompt:
         raise DataError(f"{prompt!r:.80} is no list of messages")
     return [{key: value for key, value in turn.items() if value is not None} for turn in prompt]
 
 
 def truth_of(reward_model: Any) -> str:
     """The ground truth of a row as text. Raises DataError when there is none to compare with."""
-    if not isinstance(reward_model, dict):
+    if not is_table(reward_model):
         raise DataError(f"{reward_model!r:.80} holds no ground_truth")
     return truth_text(reward_model.get("ground_truth"), "ground_truth")
 

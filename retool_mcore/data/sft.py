@@ -9,10 +9,11 @@ import heapq
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.chat import Rendered, render
 from retool_mcore.data.files import read_rows
 from retool_mcore.errors import DataError
@@ -61,7 +62,7 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
     for index, row in read_rows(path, ("messages", "tools")):
         where = f"{path}, row {index}"
         messages = row["messages"]
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        if not is_tables(messages):
             raise DataError(f"{where}, column messages: {type(messages).__name__}, not a list of messages")
         tools = parse_tools(row["tools"], where)
         if sum(len(str(message.get("content"))) for message in messages) > max_length_tokens * MAX_TOKEN_CHARS:
@@ -96,16 +97,16 @@ def parse_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
             raise DataError(f"{where}, column tools: not JSON: {error}") from error
     if value is None or value == []:
         return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) and "function" in tool for tool in value):
+    if not is_tables(value) or not all("function" in tool for tool in value):
         raise DataError(f"{where}, column tools: {value!r:.120} is not a list of function schemas")
     return [_without_nulls(tool) for tool in value]
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
+def _without_nulls(value: object) -> Any:
+    if is_table(value):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [_without_nulls(item) for item in cast("list[object]", value)]
     return value
 
 

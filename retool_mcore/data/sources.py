@@ -89,7 +89,7 @@ def _is_parquet(file: Path) -> bool:
 
 
 def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  a bare dict in it
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [f"*{ending}" for ending in ENDINGS]

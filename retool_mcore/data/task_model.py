@@ -5,12 +5,14 @@ on the task's own words, so each word is one token. Digits stay single, as Qwen2
 other text still encodes, byte by byte.
 """
 
+# transformers' methods have types for some of their parameters only.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from retool_mcore.data.files import replacing
 
@@ -81,8 +83,7 @@ def build_tokenizer(rows: Iterable[Mapping[str, Any]]) -> PreTrainedTokenizerBas
 
     Digits never merge, so it does not depend on the numbers.
     """
-    from tokenizers import AddedToken
-    from transformers import Qwen2Tokenizer
+    from transformers import AddedToken, Qwen2Tokenizer
 
     # This is Qwen2's own class, because loading a directory whose config says qwen2 gives that
     # class, whatever tokenizer_config.json names.
@@ -90,7 +91,7 @@ def build_tokenizer(rows: Iterable[Mapping[str, Any]]) -> PreTrainedTokenizerBas
     blank.chat_template = CHAT_TEMPLATE
     texts = [str(blank.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)) for row in rows]
     markup = re.compile("|".join(re.escape(token) for token in (*CONTROL_TOKENS, *TOOL_MARKS)))
-    tokenizer = blank.train_new_from_iterator(
+    tokenizer: PreTrainedTokenizerBase = cast("Any", blank).train_new_from_iterator(
         [[piece for text in texts for piece in markup.split(text)]],
         vocab_size=8192,  # never reached: merging stops when every word is one token
         min_frequency=1,
@@ -108,7 +109,7 @@ def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) 
 
     ``seed`` draws the float32 weights.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  its filename is a bare PathLike
     from transformers import GenerationConfig, Qwen2Config
 
     tokens: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

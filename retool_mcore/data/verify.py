@@ -32,8 +32,8 @@ class Report:
     """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}."""
 
     stages: tuple[Stage, ...]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    rejects: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @property
     def survived(self) -> float:

@@ -9,23 +9,24 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config import RlConfig
+from retool_mcore.config import EvaluationConfig
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.files import replacing
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
-from retool_mcore.evaluate.servers import Servers, SpreadEngine, shape_of
+from retool_mcore.evaluate.servers import Servers, SpreadEngine, architecture_of
 from retool_mcore.evaluate.table import markdown
 from retool_mcore.reward.answer import is_equivalent
-from retool_mcore.rollout.protocol import Protocol, protocol_of
+from retool_mcore.rollout.protocol import ToolProtocol, protocol_of
 from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.run.trackers import Trackers, check_trackers
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
 
@@ -43,7 +44,7 @@ class Case:
 
 
 def evaluate_many(
-    config: RlConfig,
+    config: EvaluationConfig,
     cases: Sequence[Case],
     *,
     data: Sequence[Path] = (),
@@ -56,18 +57,19 @@ def evaluate_many(
 ) -> dict[str, dict[str, Any]]:
     """Evaluate each case as ``config`` validates, and return the reports by case name.
 
-    Writes ``out/<case>/report.json``. ``data`` and ``n`` default to those of [validation]. Order
-    the cases so that models of one shape follow each other. ``url``: a running server that already
-    holds the only model; no server is started then. Raises ReToolError subclasses; run again to
-    continue.
+    Writes ``out/<case>/report.json``, and its numbers to the run's trackers in ``out``. ``data``
+    and ``n`` default to those of [validation]. Order the cases so that models of one shape follow
+    each other. ``url``: a running server that already holds the only model; no server is started
+    then. Raises ReToolError subclasses; run again to continue.
     """
+    check_trackers(config)
     n = n or config.validation.n
     data = data or [Path(path) for path in config.validation.files]
     models = {case.model for case in cases}
     if url is not None and len(models) > 1:
         raise ConfigError(f"{url} is one server with one model, and there are {len(models)} models to evaluate.")
     for model in models if url is None else ():
-        shape_of(model)  # fails for a missing directory, which is not to be taken for a hub name
+        architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
     problems = read_problems(data, limit)
     reports: dict[str, dict[str, Any]] = {}
     with Servers(config, out, url) as servers:
@@ -85,6 +87,7 @@ def evaluate_many(
                 "data": ", ".join(map(str, data)),
                 **make_report(problems, settings, samples),
             }
+            _track(config, out, case.name, report)
             with replacing(out / case.name / "report.json") as draft:
                 Path(draft).write_text(json.dumps(report, indent=1), encoding="utf-8")
             with replacing(out / case.name / "report.md") as draft:
@@ -93,14 +96,25 @@ def evaluate_many(
     return reports
 
 
+def _track(config: EvaluationConfig, out: Path, name: str, report: Mapping[str, Any]) -> None:
+    """Log a case's numbers when it is first reported; its step is its number in the folder."""
+    if not config.run.trackers or (out / name / "report.json").exists():
+        return
+    before = len(list(out.glob("*/report.json")))
+    numbers = {f"eval/{name}/{key}": value for part in ("scores", "behavior") for key, value in report[part].items()}
+    trackers = Trackers(config, out, name=f"{config.run.name}_eval", resumed_step=before)
+    trackers.write(before + 1, numbers)
+    trackers.close()
+
+
 @dataclass(frozen=True)
 class _Work:
-    config: RlConfig
+    config: EvaluationConfig
     case: Case
     problems: Sequence[Problem]
     settings: Settings
     samples: SampleFile
-    protocol: Protocol
+    protocol: ToolProtocol
     urls: Sequence[str]
 
     async def run(self, on_sample: Callable[[bool], None]) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from retool_mcore.config import RlConfig, build_config
+from retool_mcore.config import EvaluationConfig, build_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.files import read_config
 from retool_mcore.platforms.base import detect_platform
@@ -21,11 +21,11 @@ MAX_RESPONSE_TOKENS = 16_384
 SERVER_WAIT_S = 10.0
 
 
-def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
+def default_config(model: str, overrides: Sequence[str]) -> EvaluationConfig:
     """The paper's rollout on this machine; a model with a shorter context gets a shorter response.
 
-    That is 8 turns, 2048 + 16384 tokens, temperature 1.0 and validation's top_p 0.6. Raises
-    ConfigError for a bad override.
+    That is 8 turns, 2048 + 16384 tokens, temperature 1.0, validation's top_p 0.6, and no trackers.
+    Raises ConfigError for a bad override.
     """
     platform = detect_platform()
     devices = platform.device_count() if platform.host.has_devices else 1
@@ -33,23 +33,14 @@ def default_config(model: str, overrides: Sequence[str]) -> RlConfig:
     prompt = min(MAX_PROMPT_TOKENS, longest // 2)
     response = min(MAX_RESPONSE_TOKENS, longest - prompt)
     tree: dict[str, Any] = {
-        "run": {"name": "eval", "platform": platform.name},
+        "run": {"name": "eval", "platform": platform.name, "trackers": []},
         "cluster": {"gpus_per_node": devices},
         "model": {"path": model, "dtype": platform.training.dtypes[0]},
-        "data": {"train_file": "none", "max_prompt_tokens": prompt},
-        "rollout": {"group_size": 2, "max_turns": 8, "max_response_tokens": response},
-        "validation": {"files": ["none"], "every": 0, "n": 8, "top_p": 0.6},
-        # Settings of training, which does not happen here.
-        "train": {
-            "steps": 1,
-            "prompts_per_step": devices,
-            "mini_batch_prompts": devices,
-            "micro_batch_tokens": prompt + response,
-        },
-        "optim": {"lr": 1e-6, "schedule": "constant"},
-        "checkpoint": {"every_steps": 1},
+        "data": {"max_prompt_tokens": prompt},
+        "rollout": {"max_turns": 8, "max_response_tokens": response},
+        "validation": {"n": 8, "top_p": 0.6},
     }
-    return build_config(RlConfig, tree, SOURCE, overrides)
+    return build_config(EvaluationConfig, tree, SOURCE, overrides)
 
 
 def model_of_server(url: str) -> str:

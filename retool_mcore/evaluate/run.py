@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config import RlConfig
+from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.data.files import replacing
 from retool_mcore.errors import ConfigError, RolloutError
@@ -25,7 +25,7 @@ from retool_mcore.rollout.engine import Engine, Sampling, trajectory_seed
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.metrics import summarize as summarize_behavior
-from retool_mcore.rollout.protocol import Protocol, checked_prompt
+from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt
 from retool_mcore.rollout.records import record, tokens
 from retool_mcore.sandbox.base import Sandbox
 
@@ -52,11 +52,11 @@ class Settings:
     concurrency: int = 128
 
     @classmethod
-    def of(cls, config: RlConfig, n: int, tool: bool, servers: int = 1) -> Settings:
-        """n samples per problem, rolled out like the run's validation, with or without the tool."""
+    def of(cls, config: EvaluationConfig, n: int, tool: bool, servers: int = 1) -> Settings:
+        """n samples per problem, sampled as ``config`` says, with or without the tool."""
         rollout = config.rollout.model_copy(update={"tool": tool})
         return cls(
-            limits=Limits.of(config.model_copy(update={"rollout": rollout})),
+            limits=Limits.of(rollout, config.sandbox),
             max_prompt_tokens=config.data.max_prompt_tokens,
             n=n,
             protocol=rollout.protocol,
@@ -113,7 +113,7 @@ async def sample_all(
     *,
     engine: Engine,
     sandbox: Sandbox | None,
-    protocol: Protocol,
+    protocol: ToolProtocol,
     judge: Judge,
     samples: SampleFile,
     on_sample: Callable[[bool], None],

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 from zlib import crc32
 
-from retool_mcore.config import RlConfig
+from retool_mcore.config import EvaluationConfig
 from retool_mcore.errors import CheckpointError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
@@ -20,8 +20,8 @@ from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.verl.keys.rollout import engine_args
 
-# Entries of config.json that do not concern the shape of the weights.
-NOT_SHAPE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+# Entries of config.json that do not concern the form of the weights.
+NOT_ARCHITECTURE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class SpreadEngine:
 class Servers:
     """The servers of one model at a time.
 
-    They are kept while only the weights change, and replaced when their shape changes. ``url``: a
-    running server that holds the only model; no server is started then.
+    They are kept while only the weights change, and replaced when the architecture changes.
+    ``url``: a running server that holds the only model; no server is started then.
     """
 
-    def __init__(self, config: RlConfig, out: Path, url: str | None) -> None:
+    def __init__(self, config: EvaluationConfig, out: Path, url: str | None) -> None:
         self._config, self._out, self._url = config, out, url
         self._platform = get_platform(config.run.platform)
         self._platform.check_dtype(config)
         self._groups: list[list[int]] = [[]] if url is not None else self._platform.server_devices(config)
         self._stack = contextlib.ExitStack()
         self._running: list[SglangServer] = []
-        self._shape: dict[str, Any] = {}
+        self._architecture: dict[str, Any] = {}
         self._model = ""
 
     def __len__(self) -> int:
@@ -66,12 +66,12 @@ class Servers:
         """URLs of servers that hold this model's weights."""
         if self._url is not None:
             return [self._url]
-        shape = shape_of(model)
-        if not self._running or shape != self._shape:
+        architecture = architecture_of(model)
+        if not self._running or architecture != self._architecture:
             self._restart(model)
         elif model != self._model:
             asyncio.run(_load([server.url for server in self._running], model))
-        self._shape, self._model = shape, model
+        self._architecture, self._model = architecture, model
         return [server.url for server in self._running]
 
     def _restart(self, model: str) -> None:
@@ -103,14 +103,14 @@ async def _load(urls: Sequence[str], model: str) -> None:
         await asyncio.gather(*(engine.load(model) for engine in engines))
 
 
-def shape_of(model: str) -> dict[str, Any]:
+def architecture_of(model: str) -> dict[str, Any]:
     """The part of a model's config.json that must be equal for one server to take its weights.
 
     Raises CheckpointError when config.json cannot be read.
     """
     path = Path(model) / "config.json"
     try:
-        shape = json.loads(path.read_text(encoding="utf-8"))
+        architecture = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{model} is no model directory: {path} cannot be read: {error}") from error
-    return {name: value for name, value in shape.items() if name not in NOT_SHAPE}
+    return {name: value for name, value in architecture.items() if name not in NOT_ARCHITECTURE}

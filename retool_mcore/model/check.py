@@ -8,7 +8,7 @@ from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
 from retool_mcore.model.files import read_config
-from retool_mcore.model.shape import ModelShape, of_config
+from retool_mcore.model.shape import ModelShape, shape_of_config
 
 
 def check_model(config: RunConfig) -> None:
@@ -16,7 +16,7 @@ def check_model(config: RunConfig) -> None:
     values = read_config(config.model.path)
     if not values:
         return
-    shape = of_config(values)
+    shape = shape_of_config(values)
     splits = [
         ("parallel.tp", config.parallel.tp, shape.heads, "attention heads"),
         ("parallel.tp", config.parallel.tp, shape.kv_heads, "key-value heads"),

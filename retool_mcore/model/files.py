@@ -9,7 +9,7 @@ from typing import Any
 
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.published import PUBLISHED
-from retool_mcore.model.shape import ModelShape, of_config
+from retool_mcore.model.shape import ModelShape, shape_of_config
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def of_model(path: str) -> ModelShape:
     """
     values = read_config(path) if Path(path).exists() else {}
     if values:
-        return of_config(values)
+        return shape_of_config(values)
     plain = path.lower().replace("_", "-")
     for name, shape in PUBLISHED.items():
         if f"{name.lower()}-" in f"{plain}-".replace("/", "-"):

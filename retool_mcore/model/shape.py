@@ -88,7 +88,7 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
-def of_config(values: Mapping[str, Any]) -> ModelShape:
+def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
     """The shape in a Hugging Face ``config.json``. Raises ConfigError if it is not a decoder's."""
     # Published files say num_experts; transformers 5 writes num_local_experts in its place.
     experts = values.get("num_experts") or values.get("num_local_experts") or 0

@@ -47,7 +47,7 @@ CALIBRATION = {
     "update_s": Constant(1.05, f"{RL_1_5B}; an update beyond its passes"),
     "sync_s": Constant(0.3, f"{RL_7B}; a weight sync beyond its bytes"),
     "sync_rate": Constant(38e9, f"{RL_7B}; bytes of weights a second into one engine"),
-    "usable": Constant(0.95, "assumed: share of the device's memory that training may fill; 0.91 has run"),
+    "usable_memory": Constant(0.95, "assumed: share of the device's memory that training may fill; 0.91 has run"),
     "engine_gib": Constant(
         13.0, "assumed: SGLang's own rule for its fraction leaves so much of such a device to graphs and activations"
     ),
@@ -61,5 +61,5 @@ CALIBRATION = {
 }
 
 
-def of(name: str) -> float:
+def calibrated(name: str) -> float:
     return CALIBRATION[name].value

@@ -7,7 +7,7 @@ from math import ceil
 
 from retool_mcore.config import Memory, Parallel
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.planner.calibration import of
+from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Device
 
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.adam_states: master weight and moments
@@ -99,7 +99,7 @@ def train_memory(
     in_flight = (
         pp * (1 + (pp - 1) / (pp * parallel.vpp)) if parallel.vpp > 1 else pp
     )  # micro-batches in the first stage
-    logits_bytes = of("fused_logits_bytes") if memory.fused_cross_entropy else of("logits_bytes")
+    logits_bytes = calibrated("fused_logits_bytes") if memory.fused_cross_entropy else calibrated("logits_bytes")
     states = state_params_of_rank(shape, parallel, dp) * STATE_BYTES[memory.adam_states] * (1 - memory.optimizer_on_cpu)
     return TrainMemory(
         weights=2 * params / GIB,
@@ -107,7 +107,7 @@ def train_memory(
         optimizer=states / GIB,
         activations=micro_batch_tokens * (kept * layers * in_flight + working) / GIB,
         logits=micro_batch_tokens * shape.vocab / tp * logits_bytes / GIB,
-        buffers=of("buffers_gib"),
+        buffers=calibrated("buffers_gib"),
     )
 
 
@@ -120,13 +120,13 @@ def rollout_memory(
     engine starts (SGLang), or of the whole device (vLLM).
     """
     weights = 2 * shape.params / engine_tp / GIB
-    training = of("buffers_gib") if memory.offload_idle else train.idle + of("buffers_gib")
+    training = calibrated("buffers_gib") if memory.offload_idle else train.idle + calibrated("buffers_gib")
     share = fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
     return RolloutMemory(
         weights=weights,
         kv_cache=cache,
         training=training,
-        beyond=0.0 if device.engine_counts_all else of("engine_gib"),
+        beyond=0.0 if device.engine_counts_all else calibrated("engine_gib"),
         kv_tokens=max(0, int(cache * GIB * engine_tp / shape.kv_bytes)),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.planner.calibration import of
+from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.memory import RolloutMemory, TrainMemory, rollout_memory, train_memory
 from retool_mcore.planner.steptime import (
@@ -66,7 +66,7 @@ class Plan:
     @property
     def training_gib(self) -> float:
         """Memory of a device while it trains, with a sleeping rollout engine beside it."""
-        return self.train.total + (of("asleep_gib") if self.rollout else 0.0)
+        return self.train.total + (calibrated("asleep_gib") if self.rollout else 0.0)
 
     @property
     def need_gib(self) -> float:
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def training_fits(self) -> bool:
-        return self.training_gib <= of("usable") * self.device_gib
+        return self.training_gib <= calibrated("usable_memory") * self.device_gib
 
     @property
     def missing_gib(self) -> float:
@@ -84,7 +84,7 @@ class Plan:
         Training must leave a share for fragmentation. For rollouts the engine already leaves room
         (``engine_gib``).
         """
-        missing = self.training_gib - of("usable") * self.device_gib
+        missing = self.training_gib - calibrated("usable_memory") * self.device_gib
         if self.rollout is not None:
             missing = max(missing, self.rollout.total - self.device_gib, -self.rollout.kv_cache)
         return missing
@@ -167,8 +167,8 @@ def _rl_plan(
     optimizer = updates * optimizer_s(shape, hardware, parallel, memory, dp)
     phases = {
         "generate": decoding.seconds,
-        "old_log_prob": forward + of("infer_phase_s"),
-        "update": training + optimizer + of("update_s"),
+        "old_log_prob": forward + calibrated("infer_phase_s"),
+        "update": training + optimizer + calibrated("update_s"),
         "weight_sync": sync_s(shape),
     }
     if memory.offload_idle:
@@ -203,9 +203,9 @@ def _mean_note(given: float | None, mean: float, rule: str) -> tuple[str, ...]:
 
 
 def _sandboxes(config: RlConfig, seconds: float) -> Sandboxes:
-    calls = config.train.prompts_per_step * config.rollout.group_size * of("calls") / seconds
+    calls = config.train.prompts_per_step * config.rollout.group_size * calibrated("calls") / seconds
     nodes = config.cluster.nodes
-    cores = calls * of("execution_cpu_s") / nodes
+    cores = calls * calibrated("execution_cpu_s") / nodes
     # Calls come in bursts, because all responses of a step start together. So the number of workers
     # is twice the mean load, and at least 4.
     return Sandboxes(calls_per_s=calls, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.planner.calibration import CALIBRATION, of
+from retool_mcore.planner.calibration import CALIBRATION, calibrated
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.plan import Plan
 
@@ -57,8 +57,8 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
     largest = max(parts, key=lambda name: parts[name])
     return (
         f"training does not fit: it needs {plan.training_gib:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB "
-        f"more than the {of('usable') * plan.device_gib:.1f} GiB that can be filled; the largest part is {largest}, "
-        f"{parts[largest]:.1f} GiB. Take one of the settings that fit, or more devices"
+        f"more than the {calibrated('usable_memory') * plan.device_gib:.1f} GiB that can be filled; the largest part "
+        f"is {largest}, {parts[largest]:.1f} GiB. Take one of the settings that fit, or more devices"
     )
 
 
@@ -77,7 +77,7 @@ def _layout(plan: Plan) -> str:
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
-    yield f"memory of one device, GiB (of {plan.device_gib:.1f}, {of('usable'):.0%} may be filled)"
+    yield f"memory of one device, GiB (of {plan.device_gib:.1f}, {calibrated('usable_memory'):.0%} may be filled)"
     for name, value in asdict(plan.train).items():
         yield f"  training   {name:<14}{value:8.1f}"
     if plan.rollout is not None:

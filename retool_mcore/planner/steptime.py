@@ -8,7 +8,7 @@ from math import ceil
 from retool_mcore.config import Memory, Parallel, RlConfig
 from retool_mcore.model.activations import layers_to_recompute, token_memory
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.planner.calibration import of as calibrated
+from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Hardware
 from retool_mcore.planner.memory import (
     STATE_BYTES,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.config import EvaluationConfig, JobConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
-from retool_mcore.platforms.records import Device, Host, Rollout, Training
 
 PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() takes the last that fits
     "cpu": "retool_mcore.platforms.cpu.platform:Cpu",
@@ -43,10 +43,10 @@ class Platform(ABC):
 
     name: ClassVar[str]
     verl_platform: ClassVar[str]  # the value of VERL_PLATFORM
-    device: ClassVar[Device]
-    training: ClassVar[Training]
-    rollout: ClassVar[Rollout]
-    host: ClassVar[Host] = Host()
+    device: ClassVar[DeviceFacts]
+    training: ClassVar[TrainingFacts]
+    rollout: ClassVar[RolloutFacts]
+    host: ClassVar[HostFacts] = HostFacts()
 
     @abstractmethod
     def check_machine(self) -> None:
@@ -150,7 +150,7 @@ class Platform(ABC):
         """
         self.check_dtype(config)
 
-    def check_dtype(self, config: RunConfig) -> None:
+    def check_dtype(self, config: JobConfig) -> None:
         """Raise ConfigError when model.dtype is not one that this kind of machine trains in."""
         if config.model.dtype not in self.training.dtypes:
             known = " or ".join(f'"{dtype}"' for dtype in self.training.dtypes)
@@ -168,7 +168,7 @@ class Platform(ABC):
     def extend_verl(self) -> None:  # noqa: B027  verl knows the others
         """Register the platform with verl if verl lacks it, in every process that imports verl."""
 
-    def server_devices(self, config: RlConfig) -> list[list[int]]:
+    def server_devices(self, config: EvaluationConfig) -> list[list[int]]:
         """The devices of each rollout server of an evaluation, rollout.engine_tp for each.
 
         It uses this machine's devices, at most those of a node of [cluster]. Raises ConfigError

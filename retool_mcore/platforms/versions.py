@@ -12,7 +12,7 @@ VERSIONS = {
     "transformer-engine": ">=2.11,<2.17",
     "mbridge": "==0.15.1",
     "verl": "==0.9.1",
-    "sglang": "==0.5.12",
+    "sglang": ">=0.5.12,<0.5.15",
     "ray": "==2.60.0",
 }
 

@@ -8,17 +8,17 @@ from typing import Literal
 
 from retool_mcore.errors import ReToolError
 
-Level = Literal["ok", "warning", "error"]
+Severity = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    level: Level
+    severity: Severity
     name: str
     text: str  # for a warning or an error it ends with what to do
 
     def __str__(self) -> str:
-        return f"{self.level:<8}{self.name:<16}{self.text}"
+        return f"{self.severity:<8}{self.name:<16}{self.text}"
 
 
 def ok(name: str, text: str) -> Finding:

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.model.files import read_config
-from retool_mcore.model.shape import of_config
+from retool_mcore.model.shape import shape_of_config
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
@@ -123,7 +123,7 @@ def disk(config: RunConfig) -> Iterator[Finding]:
         yield warning("disk", f"{free_gib:.0f} GiB free under {existing}; the model is not here, so what a checkpoint "
                       f"takes is not known: {CHECKPOINT_BYTES} bytes a parameter")  # fmt: skip
         return
-    one_gib = CHECKPOINT_BYTES * of_config(shape).params / GIB
+    one_gib = CHECKPOINT_BYTES * shape_of_config(shape).params / GIB
     needed_gib = (config.checkpoint.keep + 1) * one_gib  # an old one is deleted after the new one is complete
     text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint is {one_gib:.1f} GiB, {needed_gib:.1f} at once"
     if free_gib < one_gib:
@@ -143,7 +143,7 @@ def host_memory(config: RunConfig) -> Iterator[Finding]:
     if not shape:
         yield warning("host memory", "not compared: what is moved to the host depends on the model, which is not here")
         return
-    params, nodes = of_config(shape).params, config.cluster.nodes
+    params, nodes = shape_of_config(shape).params, config.cluster.nodes
     copies = max(1.0, config.cluster.gpus_per_node / (config.parallel.tp * config.parallel.pp))
     weights = 2 * params * copies if memory.offload_idle else 0.0
     on_host = 1.0 if memory.offload_idle else memory.optimizer_on_cpu

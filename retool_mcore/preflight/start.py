@@ -1,14 +1,23 @@
-"""The checks of a starting run, shared by `retool sft`, `retool rl` and the ranks of torchrun."""
+"""The checks of a starting run, shared by `retool sft`, `retool rl` and the ranks of torchrun.
+
+They take seconds, and what they find would otherwise end the run after minutes, on all its devices.
+"""
 
 from __future__ import annotations
+
+from functools import partial
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl_prompts import check_prompts
+from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.platforms.base import Platform
+from retool_mcore.preflight import inputs, machine
+from retool_mcore.preflight.findings import run_checks
 from retool_mcore.rollout.protocol import protocol_of
+from retool_mcore.run.trackers import check_trackers
 
 
 def check_run(config: RunConfig, platform: Platform) -> None:
@@ -16,6 +25,7 @@ def check_run(config: RunConfig, platform: Platform) -> None:
 
     Raises ConfigError or PlatformError.
     """
+    check_trackers(config)
     check_model(config)
     platform.check_room(config)
     platform.check_settings(config)
@@ -34,3 +44,15 @@ def check_data(config: RunConfig) -> list[str]:
         return []
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     return check_prompts(config, protocol_of(config.rollout, load_tokenizer(config.model.path)).prompt_ids)
+
+
+def check_surroundings(config: RlConfig) -> list[str]:
+    """Check what an RL run uses beside its devices: the disk, and a call in each sandbox.
+
+    Returns notes for the user. Raises ConfigError with everything that is wrong.
+    """
+    checks = [("disk", partial(machine.disk, config)), ("sandbox", partial(inputs.sandbox, config))]
+    found = run_checks(checks, lambda finding: None)
+    if wrong := [f"{finding.name}: {finding.text}" for finding in found if finding.severity == "error"]:
+        raise ConfigError(f"{config.source}: {' '.join(wrong)}")
+    return [finding.text for finding in found if finding.severity == "warning"]

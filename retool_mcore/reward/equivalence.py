@@ -10,11 +10,14 @@ math-verify decides everything else. This code runs in a checker process only, b
 hang or use up memory here.
 """
 
+# sympy and math-verify have no stubs, and types for some of their parameters only.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from retool_mcore.reward.normalise import plain_number
 
@@ -69,8 +72,10 @@ def _parse(text: str) -> list[Any]:
 
     targets = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
     text = _PRODUCT.sub(lambda _: "\\cdot ", text)
-    # No parsing_timeout: a signal-based limit inside our limit would cancel ours.
-    return parse(f"\\boxed{{{text}}}", extraction_config=targets, parsing_timeout=None)
+    # No parsing_timeout: a signal-based limit inside our limit would cancel ours. Its type leaves
+    # None out, which it takes as verify does.
+    read = cast("Callable[..., list[Any]]", parse)
+    return read(f"\\boxed{{{text}}}", extraction_config=targets, parsing_timeout=None)
 
 
 SET = "\\{\\}"
@@ -81,7 +86,8 @@ def collection(text: str) -> tuple[str, list[str]] | None:
     match = _BRACKETS.fullmatch(text.strip())
     if match is None or (match["open"] == "\\{") != (match["close"] == "\\}"):
         return None
-    elements, depth, start = [], 0, 0
+    elements: list[str] = []
+    depth, start = 0, 0
     for token in _DEPTH.finditer(match["inner"]):
         if token[0] in ("(", "[", "{", "\\{"):
             depth += 1
@@ -131,7 +137,8 @@ def _known(gold: list[Any], target: list[Any]) -> bool | None:
     mine, theirs = ([each for each in readings if not isinstance(each, str)] for readings in (target, gold))
     if len(mine) != 1 or len(theirs) != 1 or not isinstance(mine[0], Expr) or not isinstance(theirs[0], Expr):
         return None
-    if max(mine[0].count_ops(), theirs[0].count_ops()) > MAX_OPERATIONS:
+    operations: list[int] = [each.count_ops() for each in (mine[0], theirs[0])]
+    if max(operations) > MAX_OPERATIONS:
         return None
     if _expands_to_zero(mine[0], theirs[0]):
         return True
@@ -142,12 +149,12 @@ def _known(gold: list[Any], target: list[Any]) -> bool | None:
 
 
 def _expands_to_zero(a: Expr, b: Expr) -> bool:
-    from sympy import Add, Pow, expand
+    import sympy
 
-    for power in (a - b).atoms(Pow):
-        if isinstance(power.base, Add) and not (power.exp.is_Number and abs(power.exp) <= MAX_EXPANDED_POWER):
+    for power in (a - b).atoms(sympy.Pow):
+        if isinstance(power.base, sympy.Add) and not (power.exp.is_Number and abs(power.exp) <= MAX_EXPANDED_POWER):
             return False
-    return expand(a - b) == 0
+    return cast("bool", sympy.expand(a - b) == 0)
 
 
 def _differ(a: Expr, b: Expr) -> bool:
@@ -159,7 +166,9 @@ def _differ(a: Expr, b: Expr) -> bool:
 
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     for point in POINTS if symbols else POINTS[:1]:
-        at = [(symbol, Float(point, 20) * (10 + index) / 10) for index, symbol in enumerate(symbols)]
+        at: list[tuple[Any, Any]] = [
+            (symbol, Float(point, 20) * (10 + index) / 10) for index, symbol in enumerate(symbols)
+        ]
         x, y = (complex(each.subs(at).evalf(20)) for each in (a, b))  # TypeError if it has no value
         size = max(abs(x), abs(y))
         if not TINY < size < float("inf") or not abs(x - y) > CLEARLY * size:

@@ -11,6 +11,8 @@ from retool_mcore.reward.extract import extract_answer
 from retool_mcore.reward.normalise import vote
 from retool_mcore.reward.shaping import Shaping, behavior_of
 
+PLAIN = Shaping()  # the paper's reward
+
 
 def compute_score(
     data_source: str,
@@ -21,7 +23,7 @@ def compute_score(
     correct: float = 1.0,
     wrong: float = -1.0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    shaping: Mapping[str, Any] | None = None,
+    shaping: Shaping = PLAIN,
     **_: Any,
 ) -> dict[str, Any]:
     """Score one response. verl's reward managers call this from several threads.
@@ -33,10 +35,9 @@ def compute_score(
 
     Returns the same keys for every response, as verl needs: score, acc (1.0 or 0.0), answer ("" if
     none), pred (verl's name for the answer as maj@k counts it), has_answer and check_failed (1.0
-    when the check timed out or crashed, which counts as wrong). ``shaping`` holds the options of
-    ``reward.shaping`` that differ from their defaults. Their parts are added to score and also
-    returned separately, with reward_answer for the answer alone. Raises RewardError when the row
-    has no ground truth.
+    when the check timed out or crashed, which counts as wrong). The parts of ``shaping`` are added
+    to score and also returned separately, with reward_answer for the answer alone. Raises
+    RewardError when the row has no ground truth.
     """
     truth = _truth(ground_truth, data_source, extra_info)
     if extra_info is not None and "behavior" in extra_info and "answer" in extra_info:
@@ -52,12 +53,11 @@ def compute_score(
         "has_answer": float(answer is not None),
         "check_failed": float(verdict.how in ("timeout", "crash")),
     }
-    options = Shaping(**(shaping or {}))
-    if options.on:
+    if shaping.on:
         behavior = behavior_of(extra_info)
-        counts = options.counts(verdict.equivalent, behavior)
+        counts = shaping.counts(verdict.equivalent, behavior)
         base = float(correct if counts else wrong)
-        parts = options.parts(counts, base, behavior)
+        parts = shaping.parts(counts, base, behavior)
         added = sum(value for name, value in parts.items() if name != "format_ok")
         result |= {"score": base + added, "reward_answer": base, **parts}
     return result

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from retool_mcore.errors import RewardError
 
@@ -67,4 +67,4 @@ def behavior_of(extra_info: Mapping[str, Any] | None) -> Mapping[str, Any]:
     behavior = (extra_info or {}).get("behavior")
     if not isinstance(behavior, Mapping):
         raise RewardError("reward shaping needs the counts of our agent loop (extra_info behavior), and has none")
-    return behavior
+    return cast("Mapping[str, Any]", behavior)

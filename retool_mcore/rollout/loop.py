@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from retool_mcore.config import RlConfig
+from retool_mcore.config import SandboxSettings, ToolLoop
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import Ledger, StopReason
-from retool_mcore.rollout.protocol import Protocol
+from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Parsed
 from retool_mcore.sandbox.base import ExecResult, Sandbox
 
@@ -37,16 +37,16 @@ class Limits:
     max_outage_s: float = 60.0  # how long a call is retried while the sandbox is away (restarting)
 
     @classmethod
-    def of(cls, config: RlConfig) -> Limits:
+    def of(cls, rollout: ToolLoop, sandbox: SandboxSettings) -> Limits:
         return cls(
-            max_response_tokens=config.rollout.max_response_tokens,
-            max_turns=config.rollout.max_turns if config.rollout.tool else 1,
-            max_tool_output_tokens=config.rollout.max_tool_output_tokens,
-            max_malformed_calls=config.rollout.max_malformed_calls,
-            max_tool_s=config.rollout.max_tool_s,
-            run_timeout_s=config.sandbox.run_timeout_s,
-            memory_limit_mb=config.sandbox.memory_limit_mb,
-            max_outage_s=config.rollout.max_outage_s,
+            max_response_tokens=rollout.max_response_tokens,
+            max_turns=rollout.max_turns if rollout.tool else 1,
+            max_tool_output_tokens=rollout.max_tool_output_tokens,
+            max_malformed_calls=rollout.max_malformed_calls,
+            max_tool_s=rollout.max_tool_s,
+            run_timeout_s=sandbox.run_timeout_s,
+            memory_limit_mb=sandbox.memory_limit_mb,
+            max_outage_s=rollout.max_outage_s,
         )
 
 
@@ -77,7 +77,7 @@ class Turn:
     text: str
     parsed: Parsed | None  # None: the budget cut the turn off before it could be read
     answer: str | None  # what the turn boxed, if it holds no call
-    results: list[CallResult] = field(default_factory=list)
+    results: list[CallResult] = field(default_factory=list[CallResult])
     engine_s: float = 0.0
     tool_s: float = 0.0
 
@@ -93,7 +93,7 @@ class Trajectory:
     """
 
     ledger: Ledger
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list[Turn])
     drop_error: str | None = None
     started_unix_s: float = 0.0  # seconds since 1970
     wall_s: float = 0.0
@@ -128,7 +128,7 @@ async def run_trajectory(
     *,
     engine: Engine,
     sandbox: Sandbox | None,
-    protocol: Protocol,
+    protocol: ToolProtocol,
     limits: Limits,
     sampling: Sampling,
     trajectory_id: str,
@@ -156,7 +156,7 @@ class _Conversation:
     trajectory: Trajectory
     engine: Engine
     sandbox: Sandbox | None
-    protocol: Protocol
+    protocol: ToolProtocol
     limits: Limits
     sampling: Sampling
     trajectory_id: str
@@ -268,7 +268,7 @@ class _Conversation:
             reraise=True,
         )
         started = time.perf_counter()
-        outcome = await retrying(
+        outcome: ExecResult = await retrying(
             self.sandbox.execute,
             code,
             run_timeout_s=self.limits.run_timeout_s,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-import transfer_queue as tq
+import transfer_queue as tq  # pyright: ignore[reportMissingTypeStubs]
 
 from retool_mcore.reward.score import mean_parts
 from retool_mcore.rollout.metrics import Behavior, summarize
@@ -39,7 +39,7 @@ def batch_metrics(
 
     ``filtered`` and ``discarded`` are passed on to ``group_shares``.
     """
-    results = [extra.get("reward_extra_info") or {} for extra in extras]
+    results: list[dict[str, Any]] = [extra.get("reward_extra_info") or {} for extra in extras]
     correct = [bool(result.get("acc", 0.0)) for result in results]
     behaviors = [Behavior(**extra["behavior"]) for extra in extras]
     return {
@@ -89,9 +89,9 @@ def _token_columns(row: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     actor_T, advantage_T = row.get("old_log_probs"), row.get("advantages")
     return {
         "reward": float(row["rm_scores"].sum()),
-        "prompt_ids": row["prompts"].tolist(),
-        "response_ids": row["responses"].tolist(),
-        "loss_mask": row["response_mask"].tolist(),
+        "prompt_ids": _listed(row["prompts"]),
+        "response_ids": _listed(row["responses"]),
+        "loss_mask": _listed(row["response_mask"]),
         "logprobs": _rounded(row["rollout_log_probs"]),
         "actor_logprobs": None if actor_T is None else _rounded(actor_T),
         "advantage": None if advantage_T is None else _one_or_all(advantage_T, row["response_mask"].bool()),
@@ -106,7 +106,11 @@ def _one_or_all(values_T: torch.Tensor, learnt_T: torch.Tensor) -> float | list[
 
 
 def _rounded(values_T: torch.Tensor) -> list[float]:
-    return [round(value, 6) for value in values_T.tolist()]
+    return [round(value, 6) for value in _listed(values_T)]
+
+
+def _listed(values_T: torch.Tensor) -> list[Any]:
+    return cast("Any", values_T).tolist()  # torch says no more than "list"
 
 
 def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:

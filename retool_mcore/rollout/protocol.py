@@ -1,7 +1,7 @@
 """Tool protocols: they render prompts, name stop tokens, read model turns and write results.
 
 Each protocol is one small class, and the loop knows none of them by name. To add one, subclass
-``Protocol`` and register it in ``PROTOCOLS``.
+``ToolProtocol`` and register it in ``PROTOCOLS``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from retool_mcore.config import Rollout
+from retool_mcore.config import ToolLoop
 from retool_mcore.data import chat
 from retool_mcore.data.prompts import QUESTION_MARK, plain_problem, retool_prompt
+from retool_mcore.data.tokenizer import decode, encode, name_of
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.reward.extract import last_answer
@@ -33,7 +34,7 @@ Message = Mapping[str, Any]
 RETOOL_MARKUP = re.compile(r"</?(?:code|interpreter|answer)>")
 
 
-class Protocol(ABC):
+class ToolProtocol(ABC):
     """How the model and the interpreter talk. Holds the tokenizer, but no state of a trajectory.
 
     ``end_ids`` are the tokens that close a model turn. ``stop_token_ids`` are these and the tokens
@@ -102,14 +103,10 @@ class Protocol(ABC):
     def text(self, turn_ids: Sequence[int]) -> str:
         """The turn as text, without the control token that closed it; tool tags stay."""
         closed = bool(turn_ids) and turn_ids[-1] in self.end_ids
-        text = self.tokenizer.decode(
-            list(turn_ids[: len(turn_ids) - closed]), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str), "one sequence decodes to one string"
-        return text
+        return decode(self.tokenizer, turn_ids[: len(turn_ids) - closed], clean_up=False)
 
 
-class TextOnly(Protocol):
+class TextOnly(ToolProtocol):
     """No interpreter: the baseline of the paper's comparison.
 
     One turn is the whole response, and tags mean nothing.
@@ -128,7 +125,7 @@ class TextOnly(Protocol):
         raise AssertionError("a text-only trajectory has no results to write")
 
 
-class Hermes(Protocol):
+class Hermes(ToolProtocol):
     """Qwen2.5's form: <tool_call>JSON</tool_call>; the result comes back as a tool message.
 
     A turn ends at its first call, on that call's last token. After ``let_all_calls`` the model goes
@@ -140,11 +137,11 @@ class Hermes(Protocol):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
-        ids = tokenizer.encode(CALL_END, add_special_tokens=False)
+        ids = encode(tokenizer, CALL_END)
         if len(ids) != 1:
             raise CheckpointError(
                 f'rollout.protocol = "hermes" needs {CALL_START} and {CALL_END} as single tokens, but the tokenizer of '
-                f"{tokenizer.name_or_path!r} splits {CALL_END} into {len(ids)}. Use a Qwen2.5 or Qwen3 tokenizer, or "
+                f"{name_of(tokenizer)!r} splits {CALL_END} into {len(ids)}. Use a Qwen2.5 or Qwen3 tokenizer, or "
                 "add the two tokens before SFT"
             )
         self.stop_token_ids = tuple(sorted({*self.end_ids, ids[0]}))
@@ -164,7 +161,7 @@ class Hermes(Protocol):
         return ids[1:] if turn_ids[-1] == self.format.end_of_turn_id else ids
 
 
-class Retool(Protocol):
+class Retool(ToolProtocol):
     """The paper's form, all in one assistant message.
 
         <code>...</code> <interpreter>...</interpreter> ... <answer>
@@ -181,10 +178,10 @@ class Retool(Protocol):
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
         completing = completing_ids(tokenizer, CODE_END)
-        if tokenizer.encode(CODE_END, add_special_tokens=False)[-1] not in completing:
+        if encode(tokenizer, CODE_END)[-1] not in completing:
             raise CheckpointError(
                 f'rollout.protocol = "retool" stops the engine on the tokens that complete {CODE_END}, and the '
-                f"vocabulary of {tokenizer.name_or_path!r} does not spell them out. Use a byte-level tokenizer "
+                f"vocabulary of {name_of(tokenizer)!r} does not spell them out. Use a byte-level tokenizer "
                 "(Qwen2.5, Qwen3, Llama 3)"
             )
         self.stop_token_ids = tuple(sorted({*self.end_ids, *completing}))
@@ -202,8 +199,7 @@ class Retool(Protocol):
     def ended(self, turn_ids: Sequence[int]) -> bool:
         if turn_ids[-1] not in self._completing:
             return True
-        tail = self.tokenizer.decode(list(turn_ids[-len(CODE_END) :]), skip_special_tokens=False)
-        return CODE_END in tail
+        return CODE_END in decode(self.tokenizer, turn_ids[-len(CODE_END) :])
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
         if turn_ids[-1] in self.end_ids:  # the model closed its answer; nothing can be written after it
@@ -215,8 +211,7 @@ class Retool(Protocol):
         (result,) = results
         after = self.text(turn_ids).rpartition(CODE_END)[2]
         start = "" if after.endswith("\n") else "\n"
-        written = f"{start}<interpreter>\n{self.clean(result)}\n</interpreter>\n"
-        return self.tokenizer.encode(written, add_special_tokens=False)
+        return encode(self.tokenizer, f"{start}<interpreter>\n{self.clean(result)}\n</interpreter>\n")
 
 
 def completing_ids(tokenizer: PreTrainedTokenizerBase, tag: str) -> set[int]:
@@ -230,7 +225,9 @@ def completing_ids(tokenizer: PreTrainedTokenizerBase, tag: str) -> set[int]:
     return {token_id for token_id, name in names if tag in name or name.startswith(ends)}
 
 
-def checked_prompt(protocol: Protocol, messages: Sequence[Message], max_prompt_tokens: int, where: str) -> list[int]:
+def checked_prompt(
+    protocol: ToolProtocol, messages: Sequence[Message], max_prompt_tokens: int, where: str
+) -> list[int]:
     """Token ids [T] of a prompt, never cut.
 
     Raises DataError when the prompt has more than data.max_prompt_tokens.
@@ -244,7 +241,7 @@ def checked_prompt(protocol: Protocol, messages: Sequence[Message], max_prompt_t
     return ids
 
 
-PROTOCOLS: dict[str, type[Protocol]] = {protocol.name: protocol for protocol in (Hermes, Retool)}
+PROTOCOLS: dict[str, type[ToolProtocol]] = {protocol.name: protocol for protocol in (Hermes, Retool)}
 
 
 def open_protocol(
@@ -254,7 +251,7 @@ def open_protocol(
     tool: bool = True,
     calls: Literal["first", "all"] = "first",
     first_reader: CallReader | None = None,
-) -> Protocol:
+) -> ToolProtocol:
     """The protocol of this name. ``first_reader``: the engine's own reader, tried before ours.
 
     ``first_reader`` reads hermes calls. ``calls``: "first" cuts a turn at its first call, "all"
@@ -273,8 +270,8 @@ def open_protocol(
 
 
 def protocol_of(
-    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, *, first_reader: CallReader | None = None
-) -> Protocol:
+    rollout: ToolLoop, tokenizer: PreTrainedTokenizerBase, *, first_reader: CallReader | None = None
+) -> ToolProtocol:
     """The protocol that a run's [rollout] section asks for; see ``open_protocol``."""
     return open_protocol(
         rollout.protocol,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
@@ -19,12 +18,11 @@ import httpx
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.process import die_with_parent
 
 START_TIMEOUT_S = 600.0  # a 32B model from a cold disk takes minutes, a tiny one on two cores half a minute
 STOP_TIMEOUT_S = 10.0
 SERVER_PORTS = (15_000, 32_000)  # Linux gives clients ports from 32768 on
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 class SglangServer:
@@ -97,7 +95,8 @@ class SglangServer:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.platform.process_env(), **shared_out},
                 start_new_session=True,  # its own process group: ended as a whole, and not by our Ctrl-C
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no lock is taken in the child
+                # Not SIGTERM: SGLang would wait for requests whose answers nobody reads.
+                preexec_fn=die_with_parent,  # noqa: PLW1509  system calls only, no lock is taken in the child
             )
 
     def __exit__(
@@ -165,15 +164,6 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def _die_with_parent() -> None:
-    """Runs in the child before it becomes the server: if the parent is killed, the child dies too.
-
-    The signal is not SIGTERM, because SGLang would then wait for requests whose answers nobody
-    reads. The server's own processes follow it.
-    """
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

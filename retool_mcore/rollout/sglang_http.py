@@ -13,6 +13,7 @@ from typing import Any, Self
 import httpx
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from retool_mcore.config.base import is_table
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, TurnRequest
 
@@ -56,9 +57,10 @@ class SglangEngine:
 
         Raises RolloutError when the server refuses the request: it would refuse a retry as well.
         """
-        answer = await self._post("/generate", self.body(request))
+        answer = await self.post("/generate", self.body(request))
         meta = answer["meta_info"]
-        logprobs = [float(entry[0]) for entry in meta.get("output_token_logprobs") or []]
+        entries: list[Any] = meta.get("output_token_logprobs") or []
+        logprobs = [float(entry[0]) for entry in entries]
         output_ids = [int(token_id) for token_id in answer["output_ids"]]
         reason = meta["finish_reason"]["type"]
         assert reason in ("stop", "length", "abort"), f"unknown finish_reason {meta['finish_reason']!r}"
@@ -95,13 +97,17 @@ class SglangEngine:
         them.
         """
         body = {"model_path": model_path, "weight_version": str(version), "flush_cache": True}
-        await self._post("/update_weights_from_disk", body)
+        await self.post("/update_weights_from_disk", body)
 
     async def model_info(self) -> dict[str, Any]:
         """What the server reports about its model (model_path, ...)."""
-        return await self._post("/get_model_info", None)
+        return await self.post("/get_model_info", None)
 
-    async def _post(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    async def post(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """The server's JSON answer; without a body the request is a GET.
+
+        Raises EngineUnavailable when it fails for retry_s, RolloutError when it refuses.
+        """
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_Unreachable),
             stop=stop_after_delay(self.retry_s),
@@ -130,6 +136,6 @@ class SglangEngine:
             answer = response.json()
         except json.JSONDecodeError as error:
             raise RolloutError(f"{self.url}{path} is no SGLang server; it answers {response.text[:200]!r}") from error
-        if not isinstance(answer, dict):
+        if not is_table(answer):
             raise RolloutError(f"{self.url}{path} is no SGLang server; it answers {response.text[:200]!r}")
         return answer

@@ -18,8 +18,8 @@ PARSER = "qwen25"  # SGLang's name for the hermes form
 
 def sglang_reader() -> CallReader:
     """The reader. Importing SGLang's parser takes seconds, once per process."""
-    from sglang.srt.entrypoints.openai.protocol import Tool
-    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+    from sglang.srt.entrypoints.openai.protocol import Tool  # pyright: ignore[reportMissingTypeStubs]
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser  # pyright: ignore[reportMissingTypeStubs]
 
     # SGLang logs a warning with the whole text of each call that it cannot read. We count such
     # calls and tell the model.

@@ -229,7 +229,7 @@ def publish(config: RunConfig, step: int) -> None:
 
 
 @contextmanager
-def full_disk_is_told(folder: Path) -> Generator[None]:
+def explain_full_disk(folder: Path) -> Generator[None]:
     """Turn "no space left" into CheckpointError; each library has its own class for it."""
     try:
         yield
@@ -290,7 +290,7 @@ class Saver:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         self._barrier()
-        with full_disk_is_told(folder):
+        with explain_full_disk(folder):
             pending = self._write(str(folder / "actor"), step)
         if pending is None:
             self._publish(step)
@@ -306,7 +306,7 @@ class Saver:
         if self._in_flight is None:
             return
         step, pending = self._in_flight
-        with full_disk_is_told(step_folder(self._config, step)):
+        with explain_full_disk(step_folder(self._config, step)):
             pending.finish()
         self._in_flight = None
         self._publish(step)

@@ -1,4 +1,4 @@
-"""The metrics of a run: one JSONL line and one set of TensorBoard scalars per step.
+"""The metrics of a run: one JSONL line per step, and the same numbers to its trackers.
 
 loss          nats per trained token, mean over the global batch
 lr, grad_norm the learning rate of the step's last update; the gradient norm before clipping
@@ -21,6 +21,8 @@ time_*_s      wall time by phase; the phases add up to time_step_s. In RL, tool_
               trajectory file) and between_steps, from the last row to this step (verl's clean-up
               and console). With time_step_s they add up to the time between the unix_s of two
               rows. In SFT time_step_s is all of that time
+time_start_s  in the first row of an RL run's start: from its first check to its first step;
+              time_start/STAGE_s: of each stage of run/start.py
 val_loss      nats per trained token of the validation file
 """
 
@@ -32,12 +34,11 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
+from retool_mcore.config import RunConfig
 from retool_mcore.errors import ReToolError
 from retool_mcore.run.folder import write_whole
+from retool_mcore.run.trackers import Trackers
 
 
 class NonFiniteLoss(ReToolError, ArithmeticError):
@@ -105,16 +106,16 @@ class PhaseTimer:
 
 
 class MetricWriter:
-    """Appends to ``metrics.jsonl`` and to TensorBoard's event files.
+    """Appends to ``metrics.jsonl`` and to the run's trackers.
 
-    A resumed run drops the rows that it will write again.
+    A resumed run drops the rows that it will write again; trackers.py says what each tracker does.
     """
 
-    def __init__(self, run_dir: Path, *, resumed_step: int) -> None:
-        self._path = run_dir / "metrics.jsonl"
+    def __init__(self, config: RunConfig, *, resumed_step: int) -> None:
+        self._path = config.run.dir / "metrics.jsonl"
         self._keep_up_to(resumed_step)
         self._file = self._path.open("a", encoding="utf-8")
-        self._board: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_step + 1)
+        self._trackers = Trackers(config, config.run.dir, resumed_step=resumed_step)
 
     def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():
@@ -126,13 +127,11 @@ class MetricWriter:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._file.write(json.dumps({"step": step, **metrics, "unix_s": time.time()}) + "\n")
         self._file.flush()
-        for name, value in metrics.items():
-            self._board.add_scalar(name, value, step)
-        self._board.flush()  # a resumed run does not write again what a killed process failed to flush
+        self._trackers.write(step, metrics)
 
     def close(self) -> None:
         self._file.close()
-        self._board.close()
+        self._trackers.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""What callers see of every sandbox: one protocol, one request, one result.
+"""What callers see of every sandbox: one interface, one request, one result.
 
 The executed code's own failure is always an ``ExecResult``. A failure of the sandbox itself is
 always ``SandboxUnavailable``. A request that no sandbox would run (a path that leaves the working
@@ -9,12 +9,13 @@ before anything runs.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Self, cast
 
 from retool_mcore.errors import ConfigError
 
@@ -97,7 +98,46 @@ class ExecResult:
         return "\n".join(notes)
 
 
-class Sandbox(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class ExecRequest:
+    """One validated request.
+
+    Raises ConfigError naming the value and the rule. Limits above the maximum are clamped to it
+    (600 s, 65536 MB); zero, negative or non-finite ones are errors, since no caller can mean them.
+    """
+
+    code: str
+    stdin: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    run_timeout_s: float = 10.0
+    memory_limit_mb: int = 1024
+    fetch_files: Sequence[str] = ()
+    session: str | None = None
+
+    def __post_init__(self) -> None:
+        code = cast("object", self.code)  # callers pass on what a model or a client wrote
+        if not isinstance(code, str):
+            raise ConfigError(f"code is a {type(code).__name__}, not a string. Pass Python source as str.")
+        if not (math.isfinite(self.run_timeout_s) and self.run_timeout_s > 0):
+            raise ConfigError(f"run_timeout_s = {self.run_timeout_s} is not a positive number of seconds.")
+        if self.memory_limit_mb <= 0:
+            raise ConfigError(f"memory_limit_mb = {self.memory_limit_mb} is not a positive number of MB.")
+        if len(self.files) > MAX_FILES or len(self.fetch_files) > MAX_FILES:
+            raise ConfigError(
+                f"{len(self.files)} files given and {len(self.fetch_files)} asked for: at most {MAX_FILES} of each "
+                "per execution."
+            )
+        size_bytes = sum(len(content) for content in self.files.values())
+        if size_bytes > MAX_FILE_BYTES:
+            raise ConfigError(f"files hold {size_bytes} bytes; at most {MAX_FILE_BYTES} per execution.")
+        for name in (*self.files, *self.fetch_files):
+            check_relative_path(name)
+        memory_mb = max(MIN_MEMORY_LIMIT_MB, min(self.memory_limit_mb, MAX_MEMORY_LIMIT_MB))
+        object.__setattr__(self, "run_timeout_s", min(self.run_timeout_s, MAX_RUN_TIMEOUT_S))
+        object.__setattr__(self, "memory_limit_mb", memory_mb)
+
+
+class Sandbox(ABC):
     """Runs untrusted Python.
 
     Hundreds of calls may be in flight; a bounded number executes, in order of arrival.
@@ -124,77 +164,44 @@ class Sandbox(Protocol):
         Raises ConfigError for a request that cannot be run at all, SandboxUnavailable when the
         sandbox itself still fails after retries. Never raises for what the code does.
         """
-        ...
-
-    async def end_session(self, session: str) -> None:
-        """Forget a session's definitions now. Unknown names are ignored."""
-        ...
-
-    async def close(self) -> None:
-        """Kill what runs, remove what was made. Calls in flight raise SandboxUnavailable."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExecRequest:
-    """One validated request; only ``checked`` makes one from callers' input."""
-
-    code: str
-    stdin: str | None
-    files: Mapping[str, bytes]
-    run_timeout_s: float
-    memory_limit_mb: int
-    fetch_files: tuple[str, ...]
-    session: str | None
-
-    @classmethod
-    def checked(
-        cls,
-        code: object,
-        *,
-        stdin: str | None = None,
-        files: Mapping[str, bytes] | None = None,
-        run_timeout_s: float = 10.0,
-        memory_limit_mb: int = 1024,
-        fetch_files: Sequence[str] = (),
-        session: str | None = None,
-    ) -> ExecRequest:
-        """Validate and clamp. Raises ConfigError naming the value and the rule.
-
-        Limits above the maximum are clamped to it (600 s, 65536 MB); zero, negative or non-finite
-        ones are errors, since no caller can mean them.
-        """
-        if not isinstance(code, str):
-            raise ConfigError(f"code is a {type(code).__name__}, not a string. Pass Python source as str.")
-        if not (math.isfinite(run_timeout_s) and run_timeout_s > 0):
-            raise ConfigError(f"run_timeout_s = {run_timeout_s} is not a positive number of seconds.")
-        if memory_limit_mb <= 0:
-            raise ConfigError(f"memory_limit_mb = {memory_limit_mb} is not a positive number of MB.")
-        files = dict(files or {})
-        if len(files) > MAX_FILES or len(fetch_files) > MAX_FILES:
-            raise ConfigError(
-                f"{len(files)} files given and {len(fetch_files)} asked for: at most {MAX_FILES} of each per execution."
-            )
-        size_bytes = sum(len(content) for content in files.values())
-        if size_bytes > MAX_FILE_BYTES:
-            raise ConfigError(f"files hold {size_bytes} bytes; at most {MAX_FILE_BYTES} per execution.")
-        for name in (*files, *fetch_files):
-            check_relative_path(name)
-        return cls(
+        request = ExecRequest(
             code=code,
             stdin=stdin,
-            files=files,
-            run_timeout_s=min(run_timeout_s, MAX_RUN_TIMEOUT_S),
-            memory_limit_mb=max(MIN_MEMORY_LIMIT_MB, min(memory_limit_mb, MAX_MEMORY_LIMIT_MB)),
+            files=dict(files or {}),
+            run_timeout_s=run_timeout_s,
+            memory_limit_mb=memory_limit_mb,
             fetch_files=tuple(fetch_files),
             session=session,
         )
+        return await self.run(request)
+
+    @abstractmethod
+    async def run(self, request: ExecRequest) -> ExecResult:
+        """What ``execute`` does, for a request that is validated already."""
+
+    @abstractmethod
+    async def end_session(self, session: str) -> None:
+        """Forget a session's definitions now. Unknown names are ignored."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Start what executes, or reach it. The first request opens the sandbox otherwise.
+
+        Raises SandboxUnavailable or ConfigError when it cannot be had at the level asked for.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Kill what runs, remove what was made. Calls in flight raise SandboxUnavailable."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 def check_relative_path(name: str) -> None:

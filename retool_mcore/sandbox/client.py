@@ -11,9 +11,7 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Sequence
 from urllib.parse import quote
 
 import httpx
@@ -21,7 +19,7 @@ import tenacity
 from pydantic import ValidationError
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level
+from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
 from retool_mcore.sandbox.wire import LEVEL_HEADER, SESSIONS_HEADER, RunCodeResponse
 
 logger = logging.getLogger(__name__)
@@ -56,7 +54,7 @@ class _Endpoint:
         return time.monotonic() - self.failed_at < _COOL_DOWN_S, self.num_in_flight
 
 
-class RemoteSandbox:
+class RemoteSandbox(Sandbox):
     """Runs model code on other machines (or in another process).
 
     See ``base.Sandbox`` and ``open.open_sandbox``.
@@ -122,27 +120,9 @@ class RemoteSandbox:
 
     # ------------------------------------------------------------ executing
 
-    async def execute(
-        self,
-        code: str,
-        *,
-        stdin: str | None = None,
-        files: Mapping[str, bytes] | None = None,
-        run_timeout_s: float = 10.0,
-        memory_limit_mb: int = 1024,
-        fetch_files: Sequence[str] = (),
-        session: str | None = None,
-    ) -> ExecResult:
-        """See ``base.Sandbox.execute``."""
-        request = ExecRequest.checked(
-            code,
-            stdin=stdin,
-            files=files,
-            run_timeout_s=run_timeout_s,
-            memory_limit_mb=memory_limit_mb,
-            fetch_files=fetch_files,
-            session=session,
-        )
+    async def run(self, request: ExecRequest) -> ExecResult:
+        """See ``base.Sandbox.run``."""
+        session = request.session
         if session is not None and not self._sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
         body = _pack(request)
@@ -204,15 +184,6 @@ class RemoteSandbox:
     async def close(self) -> None:
         """See ``base.Sandbox.close``."""
         await asyncio.gather(*(endpoint.http.aclose() for endpoint in self._endpoints))
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def _pack(request: ExecRequest) -> bytes:

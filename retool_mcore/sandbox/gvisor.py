@@ -158,7 +158,7 @@ def become_container(runsc: str, bundle: str, fds: Sequence[int]) -> NoReturn:
     os.execv(runsc, [runsc, *options, "run", f"--bundle={bundle}", f"retool-sandbox-{os.getpid()}"])
 
 
-def words_of(directory: Path) -> str:
+def startup_errors(directory: Path) -> str:
     """What runsc wrote about a container that did not start.
 
     That is the cause of a Go panic, and each error once.

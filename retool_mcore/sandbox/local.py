@@ -11,16 +11,14 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
+from pathlib import Path
 
 import tenacity
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import levels
-from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level
+from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.process import ChildProcess, Turn
 from retool_mcore.sandbox.runner import HEAVY_PACKAGES
@@ -40,7 +38,7 @@ _HEAVY_IMPORT = re.compile(
 )
 
 
-class LocalSandbox:
+class LocalSandbox(Sandbox):
     """Runs model code on this machine. See ``base.Sandbox`` and ``open.open_sandbox``."""
 
     def __init__(
@@ -65,7 +63,7 @@ class LocalSandbox:
         self._light: list[WarmImage] = []
         self._full: list[WarmImage] = []
         self._seats: deque[Seat] = deque()
-        self._spares: dict[Seat, ChildProcess] = {}
+        self.spares: dict[Seat, ChildProcess] = {}  # containers that wait for their first execution
         self._state: StateDirectory | None = None
         self._sessions: Sessions | None = None
         self._closed = False
@@ -86,6 +84,13 @@ class LocalSandbox:
     def num_sessions(self) -> int:
         """Interpreters that may be kept alive between calls; 0 when sessions are off."""
         return self._num_sessions
+
+    @property
+    def state_dir(self) -> Path:
+        """Where seats and images have their files. Raises SandboxUnavailable before it is open."""
+        if self._state is None:
+            raise SandboxUnavailable("the sandbox is not open, so it has no files.")
+        return self._state.path
 
     @property
     def memory_is_bounded_per_execution(self) -> bool:
@@ -164,27 +169,9 @@ class LocalSandbox:
 
     # ------------------------------------------------------------ executing
 
-    async def execute(
-        self,
-        code: str,
-        *,
-        stdin: str | None = None,
-        files: Mapping[str, bytes] | None = None,
-        run_timeout_s: float = 10.0,
-        memory_limit_mb: int = 1024,
-        fetch_files: Sequence[str] = (),
-        session: str | None = None,
-    ) -> ExecResult:
-        """See ``base.Sandbox.execute``."""
-        request = ExecRequest.checked(
-            code,
-            stdin=stdin,
-            files=files,
-            run_timeout_s=run_timeout_s,
-            memory_limit_mb=memory_limit_mb,
-            fetch_files=fetch_files,
-            session=session,
-        )
+    async def run(self, request: ExecRequest) -> ExecResult:
+        """See ``base.Sandbox.run``."""
+        session = request.session
         if session is not None and not self._num_sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
         asked = time.monotonic()
@@ -240,13 +227,13 @@ class LocalSandbox:
 
         Reusing these seats keeps the number of waiting containers at most that of the workers.
         """
-        seat = next((seat for seat in self._seats if seat in self._spares), self._seats[0])
+        seat = next((seat for seat in self._seats if seat in self.spares), self._seats[0])
         self._seats.remove(seat)
         return seat
 
     async def _child(self, image: WarmImage, seat: Seat, memory_limit_mb: int) -> ChildProcess:
         """A fresh child: the one that waits at this seat, else one made now."""
-        spare = self._spares.pop(seat, None)
+        spare = self.spares.pop(seat, None)
         if spare is not None and spare.alive:
             seat.limit(memory_limit_mb)
             return spare
@@ -275,12 +262,12 @@ class LocalSandbox:
             seat.clean()
             raise
         else:
-            self._spares[seat] = spare
+            self.spares[seat] = spare
             if self._closed:
                 await spare.close()
 
     async def _run_in_session(self, request: ExecRequest, name: str) -> ExecResult:
-        assert self._sessions is not None, "execute() checked that sessions are on"
+        assert self._sessions is not None, "run() checked that sessions are on"
         async with self._sessions.turn(name) as entry:
             restarted = entry.lost
             if entry.process is None:
@@ -323,8 +310,8 @@ class LocalSandbox:
     async def _release(self) -> None:
         if self._sessions is not None:
             await self._sessions.close()
-        await asyncio.gather(*(spare.close() for spare in self._spares.values()))
-        self._spares.clear()
+        await asyncio.gather(*(spare.close() for spare in self.spares.values()))
+        self.spares.clear()
         images = {*self._light, *self._full}
         await asyncio.gather(*(image.close() for image in images))
         for seat in self._seats:
@@ -334,12 +321,3 @@ class LocalSandbox:
             self._state.remove()
             self._state = None
         self._level = None
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

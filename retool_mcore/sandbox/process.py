@@ -62,8 +62,8 @@ class ChildProcess:
     """A live child. ``run`` requests in it, and always ``close`` it."""
 
     def __init__(self, image: WarmImage, child: Child, control: socket.socket, stdout: int, stderr: int) -> None:
-        self._image = image
-        self._child = child
+        self.image = image
+        self.child = child
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._outputs = {stdout: BoundedOutput(), stderr: BoundedOutput()}
@@ -111,7 +111,12 @@ class ChildProcess:
     @property
     def alive(self) -> bool:
         """Whether the child still runs."""
-        return not self._child.exit.done()
+        return not self.child.exit.done()
+
+    @property
+    def has_code(self) -> bool:
+        """Whether its code has begun, or could not."""
+        return self._ready.done()
 
     # ------------------------------------------------------------- one turn
 
@@ -126,7 +131,7 @@ class ChildProcess:
         self._begin_turn(request, session=session)
         sending = asyncio.ensure_future(self._send(request, session=session))
         try:
-            limit_s = _CONTAINER_SETUP_TIMEOUT_S if self._image.in_containers else _SETUP_TIMEOUT_S
+            limit_s = _CONTAINER_SETUP_TIMEOUT_S if self.image.in_containers else _SETUP_TIMEOUT_S
             try:
                 async with asyncio.timeout(limit_s):
                     await self._ready
@@ -160,15 +165,15 @@ class ChildProcess:
         self._turn = self._loop.create_future()
         # The frames that may end this turn. The code can forge any frame, so one that is not
         # expected must be ignored.
-        self._endings = {runner.ENDED} if self._image.in_containers else set[bytes]()
+        self._endings = {runner.ENDED} if self.image.in_containers else set[bytes]()
         self._endings |= {runner.DONE} if session else set[bytes]()
-        self._endings |= {runner.NEEDS_FULL} if self._image.light else set[bytes]()
+        self._endings |= {runner.NEEDS_FULL} if self.image.light else set[bytes]()
         self._return_code = None
         self._frames = _Frames(limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0))
         for fd in self._streams:
             self._outputs[fd] = BoundedOutput()
-        if self._child.exit.done():
-            self._on_exit(self._child.exit)
+        if self.child.exit.done():
+            self._on_exit(self.child.exit)
 
     async def _send(self, request: ExecRequest, *, session: bool) -> None:
         packed = marshal.dumps(
@@ -212,7 +217,7 @@ class ChildProcess:
 
         A container's first process reports it; if the report did not arrive, runsc's status tells.
         """
-        if not self._image.in_containers:
+        if not self.image.in_containers:
             return os.waitstatus_to_exitcode(exit_.status)
         if self._return_code is not None:
             return self._return_code
@@ -301,7 +306,7 @@ class ChildProcess:
 
     def _on_frame(self, kind: bytes, payload: bytes) -> None:
         if not self._ready.done():
-            if kind == runner.ENDED and self._image.in_containers:  # it died while it parsed the code
+            if kind == runner.ENDED and self.image.in_containers:  # it died while it parsed the code
                 self._ready.set_result(None)
                 self._on_frame(kind, payload)
             elif kind == runner.READY:
@@ -326,12 +331,12 @@ class ChildProcess:
     async def _end(self, *, kill: bool) -> Exit:
         """Wait for the end of the child and of everything it started, after killing it if asked."""
         if kill and self.alive:
-            self._image.kill(self._child.pidfd)
+            self.image.kill(self.child.pidfd)
         try:
             async with asyncio.timeout(_END_TIMEOUT_S if kill else None):
-                return await asyncio.shield(self._child.exit)
+                return await asyncio.shield(self.child.exit)
         except TimeoutError:
-            signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self.child.pidfd, signal.SIGKILL)
             raise SandboxUnavailable(f"a killed child did not end within {_END_TIMEOUT_S:.0f} s") from None
 
     async def _kill_and_wait(self) -> None:
@@ -349,5 +354,5 @@ class ChildProcess:
             for fd in list(self._open):
                 self._forget(fd)
             self._control.close()
-            for fd in (*self._streams, self._child.pidfd):
+            for fd in (*self._streams, self.child.pidfd):
                 os.close(fd)

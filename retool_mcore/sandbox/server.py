@@ -163,17 +163,7 @@ def _parse(body: bytes) -> ExecRequest:
 
 async def _execute_while_connected(sandbox: LocalSandbox, asked: ExecRequest, request: Request) -> ExecResult:
     """Execute, and stop executing when the client hangs up."""
-    execution = asyncio.ensure_future(
-        sandbox.execute(
-            asked.code,
-            stdin=asked.stdin,
-            files=asked.files,
-            run_timeout_s=asked.run_timeout_s,
-            memory_limit_mb=asked.memory_limit_mb,
-            fetch_files=asked.fetch_files,
-            session=asked.session,
-        )
-    )
+    execution = asyncio.ensure_future(sandbox.run(asked))
     hang_up = asyncio.ensure_future(_until_disconnected(request))
     try:
         await asyncio.wait((execution, hang_up), return_when=asyncio.FIRST_COMPLETED)

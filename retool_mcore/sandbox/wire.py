@@ -35,7 +35,7 @@ class RunCodeRequest(BaseModel):
     session: str | None = Field(default=None, max_length=256)
 
     def checked(self) -> ExecRequest:
-        """Convert to a request of the protocol. Raises ConfigError."""
+        """Convert to the request that back ends take. Raises ConfigError."""
         files: dict[str, bytes] = {}
         for name, content in self.files.items():
             if content is None:
@@ -44,13 +44,13 @@ class RunCodeRequest(BaseModel):
                 files[name] = base64.b64decode(content, validate=True)
             except (binascii.Error, ValueError) as error:
                 raise ConfigError(f"files[{name!r}] is not base64: {error}") from error
-        return ExecRequest.checked(
-            self.code,
+        return ExecRequest(
+            code=self.code,
             stdin=self.stdin,
             files=files,
             run_timeout_s=self.run_timeout,
             memory_limit_mb=DEFAULT_MEMORY_LIMIT_MB if self.memory_limit_MB == -1 else self.memory_limit_MB,
-            fetch_files=self.fetch_files,
+            fetch_files=tuple(self.fetch_files),
             session=self.session,
         )
 
@@ -115,7 +115,7 @@ class RunCodeResponse(BaseModel):
         )
 
     def result(self, *, round_trip_s: float) -> ExecResult:
-        """Convert to the protocol's result. Raises ValueError when the answer holds none."""
+        """Convert to the result that callers get. Raises ValueError when the answer holds none."""
         run = self.run_result or self.compile_result
         if run is None:
             raise ValueError(f"status {self.status!r} without a run_result")

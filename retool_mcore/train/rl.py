@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import IO
@@ -14,9 +15,9 @@ from rich.console import Console
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.preflight.start import check_data, check_run
+from retool_mcore.preflight.start import check_data, check_run, check_surroundings
 from retool_mcore.process import exit_on_sigterm, output_to
-from retool_mcore.run import checkpoint
+from retool_mcore.run import checkpoint, start
 from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import read_metrics
@@ -39,18 +40,19 @@ def train(config: RlConfig) -> None:
     platform = get_platform(config.run.platform)
     check_run(config, platform)
     with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
+        start.begin(config.run.dir, "checks")
         platform.activate()
         assert_loaded()
         resume = checkpoint.find_resume(config)
         if resume is not None:
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
-        for note in check_data(config):
+        for note in (*check_data(config), *check_surroundings(config)):
             logger.warning(note)
             Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
         if resume is None or resume.step < config.train.steps:
             from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
 
-            with _progress(config, terminal):
+            with progress(config, terminal):
                 run(config, platform, resume.path if resume is not None else None)
         export_at_end(config)
 
@@ -65,17 +67,28 @@ def require_cluster(config: RlConfig) -> None:
 
 
 @contextmanager
-def _progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
-    """A progress bar that follows the metrics file, which the driver actor writes."""
-    path, ended = config.run.dir / "metrics.jsonl", threading.Event()
-    with bar_of_steps(Console(file=terminal)) as progress:
-        bar = progress.add_task("rl  starting Ray, Megatron and the rollout engine", total=config.train.steps)
+def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
+    """What the driver actor's files say: the stage of the start, then the steps.
+
+    A bar in a terminal; elsewhere a line for each stage.
+    """
+    console, ended = Console(file=terminal), threading.Event()
+    path, told = config.run.dir / "metrics.jsonl", 0
+    with bar_of_steps(console) as bars:
+        bar = bars.add_task("rl", total=config.train.steps)
 
         def follow() -> None:
+            nonlocal told
+            began = start.begun(config.run.dir)
             rows = read_metrics(path) if path.exists() else []
             if rows:
-                text = f"rl  reward {rows[-1]['reward']:+.3f}"
-                progress.update(bar, completed=rows[-1]["step"], description=text)
+                bars.update(bar, completed=rows[-1]["step"], description=f"rl  reward {rows[-1]['reward']:+.3f}")
+            if began and (not rows or rows[-1]["unix_s"] < began[-1][1]):
+                stage, at = began[-1]
+                bars.update(bar, description=f"rl  {start.STAGES[stage]}, {time.time() - at:.0f} s")
+            for stage, at in began[told:] if not console.is_terminal else ():
+                told += 1
+                console.print(f"{at - began[0][1]:7.1f} s  {start.STAGES[stage]}", highlight=False)
 
         def watch() -> None:
             while not ended.wait(PROGRESS_INTERVAL_S):

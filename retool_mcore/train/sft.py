@@ -105,7 +105,7 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
-    from retool_mcore.verl.sft_engine import SftEngine
+    from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
     tokenizer = load_tokenizer(config.model.path)
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
@@ -114,10 +114,12 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
         tell_left_out((data, val_data), config.data.max_length_tokens, console)
     resume = checkpoint.find_resume(config)
     timer = PhaseTimer()
-    engine = SftEngine(config, platform, timer)
+    worker = megatron_worker(config, platform)
+    time_optimizer(worker.engine, platform, timer)
+    engine = SftEngine(worker, config, platform)
     global_batch = config.train.global_batch
     batches = PackedBatches(
-        data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank, hidden_size=engine.hidden_size
+        data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank, hidden_size=engine.shape.hidden
     )
     val_batches = validation_batches(val_data, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
     done = resume.step if resume is not None else 0
@@ -129,7 +131,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     report = Reporter(config, done, console) if rank == 0 else None
     if rank == 0:
         checkpoint.delete_incomplete(config)
-        (config.run.dir / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+        config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     timer.flush()
     saver = checkpoint.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
@@ -187,7 +189,7 @@ class Reporter:
     """Rank 0's side of a step: the metric files and the progress bar."""
 
     def __init__(self, config: SftConfig, done: int, console: Console) -> None:
-        self._writer = MetricWriter(config.run.dir, resumed_step=done)
+        self._writer = MetricWriter(config, resumed_step=done)
         self._progress = bar_of_steps(console)
         self._bar = self._progress.add_task("sft", total=config.train.steps, completed=done)
 

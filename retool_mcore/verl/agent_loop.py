@@ -1,6 +1,6 @@
 """Our loop inside verl, whose agent-loop worker makes one ``ReToolAgentLoop`` per trajectory.
 
-The run's settings come as JSON in the file that rollout.agent.agent_loop_config_path names. The
+The file that rollout.agent.agent_loop_config_path names says where the run's settings are. The
 trajectories of one worker process share the protocol and the sandbox; the first of them opens both.
 
 What verl does with the outputs:
@@ -35,11 +35,12 @@ from retool_mcore.rollout.engine import (
 )
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
-from retool_mcore.rollout.protocol import Protocol, checked_prompt, protocol_of
+from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
 from retool_mcore.rollout.records import is_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.verl.run_settings import settings_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,12 +53,12 @@ logger = logging.getLogger(__name__)
 class ReToolAgentLoop(AgentLoopBase):
     """Samples one trajectory of a run.
 
-    ``settings_json``: the run's RlConfig, see ``verl.keys.rollout.write_agent_loop``.
+    ``run_config``: the path of the run's settings, see ``verl.keys.rollout.write_settings``.
     """
 
-    def __init__(self, *args: Any, settings_json: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, run_config: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.shared = _shared(settings_json, self.tokenizer, self.rollout_config.name)
+        self.shared = _shared(run_config, self.tokenizer, self.rollout_config.name)
 
     def engine(self) -> Engine:
         """The engine that samples a trajectory's turns."""
@@ -101,14 +102,14 @@ class ReToolAgentLoop(AgentLoopBase):
 @dataclass(frozen=True)
 class _Shared:
     config: RlConfig
-    protocol: Protocol
+    protocol: ToolProtocol
     sandbox: Sandbox | None
     limits: Limits
 
 
 @lru_cache(maxsize=1)
-def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
-    config = RlConfig.model_validate_json(settings_json)
+def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
+    config = settings_of_run(run_config)
     sandbox = None
     if config.rollout.tool:
         # sandbox.workers is per node, and verl spreads its agent workers evenly over the nodes.
@@ -121,7 +122,7 @@ def _shared(settings_json: str, tokenizer: Any, engine: str) -> _Shared:
     hermes = config.rollout.tool and config.rollout.protocol == "hermes"
     first_reader = sglang_reader() if engine == "sglang" and hermes else None
     protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
-    return _Shared(config, protocol, sandbox, Limits.of(config))
+    return _Shared(config, protocol, sandbox, Limits.of(config.rollout, config.sandbox))
 
 
 class VerlEngine:

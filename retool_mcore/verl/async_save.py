@@ -144,7 +144,7 @@ def _end_with_a_killed_child(sender: Any) -> None:
 
 
 @contextmanager
-def failed_write_is_told(folder: str) -> Iterator[None]:
+def explain_failed_write(folder: str) -> Iterator[None]:
     """Turn Megatron's error of a failed write into a CheckpointError that names the causes.
 
     Megatron's error is outside of ``Exception``. All ranks raise it, but only the first one learns
@@ -183,7 +183,7 @@ class PendingSave:
         found = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error is not None]
         if found:
             raise CheckpointError(f"{self._folder} could not be written: {'; '.join(found)[:500]}")
-        with failed_write_is_told(self._folder):
+        with explain_failed_write(self._folder):
             for finisher in self._finishers:
                 finisher()
 

@@ -1,13 +1,12 @@
 """The replay buffers that verl's trainer samples its batches from.
 
 They count dropped trajectories, measure behaviour and write trajectories to a file. verl loads them
-through trainer.v1.sampler.custom_sampler; ``verl.keys.ppo`` passes ``sampler_kwargs``. They differ
-from verl's own:
+through trainer.v1.sampler.custom_sampler. They differ from verl's own:
 
 - They look for finished trajectories every 0.1 s, not every 2 s; 2 s is most of a small model's
   step.
 - They count the trajectories that outages dropped, and stop the run when these exceed
-  ``max_dropped_fraction`` of the batch.
+  rollout.max_dropped_fraction of the batch.
 - They leave out a group of which a single trajectory is left, since it has nothing to compare with.
   (verl would take its reward for its advantage.)
 """
@@ -28,6 +27,7 @@ from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, R
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.measure import batch_metrics, mismatch, read_extras, write_groups
 from retool_mcore.rollout.records import RecordWriter
+from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
 
 logger = logging.getLogger(__name__)
 
@@ -35,29 +35,30 @@ POLL_INTERVAL_S = 0.1
 
 
 class _Accounting:
-    """Mixed in before one of verl's replay buffers. Keys of ``sampler_kwargs``:
+    """Mixed in before one of verl's replay buffers.
 
-    group_size, val_group_size, max_dropped_fraction, trajectory_dir, train_batch_size;
-    ``record_groups``: how many groups of each step are written, chosen by ``seed``;
-    ``compares_groups``: whether advantages are taken within groups. For DAPO's dynamic sampling:
-    ``filter_groups_metric``, as algorithm.filter_groups.metric: a group whose trajectories all have
-    the same value of it is replaced by another prompt; ``max_refill_batches``: the limit on such
-    prompts for one batch, in batches.
+    ``sampler_kwargs`` names the file of the run's settings. With algorithm.filter_groups (DAPO's
+    dynamic sampling) a group whose answers are all right or all wrong is replaced by another
+    prompt, up to a limit of rollout.max_refill_batches.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        settings = dict(kwargs["sampler_kwargs"])
-        self.group_size = {"train": int(settings["group_size"]), "val": int(settings["val_group_size"])}
-        self.max_dropped_fraction = float(settings["max_dropped_fraction"])
-        self.writer = RecordWriter(Path(settings["trajectory_dir"]))
-        self.record_groups, self.seed = int(settings["record_groups"]), int(settings["seed"])
-        self.compares_groups = bool(settings["compares_groups"])
-        self.max_refills = int(settings["max_refill_batches"]) * int(settings["train_batch_size"])
+        run_config = kwargs["sampler_kwargs"][RUN_CONFIG]
+        run = settings_of_run(run_config)
+        batch = run.train.prompts_per_step
+        self.group_size = {"train": run.rollout.group_size, "val": run.validation.n}
+        self.max_dropped_fraction = run.rollout.max_dropped_fraction
+        self.writer = RecordWriter(Path(run_config).parent / "trajectories")
+        self.record_groups, self.seed = run.rollout.record_groups, run.run.seed
+        self.compares_groups = run.algorithm.name == "grpo"
+        self.max_refills = run.rollout.max_refill_batches * batch
         self.refilled = 0  # prompts sampled in place of others, for the current batch
         self.dropped_total = 0
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
-        metric, batch = settings.get("filter_groups_metric"), int(settings["train_batch_size"])
+        # Filter by the answer, not the reward: a group that is all wrong teaches nothing about
+        # answers, however its reward is shaped.
+        metric = "acc" if run.algorithm.filter_groups else None
         kwargs |= {"poll_interval": POLL_INTERVAL_S, "filter_groups_metric": metric, "train_batch_size": batch}
         # When groups are filtered, verl fetches prompts one by one, so that it can replace exactly
         # those that it evicts.
@@ -68,7 +69,7 @@ class _Accounting:
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """verl's sample, with counts of outages and refills.
 
-        Raises RolloutError when more than max_dropped_fraction of the trajectories were dropped.
+        Raises RolloutError when more than rollout.max_dropped_fraction of them were dropped.
         """
         self.global_steps, self.refilled = global_steps, 0
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]

@@ -12,6 +12,9 @@ from typing import Any
 
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from retool_mcore.verl.keys.rollout import trajectories_in_flight
+from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
+
 
 class Router(GlobalRequestLoadBalancer):
     """verl's router, with room for all trajectories in flight.
@@ -20,4 +23,5 @@ class Router(GlobalRequestLoadBalancer):
     """
 
     def __init__(self, servers: dict[str, Any], settings: Mapping[str, Any]) -> None:
-        super().__init__(servers, max_cache_size=int(settings["trajectories"]))
+        run = settings_of_run(settings[RUN_CONFIG])
+        super().__init__(servers, max_cache_size=trajectories_in_flight(run))

@@ -12,8 +12,9 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import ReToolError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.ppo import ppo_tree
-from retool_mcore.verl.keys.rollout import write_agent_loop
+from retool_mcore.run.start import begin
+from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
+from retool_mcore.verl.keys.rollout import write_settings
 
 # verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
 _TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
@@ -27,6 +28,7 @@ class ReToolTaskRunner(_TaskRunner):
         from retool_mcore.verl import trainer  # noqa: F401  registers ReToolTrainer with verl
         from retool_mcore.verl.rl_metrics import measure_sglang
 
+        begin(Path(run_config_of(config)).parent, "driver")
         if config.actor_rollout_ref.rollout.name == "sglang":
             measure_sglang()
         _TaskRunner.run(self, config)
@@ -39,9 +41,9 @@ def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
     the driver actor raised it, and ray.exceptions.RayTaskError for all else.
     """
     tree = ppo_tree(config, platform, resume_from)
-    write_agent_loop(config)
-    (config.run.dir / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    write_settings(config)
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
+    begin(config.run.dir, "ray")
     try:
         run_ppo(tree, task_runner_class=ReToolTaskRunner)
     except RayTaskError as error:

@@ -18,7 +18,7 @@ from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpSe
 
 logger = logging.getLogger(__name__)
 
-POLL_INTERVAL_S = 0.5  # the scheduler answers between two batches, with counts that it keeps anyway
+POLL_INTERVAL_S = 0.5  # counts that SGLang keeps anyway; 0.5.14's are up to 15 decoding steps old
 KINDS = ("running", "waiting")  # SGLang's names
 
 

@@ -34,19 +34,20 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.utils.padding import response_from_nested
 
-from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ReToolError
 from retool_mcore.model.files import read_config
-from retool_mcore.model.shape import of_config
+from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.run import checkpoint
+from retool_mcore.run import checkpoint, start
 from retool_mcore.run.metrics import MetricWriter, memory_by_rank, require_finite, token_rates
+from retool_mcore.verl import start_stages
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
-from retool_mcore.verl.keys.ppo import run_config_file
+from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, sequence_lengths
 from retool_mcore.verl.rl_metrics import EngineLoad, StepClock
+from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
 from retool_mcore.verl.workers import worker_class
 
@@ -95,7 +96,7 @@ def phase_times(timing_raw: Mapping[str, float], tool_wait_s: float) -> dict[str
 
 
 @contextmanager
-def worker_errors_are_told() -> Iterator[None]:
+def unwrap_worker_errors() -> Iterator[None]:
     """Raise a worker's ReToolError as the worker raised it, without Ray's wrapping."""
     try:
         yield
@@ -133,7 +134,7 @@ class WorkersSave:
         return all(all(group.save_ended()) for group in self._groups)
 
     def finish(self) -> None:
-        with worker_errors_are_told():
+        with unwrap_worker_errors():
             for group in self._groups:
                 group.finish_save()
 
@@ -141,7 +142,7 @@ class WorkersSave:
         """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
 
 
-class _Ours(PPOTrainer):
+class TrainerMixin(PPOTrainer):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
     verl_mode: str
@@ -149,8 +150,10 @@ class _Ours(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
-        self._run = load_config(RlConfig, run_config_file(config))
+        self._run = settings_of_run(run_config_of(config))
         super().__init__(config)
+        start_stages.follow(self._run.run.dir)
+        self._starting = True
         self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
         self._prompts_named = 0
         self.updates_of_a_batch = self._run.train.updates_per_step
@@ -158,19 +161,21 @@ class _Ours(PPOTrainer):
         self._clock = StepClock()
         self._load = EngineLoad(self)
         values = read_config(self._run.model.path)
-        self._shape = of_config(values) if values else None  # None for a hub name
+        self._shape = shape_of_config(values) if values else None  # None for a hub name
         self._peak_flops = (get_platform(self._run.run.platform).device.peak_flops or 0.0) * self._run.train_gpus()
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role, remote in self.role_worker_mapping.items():
             self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
+        start.begin(self._run.run.dir, "workers")
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         self.val_dataset.held_out = True
 
     def fit(self, agent_loop_manager: Any) -> None:
+        start.begin(self._run.run.dir, "weights")
         with self._saver:
             try:
                 super().fit(agent_loop_manager)
@@ -181,11 +186,13 @@ class _Ours(PPOTrainer):
     def on_step_begin(self) -> None:
         self._clock.step_begins()
         super().on_step_begin()
+        if self._starting:
+            start.begin(self._run.run.dir, "steps")
         self._saver.poll()
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
-        self._writer = MetricWriter(self._run.run.dir, resumed_step=self.global_steps - 1)
+        self._writer = MetricWriter(self._run, resumed_step=self.global_steps - 1)
         self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
         self._clock.row_written()
 
@@ -251,6 +258,9 @@ class _Ours(PPOTrainer):
         ours |= self._load.metrics()
         require_finite(ours, self.global_steps)
         metrics |= ours | self._clock.row_written()
+        if self._starting:
+            metrics |= start.start_times(self._run.run.dir)
+            self._starting = False
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
         self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
 
@@ -268,7 +278,7 @@ class _Ours(PPOTrainer):
     def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
         """verl's own saving; verl uses the same folder for this step."""
         del folder, step
-        with worker_errors_are_told():
+        with unwrap_worker_errors():
             super()._save_checkpoint()
         return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
 
@@ -284,14 +294,14 @@ class _Ours(PPOTrainer):
 
 
 @register_trainer(TRAINER_MODES["sync"])
-class ReToolTrainer(_Ours, PPOTrainerSync):
+class ReToolTrainer(TrainerMixin, PPOTrainerSync):
     """Each step waits for all of its trajectories."""
 
     verl_mode = "sync"
 
 
 @register_trainer(TRAINER_MODES["partial_rollout"])
-class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
+class ReToolPartialRolloutTrainer(TrainerMixin, PPOTrainerColocateAsync):
     """More prompts are in flight than a step needs; unfinished ones continue in the next step."""
 
     verl_mode = "colocate_async"
@@ -302,7 +312,7 @@ class ReToolPartialRolloutTrainer(_Ours, PPOTrainerColocateAsync):
 
 
 @register_trainer(TRAINER_MODES["async"])
-class ReToolAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
+class ReToolAsyncTrainer(TrainerMixin, PPOTrainerSeparateAsync):
     """The engines have devices of their own and go on sampling while the actor learns.
 
     A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights

@@ -19,9 +19,9 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from retool_mcore.config import Memory
 from retool_mcore.model.activations import token_memory
-from retool_mcore.model.shape import of_config
+from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
-from retool_mcore.verl.async_save import PendingSave, failed_write_is_told, load_checkpoint, start_save
+from retool_mcore.verl.async_save import PendingSave, explain_failed_write, load_checkpoint, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
 
@@ -48,7 +48,7 @@ class _Saving:
         if worker.checkpoint_config.async_save:
             self._pending = start_save(worker.engine, local_path, global_step)
             return
-        with failed_write_is_told(local_path):
+        with explain_failed_write(local_path):
             worker.engine.save_checkpoint(local_path=local_path, global_step=global_step)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -162,7 +162,7 @@ class RecomputingWorker(UpdateWorker):
         set_budget_of_each_batch(self.engine)
         if self.engine_config.forward_only:
             return
-        shape = of_config(self.model_config.hf_config.get_text_config().to_dict())
+        shape = shape_of_config(self.model_config.hf_config.get_text_config().to_dict())
         rest, input_share = token_memory(shape, fused_cross_entropy=self.engine_config.use_fused_kernels)
         budget_tokens = self.engine_config.max_token_len_per_gpu
         recompute_long_micro_batches(self.engine.module, budget_tokens, rest=rest, input_share=input_share)

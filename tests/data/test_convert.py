@@ -130,6 +130,8 @@ async def test_snippets_are_run_again_when_asked():
         ([{"role": "user", "content": 3}], "the content of a message is no text"),
         ([CONVERTED["messages"][0], {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]},
           *CONVERTED["messages"][2:]], "a tool call without code"),
+        ([CONVERTED["messages"][0], {"role": "assistant", "content": "", "tool_calls": 5},
+          *CONVERTED["messages"][2:]], "tool_calls = 5, which is no list"),
     ],
 )  # fmt: skip
 def test_messages_of_another_schema_are_rejected_at_the_source(messages, reason):

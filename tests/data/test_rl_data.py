@@ -64,6 +64,7 @@ def test_known_schemas_are_read(row, problem, truth):
             "here, column reward_model: the answer is []",
         ),
         ({"prompt": [], "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn"),
+        ({"prompt": 5, "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn with text in 5"),
         ({"prompt": DAPO["prompt"], "reward_model": None}, "here, column reward_model: no ground_truth in None"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from retool_mcore.run.metrics import read_metrics
+from retool_mcore.run.start import STAGES, begun
 from tests.e2e.commands import (
     argv_rl,
     assert_nothing_left,
@@ -58,6 +59,9 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         assert_nothing_left(mark)
     done = run(argv, mark, timeout_s=600)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert [stage for stage, _ in begun(run_dir)] == list(STAGES)
+    told = [line for line in done.stderr.splitlines() if line.strip().endswith(STAGES["engines"])]
+    assert len(told) == 1, "the output is no terminal: a line for each stage"
     assert_nothing_left(mark)
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -67,6 +71,8 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         assert row["rollout_corr/log_ppl_abs_diff"] <= 1e-4
         assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0
     assert "val/accuracy" in rows[-1]
+    first = [row for row in rows if "time_start_s" in row][-1]  # of the last start
+    assert 0 < first["time_start/engines_s"] < first["time_start_s"]
     assert_written_once(run_dir, rows)
     assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
 

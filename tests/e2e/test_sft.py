@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from retool_mcore.data.files import read_rows, write_parquet
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.commands import (
+    ROOT,
     argv_retool,
     argv_sft,
     assert_nothing_left,
@@ -115,6 +118,15 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert_one_error(done, message)
     assert not list(tmp_path.rglob("metrics.jsonl"))
     assert_nothing_left(mark)
+
+
+def test_what_only_a_rank_finds_is_the_last_line_too_and_any_folder_will_do(task: Path, tmp_path: Path):
+    """torchrun would end with a traceback of its own."""
+    config = str(ROOT / "configs" / "sft_tiny_cpu.toml")
+    command = argv_retool("sft", config, *settings(task, tmp_path, "data.max_length_tokens=40"))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert re.fullmatch(r"error: .*none of its \d+ rows is at most .* long\.?", done.stderr.splitlines()[-1])
 
 
 def test_real_input_fifty_steps_on_traces_built_from_gsm8k(tmp_path: Path, mark: str, gsm8k: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config import load_evaluation
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
@@ -36,7 +36,7 @@ def tokenizer():
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings.of(load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml"), N, tool=False)
+    return Settings.of(load_evaluation(ROOT / "configs/rl_tiny_cpu.toml"), N, tool=False)
 
 
 class Says:

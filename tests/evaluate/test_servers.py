@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config import EvaluationConfig, load_evaluation
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate import servers
 from retool_mcore.evaluate.servers import Servers, SpreadEngine
@@ -31,8 +31,8 @@ class Node(Cuda):
         return self.devices
 
 
-def h200x8(*settings: str) -> RlConfig:
-    return load_config(RlConfig, CONFIGS / "rl_qwen2.5_7b_h200x8.toml", settings)
+def h200x8(*settings: str) -> EvaluationConfig:
+    return load_evaluation(CONFIGS / "rl_qwen2.5_7b_h200x8.toml", settings)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_servers_fill_the_devices_of_the_node(present: int, settings: tuple[str,
 def test_too_few_devices_are_an_error_and_a_cpu_has_one_server():
     with pytest.raises(ConfigError, match=r"rollout.engine_tp = 4 is more than the 2 devices"):
         Node(2).server_devices(h200x8("rollout.engine_tp=4"))
-    config = load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", ["cluster.gpus_per_node=4"])
+    config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", ["cluster.gpus_per_node=4"])
     assert get_platform("cpu").server_devices(config) == [[]]
 
 
@@ -97,13 +97,13 @@ def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
         ([0, 1], 2, "server_0.log"),
         ([2, 3], 2, "server_1.log"),
     ]
-    shared = {"attention_backend": "triton", "enable_metrics": True}
+    shared = {"attention_backend": "triton", "enable_metrics": True, "cuda_graph_backend_prefill": "disabled"}
     assert [each["engine_args"] for each in made] == [shared | {"random_seed": 7}, shared | {"random_seed": 8}]
 
 
 def test_wrong_engine_args_are_refused_before_a_server_starts(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
-    config = load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", ["rollout.engine_args={atention_backend=1}"])
+    config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", ["rollout.engine_args={atention_backend=1}"])
     with Servers(config, tmp_path, None) as running, pytest.raises(ConfigError, match="atention_backend"):
         running.urls_of(str(tmp_path))
 

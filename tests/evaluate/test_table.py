@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config import load_evaluation
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report
 from retool_mcore.evaluate.table import interval_note, markdown, summary_table
@@ -29,7 +29,7 @@ def report_of(tmp_path: Path, *rows: str) -> dict[str, Any]:
     """A finished evaluation; problem i's samples as its string says: # right, . wrong, - without an
     answer.
     """
-    settings = Settings.of(load_config(RlConfig, CONFIG), len(rows[0]), tool=True)
+    settings = Settings.of(load_evaluation(CONFIG), len(rows[0]), tool=True)
     samples = SampleFile(tmp_path, settings.identity())
     problems = [Problem(id=index, messages=[], truth="|7|" if index == 0 else "7") for index in range(len(rows))]
     for index, row in enumerate(rows):

@@ -95,5 +95,5 @@ def install() -> None:
     sys.modules[CROSS_ENTROPY] = transformer_engine_module()
     layers.__dict__["fused_weight_gradient_mlp_cuda"] = _Product
     if not LOG_PROB_PATCHES[0].applied:
-        model_forward_fused.linear_cross_entropy = linear_cross_entropy
+        model_forward_fused.__dict__["linear_cross_entropy"] = linear_cross_entropy
         apply_all(LOG_PROB_PATCHES)

@@ -273,7 +273,9 @@ class Engine:
         import torch
         from megatron.core import tensor_parallel
 
-        with tensor_parallel.get_cuda_rng_tracker().fork():
+        tracker = tensor_parallel.get_cuda_rng_tracker()
+        assert tracker is not None
+        with tracker.fork():
             forked = torch.rand(1).item()
         return [torch.rand(1).item(), random.random(), float(np.random.rand()), forked]
 

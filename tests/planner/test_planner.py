@@ -16,7 +16,7 @@ from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_conf
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
-from retool_mcore.model.shape import of_config
+from retool_mcore.model.shape import shape_of_config
 from retool_mcore.planner.calibration import CALIBRATION
 from retool_mcore.planner.hardware import GIB, of_run, parse
 from retool_mcore.planner.memory import activation_bytes, train_memory
@@ -72,8 +72,8 @@ def test_shapes_come_from_a_folder_or_a_likely_name(tmp_path: Path):
     moe = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
     moe |= {"vocab_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}
     moe |= {"tie_word_embeddings": True}
-    shape = of_config(moe)
-    assert of_config({"num_local_experts": moe.pop("num_experts"), **moe}) == shape  # as transformers 5 writes it
+    shape = shape_of_config(moe)
+    assert shape_of_config({"num_local_experts": moe.pop("num_experts"), **moe}) == shape  # as transformers 5 writes it
     assert shape.layer_params == 8 * 4 * 2 * 3 + 4 * 3 * 8 * 4 + 8 * 4
     assert shape.compute_params == 2 * (8 * 4 * 2 * 3 + 2 * 3 * 8 * 4 + 8 * 4) + 8 * 16
 
@@ -81,7 +81,7 @@ def test_shapes_come_from_a_folder_or_a_likely_name(tmp_path: Path):
 def test_a_tokens_flops_are_those_that_mfu_counts():
     config = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
               "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
-    assert of_config(config).train_flops([1]) == pytest.approx(6 * SEVEN.compute_params + 6 * 28 * 28 * 128)
+    assert shape_of_config(config).train_flops([1]) == pytest.approx(6 * SEVEN.compute_params + 6 * 28 * 28 * 128)
 
 
 def test_a_token_in_the_cache_by_hand():

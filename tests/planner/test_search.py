@@ -14,7 +14,7 @@ from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_conf
 from retool_mcore.model.activations import layers_to_recompute, token_memory
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
-from retool_mcore.planner.calibration import of
+from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import of_run, parse
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.search import proposals
@@ -83,8 +83,8 @@ def test_proposals_fit_with_a_margin_divide_and_are_sorted():
     assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
     for plan in plans:
         assert plan.rollout is not None
-        assert plan.train.total + of("asleep_gib") <= 0.95 * 79.1
-        assert plan.rollout.weights + plan.rollout.kv_cache + of("engine_gib") + plan.rollout.training <= 79.1
+        assert plan.train.total + calibrated("asleep_gib") <= 0.95 * 79.1
+        assert plan.rollout.weights + plan.rollout.kv_cache + calibrated("engine_gib") + plan.rollout.training <= 79.1
         assert 16 % plan.parallel.model_parallel == 0 and THIRTY_TWO.kv_heads % plan.parallel.tp == 0
         longest = plan.config.max_sequence_tokens
         assert plan.micro_batch_tokens * plan.parallel.cp >= longest or plan.memory.recompute == "auto"

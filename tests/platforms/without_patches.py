@@ -99,6 +99,7 @@ class Probes:
         module = "tests.platforms.without_patches"
         command = [sys.executable, "-W", "ignore", "-m", module, "rank", "patched" if writer.applied else "plain"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+            assert rank.stdout is not None
             children = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
             rank.kill()
         _, alive = psutil.wait_procs(children, timeout=5)
@@ -178,7 +179,8 @@ class Probes:
             chunk.config, chunk.ddp_config = config, SimpleNamespace(overlap_grad_reduce=True)
             chunks.append(chunk)
         optimizer = SimpleNamespace(config=SimpleNamespace(), scale_loss=None)
-        transformer_impl.register_megatron_training_hooks(chunks, optimizer)
+        set_hooks = transformer_impl.register_megatron_training_hooks  # pyright: ignore[reportPrivateImportUsage]  patched there
+        set_hooks(chunks, optimizer)
         return repr([[each.__self__ is chunk for each, chunk in zip(found, chunks, strict=True)]
                      for found in (config.no_sync_func, config.grad_sync_func)])  # fmt: skip
 
@@ -188,7 +190,8 @@ class Probes:
 
         data = megatron_ranks.as_tensordict([([7] * 10, [1] * 10)] * 4)
         tu.assign_non_tensor(data, max_token_len_per_gpu=40, **{MIN_MICRO_BATCHES: 4})
-        micro_batches, _ = transformer_impl.prepare_micro_batches(data=data, min_num_micro_batch=None)
+        prepare = transformer_impl.prepare_micro_batches  # pyright: ignore[reportPrivateImportUsage]  patched there
+        micro_batches, _ = prepare(data=data, min_num_micro_batch=None)
         return f"{len(micro_batches)} micro-batches"
 
 

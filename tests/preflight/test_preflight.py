@@ -19,9 +19,9 @@ from retool_mcore.config import RlConfig, SftConfig, load_config, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight import machine
-from retool_mcore.preflight import run as looks
+from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.findings import Finding, ok, run_checks
+from retool_mcore.preflight.start import check_surroundings
 from retool_mcore.run.fingerprint import differing, file_hash, fingerprint
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def good(task: Path, *more: str) -> RlConfig:
 
 
 def levels(findings: list[Finding]) -> list[str]:
-    return [finding.level for finding in findings]
+    return [finding.severity for finding in findings]
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -134,7 +134,7 @@ def test_what_moves_to_the_host_must_fit_there(task: Path, settings_: tuple[str,
 
 
 def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine, "of_config", lambda _: PUBLISHED["Qwen2.5-72B"])
+    monkeypatch.setattr(machine, "shape_of_config", lambda _: PUBLISHED["Qwen2.5-72B"])
     found = list(machine.host_memory(good(task, "memory.optimizer_on_cpu=1.0")))
     assert levels(found) == ["error"] and "GiB of weights and optimizer move there" in found[0].text
 
@@ -167,7 +167,7 @@ def test_a_tokenizer_without_the_tags(task: Path, tmp_path: Path):
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     (folder / "tokenizer.json").write_text(text.replace("</tool_call>", "</toolcall>"), encoding="utf-8")
     run = good(task, f"model.path={folder}")
-    found = run_checks([("tokenizer", lambda: looks.tokenizer(run))], lambda _: None)
+    found = run_checks([("tokenizer", lambda: inputs.tokenizer(run))], lambda _: None)
     assert levels(found) == ["error"] and "tool_call" in found[0].text
 
 
@@ -176,21 +176,21 @@ def test_a_truncated_shard(task: Path, tmp_path: Path):
     shutil.copytree(task / "model", folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    found = run_checks([("model", lambda: looks.model(good(task, f"model.path={folder}")))], lambda _: None)
+    found = run_checks([("model", lambda: inputs.model(good(task, f"model.path={folder}")))], lambda _: None)
     assert levels(found) == ["error"] and "missing or corrupt" in found[0].text
 
 
 def test_validation_on_the_training_file(task: Path):
     run = good(task, f'validation.files=["{task}/rl_train.parquet"]')
-    found = run_checks([("data", lambda: looks.data(run))], lambda _: None)
+    found = run_checks([("data", lambda: inputs.data(run))], lambda _: None)
     assert "error" in levels(found)
     run = good(task, f'validation.files=["{task}/rl_train.parquet"]', "data.allow_overlap=true")
-    assert set(levels(run_checks([("data", lambda: looks.data(run))], lambda _: None))) == {"ok"}
+    assert set(levels(run_checks([("data", lambda: inputs.data(run))], lambda _: None))) == {"ok"}
 
 
 def test_a_sandbox_that_is_not_there(task: Path, tmp_path: Path):
     run = good(task, f'sandbox.where=["unix://{tmp_path}/absent.sock"]')
-    found = run_checks([("sandbox", lambda: looks.sandbox(run))], lambda _: None)
+    found = run_checks([("sandbox", lambda: inputs.sandbox(run))], lambda _: None)
     assert levels(found) == ["error"] and "absent.sock" in found[0].text
 
 
@@ -230,3 +230,40 @@ def test_the_kind_of_a_run_is_its_files():
     assert isinstance(load_run(RL), RlConfig) and isinstance(load_run(RL.with_name("sft_tiny_cpu.toml")), SftConfig)
     with pytest.raises(ConfigError, match="cannot read"):
         load_run(ROOT / "absent.toml")
+
+
+def test_a_run_whose_sandbox_is_not_there_ends_before_anything_slow_starts(task: Path, tmp_path: Path):
+    absent = f'sandbox.where=["unix://{tmp_path}/absent.sock"]'
+    done = command("rl", str(RL), *settings(task, absent, f"run.root={tmp_path}"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "error: " in done.stderr and f"sandbox: the sandbox at unix://{tmp_path}/absent.sock" in done.stderr
+    assert not (tmp_path / "rl_tiny_cpu" / "verl.yaml").exists(), "Ray would have been started after it was written"
+
+
+def test_everything_around_a_run_that_is_wrong_is_told_at_once(task: Path, tmp_path: Path, monkeypatch):
+    run = good(task, f'sandbox.where=["unix://{tmp_path}/absent.sock"]')
+    assert check_surroundings(good(task)) == []
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 2**20))
+    with pytest.raises(ConfigError) as caught:
+        check_surroundings(run)
+    told = str(caught.value)
+    assert "Not even one fits" in told and "absent.sock" in told and told.startswith(str(RL))
+
+
+def test_sandboxes_of_both_kinds_at_once_are_refused(task: Path):
+    run = good(task, 'sandbox.where=["local","http://a"]')
+    found = run_checks([("sandbox", lambda: inputs.sandbox(run))], lambda _: None)
+    assert levels(found) == ["error"] and "is neither 'local' nor a list of" in found[0].text
+
+
+def test_each_sandbox_is_called(task: Path, monkeypatch):
+    called: list[str] = []
+
+    async def execute(config: RlConfig, where: str) -> tuple[str, str]:
+        called.append(where)
+        return "namespaces", "42\n" if where.endswith("a") else "7\n"
+
+    monkeypatch.setattr(inputs, "call_of_sandbox", execute)
+    found = list(inputs.sandbox(good(task, 'sandbox.where=["http://a","http://b"]')))
+    assert called == ["http://a", "http://b"]
+    assert levels(found) == ["ok", "error"] and "http://b answered" in found[1].text

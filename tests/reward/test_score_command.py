@@ -7,14 +7,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from retool_mcore.cli.reward import app
+from retool_mcore.cli.main import all_commands
 from retool_mcore.data.files import read_jsonl
 
 
 def run(tmp_path, content: str):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(content, encoding="utf-8", errors="surrogateescape")
-    return CliRunner().invoke(app, ["score", str(source), "--out", str(out)]), out
+    return CliRunner().invoke(all_commands(), ["score", str(source), "--out", str(out)]), out
 
 
 def test_an_empty_response_is_wrong_and_no_error(tmp_path):

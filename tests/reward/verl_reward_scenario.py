@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.verl.keys.ppo import ppo_tree
+from retool_mcore.verl.keys.rollout import write_settings
 
 # answer, calls, malformed calls, response tokens; the truth is 34, the longest response 160 tokens
 RESPONSES = {
@@ -47,16 +49,20 @@ def item(tokenizer: Any, answer: str, calls: int, malformed: dict[str, int], tok
     )
 
 
-async def main() -> None:
+async def main(root: str) -> None:
     platform, tokenizer = get_platform("cpu"), build_tokenizer(tokenizer_rows())
     platform.activate()
     out: dict[str, Any] = {}
     for name, overrides in json.load(sys.stdin).items():
-        config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", overrides)
+        here = [f"run.name={name}", f"run.root={root}"]
+        config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [*overrides, *here])
+        config.run.dir.mkdir(parents=True)
+        write_settings(config)
         manager = load_reward_manager(ppo_tree(config, platform), tokenizer)
         out[name] = {what: await manager.run_single(item(tokenizer, *each)) for what, each in RESPONSES.items()}
     print(json.dumps(out))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(folder))

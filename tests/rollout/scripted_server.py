@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from retool_mcore.rollout.engine import EngineTurn, TurnRequest
-from retool_mcore.rollout.protocol import Protocol
+from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.sglang_http import SglangEngine
 
 
@@ -38,7 +38,7 @@ class PlannedEngine(SglangEngine):
         return turn
 
 
-def make_plan(protocol: Protocol, turns: Sequence[str], results: Sequence[str]) -> list[int]:
+def make_plan(protocol: ToolProtocol, turns: Sequence[str], results: Sequence[str]) -> list[int]:
     """The response tokens of a trajectory: turns of the model, a result after each but the last."""
     plan: list[int] = []
     for turn, result in zip(turns, [*results, None], strict=True):

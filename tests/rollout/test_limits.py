@@ -56,7 +56,8 @@ async def play(tokenizer: Any, sandbox: Recording, limits: Limits, script: Seque
 
 
 def limits_of(*settings: str) -> Limits:
-    return Limits.of(load_config(RlConfig, RL, settings))
+    run = load_config(RlConfig, RL, settings)
+    return Limits.of(run.rollout, run.sandbox)
 
 
 @pytest.mark.parametrize(("room", "written"), [(0, True), (-1, False)])

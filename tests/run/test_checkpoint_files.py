@@ -22,7 +22,7 @@ from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export, export_at_end, find_weights
-from retool_mcore.verl.async_save import Writer, failed_write_is_told
+from retool_mcore.verl.async_save import Writer, explain_failed_write
 
 QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -316,7 +316,7 @@ def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):
 )
 def test_a_full_disk_is_told_whatever_library_meets_it(error: Exception, tmp_path: Path):
     said = r"no space is left for .*step_4\. .* the checkpoint before it is kept"
-    with pytest.raises(CheckpointError, match=said), checkpoint.full_disk_is_told(tmp_path / "step_4"):
+    with pytest.raises(CheckpointError, match=said), checkpoint.explain_full_disk(tmp_path / "step_4"):
         raise error
 
 
@@ -324,11 +324,11 @@ def test_what_megatrons_writers_met_is_told_on_every_rank(tmp_path: Path):
     from torch.distributed.checkpoint.api import CheckpointException
 
     full = {1: (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None)}
-    tell = failed_write_is_told("step_4/actor")
-    with pytest.raises(CheckpointError, match="no space is left for"), checkpoint.full_disk_is_told(tmp_path), tell:
+    tell = explain_failed_write("step_4/actor")
+    with pytest.raises(CheckpointError, match="no space is left for"), checkpoint.explain_full_disk(tmp_path), tell:
         raise CheckpointException("write", full)
     said = "step_4/actor could not be written: rank 0 says why"
-    with pytest.raises(CheckpointError, match=said), failed_write_is_told("step_4/actor"):
+    with pytest.raises(CheckpointError, match=said), explain_failed_write("step_4/actor"):
         raise CheckpointException("write", {})
 
 
@@ -367,5 +367,5 @@ def test_a_writer_has_the_memory_of_the_moment_it_was_started(tmp_path: Path):
 
 
 def test_another_error_of_a_writer_stays_what_it_is(tmp_path: Path):
-    with pytest.raises(KeyError), checkpoint.full_disk_is_told(tmp_path):
+    with pytest.raises(KeyError), checkpoint.explain_full_disk(tmp_path):
         raise KeyError("a bug")

@@ -19,6 +19,7 @@ from retool_mcore.run.metrics import (
     require_finite,
     token_rates,
 )
+from tests.run.test_trackers import run_in
 
 
 def test_phases_add_up_to_the_step():
@@ -38,12 +39,13 @@ def test_phases_add_up_to_the_step():
 
 
 def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
-    first = MetricWriter(tmp_path, resumed_step=0)
+    config = run_in(tmp_path)
+    first = MetricWriter(config, resumed_step=0)
     for step in (1, 2, 3):
         first.write(step, {"loss": float(step)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')  # the kill
-    second = MetricWriter(tmp_path, resumed_step=2)
+    second = MetricWriter(config, resumed_step=2)
     second.write(3, {"loss": 30.0})
     second.close()
     rows = read_metrics(tmp_path / "metrics.jsonl")
@@ -59,7 +61,8 @@ def test_a_killed_process_has_written_its_last_row_to_both_files(tmp_path: Path)
     """A resumed run would not write it again: its step is before the checkpoint."""
     script = (
         "import os, pathlib\nfrom retool_mcore.run.metrics import MetricWriter\n"
-        f"writer = MetricWriter(pathlib.Path({str(tmp_path)!r}), resumed_step=0)\n"
+        "from tests.run.test_trackers import run_in\n"
+        f"writer = MetricWriter(run_in(pathlib.Path({str(tmp_path)!r})), resumed_step=0)\n"
         "writer.write(1, {f'n{number}': 1.0 for number in range(150)})\nos._exit(9)"
     )
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=False, timeout=120).returncode == 9

@@ -55,8 +55,7 @@ def containers_of(sandbox: LocalSandbox) -> list[int]:
 
     Without the containers that wait for their first execution.
     """
-    assert sandbox._state is not None
-    spares = [_pid_of(spare._child.pidfd) for spare in sandbox._spares.values()]
+    spares = [_pid_of(spare.child.pidfd) for spare in sandbox.spares.values()]
     waiting = {pid for spare in spares for pid in (spare, *guardian.descendants(spare))}
     found: list[int] = []
     for entry in Path("/proc").iterdir():
@@ -66,7 +65,7 @@ def containers_of(sandbox: LocalSandbox) -> list[int]:
                 if (
                     int(entry.name) not in waiting
                     and b"runsc" in command
-                    and str(sandbox._state.path).encode() in command
+                    and str(sandbox.state_dir).encode() in command
                 ):
                     found.append(int(entry.name))
     return found
@@ -91,7 +90,7 @@ async def until_running(sandbox: LocalSandbox, name: str, count: int) -> None:
 def _num_ready() -> int:
     """Children of this process that have been given to their code."""
     children = [thing for thing in gc.get_objects() if isinstance(thing, ChildProcess)]
-    return sum(child.alive and child._ready.done() for child in children)
+    return sum(child.alive and child.has_code for child in children)
 
 
 def children_of(parent: int, marker: str) -> list[int]:

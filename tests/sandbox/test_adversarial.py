@@ -174,7 +174,7 @@ async def test_a_run_timeout_nobody_can_mean_is_an_error(sandbox: LocalSandbox, 
 
 
 async def test_a_huge_limit_is_clamped():
-    request = ExecRequest.checked("1", run_timeout_s=1e9, memory_limit_mb=10**9)
+    request = ExecRequest(code="1", run_timeout_s=1e9, memory_limit_mb=10**9)
     assert (request.run_timeout_s, request.memory_limit_mb) == (600.0, 65_536)
 
 

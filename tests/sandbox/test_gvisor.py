@@ -108,22 +108,21 @@ async def test_a_container_that_is_killed_from_outside_is_told_as_a_kill(contain
 
 
 async def test_after_any_end_there_is_no_container_and_no_file(containers: LocalSandbox):
-    assert containers._state is not None
     codes = ["1", "1/0", "import os; os._exit(3)", "while True: pass", "import os; os.fork(); os.kill(1, 9)"]
     await asyncio.gather(*(containers.execute(code, run_timeout_s=0.5) for code in codes))
     assert containers_of(containers) == []
-    waiting = {seat.directory for seat in containers._spares}
-    assert {path for path in containers._state.path.iterdir() if path.name.startswith("seat")} == waiting
+    waiting = {seat.directory for seat in containers.spares}
+    assert {path for path in containers.state_dir.iterdir() if path.name.startswith("seat")} == waiting
 
 
 async def test_the_container_that_waits_serves_one_execution_and_has_seen_none_before(containers: LocalSandbox):
     await asyncio.gather(containers.execute("1"), containers.execute("2"))
-    waiting = list(containers._spares.values())
+    waiting = list(containers.spares.values())
     assert len(waiting) == 2 and all(spare.alive for spare in waiting)
     code = "import os; open('/tmp/left', 'w').close(); globals()['left'] = 1; os.listdir('/box')"
     first, second = [await containers.execute(code) for _ in range(2)]
     assert (first.stdout, second.stdout) == ("[]\n", "[]\n")
-    assert not any(spare.alive for spare in waiting) and not set(waiting) & set(containers._spares.values())
+    assert not any(spare.alive for spare in waiting) and not set(waiting) & set(containers.spares.values())
     probe = "import os; (os.listdir('/tmp'), 'left' in globals())"
     assert {(await containers.execute(probe)).stdout for _ in range(2)} == {"([], False)\n"}
 
@@ -133,7 +132,7 @@ async def test_no_more_containers_wait_than_there_are_workers(interpreter: Local
         pytest.skip("only containers wait")
     for _ in range(2):  # the fixture has two workers, and two seats more for its sessions
         await asyncio.gather(*(interpreter.execute("1") for _ in range(3)))
-    waiting = list(interpreter._spares.values())
+    waiting = list(interpreter.spares.values())
     assert len(waiting) == 2
     await interpreter.execute("1")
     assert not waiting[0].alive and waiting[1].alive
@@ -141,9 +140,9 @@ async def test_no_more_containers_wait_than_there_are_workers(interpreter: Local
 
 async def test_a_waiting_container_that_died_is_replaced_unseen(containers: LocalSandbox):
     await asyncio.gather(containers.execute("1"), containers.execute("2"))
-    for spare in containers._spares.values():
-        spare._image.kill(spare._child.pidfd)
-        await asyncio.wait((spare._child.exit,))
+    for spare in containers.spares.values():
+        spare.image.kill(spare.child.pidfd)
+        await asyncio.wait((spare.child.exit,))
     assert (await containers.execute("6 * 7")).stdout == "42\n"
 
 

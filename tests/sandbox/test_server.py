@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 import sandbox_fusion
+from sandbox_fusion.models import CommandRunResult
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.client import RemoteSandbox
@@ -49,6 +50,11 @@ def url() -> Iterator[str]:
     stop(server)
 
 
+def result_of(answer: sandbox_fusion.RunCodeResponse) -> CommandRunResult:
+    assert answer.run_result is not None
+    return answer.run_result
+
+
 def post(url: str, **fields: object) -> httpx.Response:
     return httpx.post(f"{url}/run_code", json={"language": "python", **fields}, timeout=30)
 
@@ -66,26 +72,29 @@ def test_the_public_client_runs_code(url: str):
     )
     answer = sandbox_fusion.run_code(request, endpoint=url, max_attempts=1)
     assert answer.status == sandbox_fusion.RunStatus.Success
-    assert answer.run_result.status == sandbox_fusion.CommandRunStatus.Finished
-    assert (answer.run_result.stdout, answer.run_result.stderr, answer.run_result.return_code) == ("given\n7\n", "", 0)
+    result = result_of(answer)
+    assert result.status == sandbox_fusion.CommandRunStatus.Finished
+    assert (result.stdout, result.stderr, result.return_code) == ("given\n7\n", "", 0)
     assert answer.files == {"out": base64.b64encode(b"content").decode()}
-    assert 0 < answer.run_result.execution_time < 5
+    assert result.execution_time is not None and 0 < result.execution_time < 5
 
 
 def test_the_public_client_sees_failure_and_time_limit(url: str):
     failed = sandbox_fusion.run_code(
         sandbox_fusion.RunCodeRequest(code="1/0", language="python"), endpoint=url, max_attempts=1
     )
-    assert (failed.status, failed.run_result.return_code) == (sandbox_fusion.RunStatus.Failed, 1)
-    assert "ZeroDivisionError" in failed.run_result.stderr
+    result = result_of(failed)
+    assert (failed.status, result.return_code) == (sandbox_fusion.RunStatus.Failed, 1)
+    assert result.stderr is not None and "ZeroDivisionError" in result.stderr
     slow = sandbox_fusion.run_code(
         sandbox_fusion.RunCodeRequest(code="print('a')\nwhile 1: pass", language="python", run_timeout=0.5),
         endpoint=url,
         max_attempts=1,
     )
     assert slow.status == sandbox_fusion.RunStatus.Failed
-    assert slow.run_result.status == sandbox_fusion.CommandRunStatus.TimeLimitExceeded
-    assert (slow.run_result.return_code, slow.run_result.stdout) == (None, "a\n")
+    result = result_of(slow)
+    assert result.status == sandbox_fusion.CommandRunStatus.TimeLimitExceeded
+    assert (result.return_code, result.stdout) == (None, "a\n")
 
 
 async def test_the_public_async_client(url: str):
@@ -93,7 +102,7 @@ async def test_the_public_async_client(url: str):
     answers = await asyncio.gather(
         *(sandbox_fusion.run_code_async(request, endpoint=url, max_attempts=1) for _ in range(8))
     )
-    assert [answer.run_result.stdout for answer in answers] == ["2\n"] * 8
+    assert [result_of(answer).stdout for answer in answers] == ["2\n"] * 8
 
 
 # ------------------------------------------------------------------ the rest
@@ -248,8 +257,9 @@ async def test_several_urls_share_the_load_and_survive_the_loss_of_one(url: str,
         async with open_sandbox([url, other_url], min_level="rlimits") as sandbox:
             assert all(result.ok for result in await asyncio.gather(*(sandbox.execute("1") for _ in range(40))))
             for endpoint in (url, other_url):
-                async with open_sandbox(endpoint, min_level="rlimits") as single:
-                    metrics = await single._endpoints[0].http.get("/metrics")  # type: ignore[attr-defined]
+                socket = endpoint.removeprefix("unix://") if endpoint.startswith("unix://") else None
+                with httpx.Client(transport=httpx.HTTPTransport(uds=socket)) as http:
+                    metrics = http.get("http://sandbox/metrics" if socket else f"{endpoint}/metrics")
                     count = next(line for line in metrics.text.splitlines() if 'executions_total{status="fin' in line)
                     assert float(count.split()[-1]) >= 10
             calls = [asyncio.ensure_future(sandbox.execute("import time; time.sleep(0.2); 7")) for _ in range(12)]

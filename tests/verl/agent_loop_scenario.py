@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,13 @@ class Client:
         )
 
 
+def written(config: RlConfig) -> Path:
+    """The settings as a run's folder has them, which is where the loop reads them."""
+    config.run.config_file.parent.mkdir(parents=True, exist_ok=True)
+    config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
+    return config.run.config_file
+
+
 async def run(
     client: Client, tokenizer: Any, config: RlConfig, content: str = "412 + 967?", engine: str = "sglang", **row: Any
 ) -> Any:
@@ -59,7 +67,7 @@ async def run(
         {
             "name": "retool",
             "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop",
-            "settings_json": config.model_dump_json(),
+            "run_config": str(written(config)),
         },
         trainer_config=DictConfigWrap(config=trainer),
         server_manager=client,
@@ -85,14 +93,14 @@ async def run(
     }
 
 
-async def main() -> None:
+async def main(folder: Path) -> None:
     tokenizer = build_tokenizer(tokenizer_rows())
     tokenizer.name_or_path = "tiny"
     file = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
-    own = ["rollout.max_response_tokens=160", "data.max_prompt_tokens=160"]
+    own = [f"run.root={folder}", "rollout.max_response_tokens=160", "data.max_prompt_tokens=160"]
     own += ["train.prompts_per_step=8", "train.mini_batch_prompts=8"]
     tool = load_config(RlConfig, file, own)
-    text = load_config(RlConfig, file, [*own, "rollout.tool=false", "rollout.record_groups=0"])
+    text = load_config(RlConfig, file, [*own, "run.name=text", "rollout.tool=false", "rollout.record_groups=0"])
     said = ["I add.\n" + call("print(412 + 967)"), ANSWER]
     out: dict[str, Any] = {"tool": await run(Client(tokenizer, said), tokenizer, tool)}
     out["dropped"] = await run(Client(tokenizer, said, dies=True), tokenizer, tool)
@@ -110,4 +118,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(Path(sys.argv[1])))

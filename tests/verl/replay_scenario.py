@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.verl.replay import SyncReplay
@@ -82,26 +83,29 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) 
 
 
 def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], None] | None = None) -> SyncReplay:
+    run = load_config(
+        RlConfig,
+        Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml",
+        [
+            f"rollout.group_size={GROUP}",
+            f"validation.n={GROUP}",
+            f"rollout.max_dropped_fraction={max_dropped_fraction}",
+            "rollout.max_refill_batches=2",
+            "rollout.record_groups=2",
+            "train.prompts_per_step=2",
+            "train.mini_batch_prompts=2",
+            f"algorithm.filter_groups={'true' if refill else 'false'}",
+        ],
+    )
+    file = folder / f"{max_dropped_fraction}-{refill is not None}.toml"
+    file.write_text(run.to_toml(), encoding="utf-8")
     return SyncReplay(
         trainer_mode="sync",
         trainer_config=OmegaConf.create({}),
         max_off_policy_threshold=None,
         max_off_policy_strategy="drop",
         refill_fn=refill,
-        sampler_kwargs=OmegaConf.create(
-            {
-                "group_size": GROUP,
-                "val_group_size": GROUP,
-                "compares_groups": True,
-                "seed": 0,
-                "max_dropped_fraction": max_dropped_fraction,
-                "max_refill_batches": 2,
-                "trajectory_dir": str(folder),
-                "record_groups": 2,
-                "train_batch_size": 2,
-                "filter_groups_metric": "acc" if refill else None,
-            }
-        ),
+        sampler_kwargs=OmegaConf.create({"run_config": str(file)}),
     )
 
 

@@ -19,7 +19,6 @@ from retool_mcore.data.chat import Rendered
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
-from retool_mcore.run.metrics import PhaseTimer
 
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
 SETTINGS = ("cluster.gpus_per_node=1", "data.max_length_tokens=200", "train.steps=8", "train.global_batch=4")
@@ -93,14 +92,19 @@ def main(folder: Path) -> None:
     from megatron.core import parallel_state
     from transformers import AutoModelForCausalLM
 
-    from retool_mcore.verl.sft_engine import SftEngine
+    from retool_mcore.verl.sft_engine import SftEngine, megatron_worker
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
     where = (f"model.path={folder}/model", f"run.root={folder}")
     plain = AutoModelForCausalLM.from_pretrained(folder / "model").float()
-    engine = SftEngine(load_config(SftConfig, SFT, [*SETTINGS, *where]), platform, PhaseTimer())
-    inner = engine._worker.engine
+
+    def engine_of(*changes: str) -> SftEngine:
+        config = load_config(SftConfig, SFT, [*SETTINGS, *where, *changes])
+        return SftEngine(megatron_worker(config, platform), config, platform)
+
+    engine = engine_of()
+    inner = engine.worker.engine
     out: dict[str, Any] = {"validation": engine.validation_loss(VALIDATION)}
     out["plain_validation"] = [nats(plain, sequences) for sequences in VALIDATION]
     out["plain_batch"] = nats(plain, BATCH)
@@ -114,10 +118,10 @@ def main(folder: Path) -> None:
     out["steps"] += [engine.train_batch(BATCH) for _ in range(4)]
     for name, changes in (("same", ()), ("changed", ("optim.lr=0.004", "optim.min_lr=0", "optim.weight_decay=0.5"))):
         parallel_state.destroy_model_parallel()
-        again = SftEngine(load_config(SftConfig, SFT, [*SETTINGS, *where, *changes]), platform, PhaseTimer())
+        again = engine_of(*changes)
         again.load(str(folder / "saved"))
         out[name] = [again.train_batch(BATCH) for _ in range(4)]
-        groups = again._worker.engine.optimizer.param_groups
+        groups = again.worker.engine.optimizer.param_groups
         out[f"{name}_weight_decay"] = sorted({group["weight_decay"] for group in groups})
     print(json.dumps(out))
     dist.destroy_process_group()

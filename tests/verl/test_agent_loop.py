@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def outputs() -> dict[str, Any]:
-    return run_scenario("tests.verl.agent_loop_scenario")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_scenario("tests.verl.agent_loop_scenario", tmp_path_factory.mktemp("runs"))
 
 
 def test_a_trajectory_is_stored_to_the_token(outputs: dict[str, Any]):

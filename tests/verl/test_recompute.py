@@ -15,13 +15,13 @@ from retool_mcore.config import Memory, RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.activations import layers_to_recompute, token_memory
 from retool_mcore.model.check import check_recompute
-from retool_mcore.model.shape import of_config
+from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from retool_mcore.verl.plugin import assert_loaded
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget
 
-QWEN_7B = of_config(
+QWEN_7B = shape_of_config(
     {
         "hidden_size": 3584,
         "num_attention_heads": 28,

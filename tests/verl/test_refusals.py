@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config import RlConfig, load_config, load_evaluation
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.task_model import CHAT_TEMPLATE
@@ -50,7 +50,7 @@ def test_an_unknown_protocol_is_refused_without_the_tool_too(tokenizer):
 
 def test_an_evaluation_refuses_it_before_a_server_is_asked(model_dir, tmp_path):
     (tmp_path / "problems.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
-    config, case = load_config(RlConfig, RL, ["rollout.protocol=xml"]), Case(name="m", model=str(model_dir))
+    config, case = load_evaluation(RL, ["rollout.protocol=xml"]), Case(name="m", model=str(model_dir))
     files = {"data": [tmp_path / "problems.jsonl"], "out": tmp_path / "out"}
     with pytest.raises(ConfigError, match="is none of hermes, retool"):
         evaluate_many(config, [case], **files, n=1, url="http://127.0.0.1:9")

@@ -44,7 +44,7 @@ def verl_imports_here() -> None:
         (ROLLOUT + "val_kwargs.top_k", "3", "the section [validation]"),
         (ROLLOUT + "val_kwargs", "{n=3}", "the section [validation]"),
         (ROLLOUT + "engine_kwargs.sglang.attention_backend", "fa3", "rollout.engine_args"),
-        ("trainer.v1.sampler.sampler_kwargs.val_group_size", "3", "validation.n"),
+        ("trainer.v1.sampler.sampler_kwargs.run_config", "mine.toml", "[rollout], [train] and [validation]"),
         ("trainer.test_freq", "3", "validation.every"),
         ("data.custom_cls.path", "mine.py", "a part of this trainer"),
     ],
@@ -82,10 +82,11 @@ def test_what_nothing_of_ours_decides_may_be_set():
     assert tree.actor_rollout_ref.actor.entropy_coeff == 0.1
 
 
-# Of every setting that reaches verl another value than the configuration's.
+# Of every setting that reaches verl another value than the configuration's. What our own parts read
+# from the run's file (rollout.max_dropped_fraction, reward.correct ...) moves no key.
 SETTINGS = """
 run.name=x run.seed=5 cluster.gpus_per_node=2 cluster.nodes=2 model.path=x model.dtype=bfloat16
-model.bridge=megatron-bridge model.fp8=tensorwise parallel.ep=2,cluster.gpus_per_node=2
+model.fp8=tensorwise parallel.ep=2,cluster.gpus_per_node=2
 parallel.tp=2,cluster.gpus_per_node=2
 parallel.pp=2,parallel.vpp=2,cluster.gpus_per_node=2 parallel.cp=2,cluster.gpus_per_node=2
 memory.recompute=full memory.recompute=full,memory.recompute_layers=1 memory.fused_cross_entropy=true
@@ -97,13 +98,13 @@ train.mode=partial_rollout train.mode=partial_rollout,train.prefetch_batches=2 t
 train.mode=async,rollout.gpus=1,cluster.gpus_per_node=2 train.when_stale=wait
 rollout.group_size=4 rollout.max_turns=2 rollout.max_response_tokens=99 rollout.temperature=0.5 rollout.top_p=0.5
 rollout.engine_tp=2,cluster.gpus_per_node=2 rollout.engine_memory_fraction=0.5 rollout.max_running_requests=3
-rollout.agent_workers=2 rollout.max_dropped_fraction=0.5 rollout.max_refill_batches=3
+rollout.agent_workers=2
 rollout.engine_args={chunked_prefill_size=99} validation.every=3 validation.n=3 validation.temperature=0.5
-validation.top_p=0.5 validation.files=["x"] reward.workers=2 reward.wrong=-2 reward.correct=2 reward.timeout_s=9
+validation.top_p=0.5 validation.files=["x"] reward.workers=2
 algorithm.name=grpo critic.lr=1 critic.clip_value=1 algorithm.clip_low=0.1
 algorithm.clip_high=0.5 algorithm.clip_c=5 algorithm.loss_agg=seq-mean-token-sum algorithm.normalize_by_std=false
 algorithm.filter_groups=true algorithm.importance_sampling=token algorithm.importance_threshold=3
-algorithm.kl_coef=0.1 algorithm.old_log_prob=rollout rollout.record_groups=5
+algorithm.kl_coef=0.1 algorithm.old_log_prob=rollout
 checkpoint.every_steps=3 checkpoint.reshardable=true checkpoint.asynchronous=true
 """
 FREE = {

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("trajectories")
+    folder = tmp_path_factory.mktemp("run")
     said = run_scenario("tests.verl.replay_scenario", folder)
-    rows = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "trajectories" / "trajectories.jsonl").read_text().splitlines()]
     return {**said, "rows": rows}
 
 

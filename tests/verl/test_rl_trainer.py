@@ -21,11 +21,11 @@ from retool_mcore.platforms import get_platform
 get_platform("cpu").activate()
 from ray.exceptions import RayTaskError
 from retool_mcore.errors import CheckpointError
-from retool_mcore.verl.trainer import phase_times, worker_errors_are_told
+from retool_mcore.verl.trainer import phase_times, unwrap_worker_errors
 
 def said(cause):
     try:
-        with worker_errors_are_told():
+        with unwrap_worker_errors():
             raise RayTaskError("save", "the way through Ray", cause).as_instanceof_cause()
     except Exception as error:
         return [type(error).__name__, str(error)]

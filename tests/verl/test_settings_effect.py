@@ -22,6 +22,7 @@ from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys import ppo
+from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.plugin import assert_loaded
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -60,6 +61,14 @@ def tree(*settings: str) -> Any:
 
     made = ppo.ppo_tree(load_config(RlConfig, RL, [*HERE, *settings]), get_platform("cpu"))
     return OmegaConf.create(OmegaConf.to_container(made, resolve=True))
+
+
+def tree_of_run(*settings: str) -> Any:
+    """``tree``, with the settings in the run's folder, where our parts read them."""
+    config = load_config(RlConfig, RL, [*HERE, *settings])
+    config.run.dir.mkdir(parents=True)
+    write_settings(config)
+    return tree(*settings)
 
 
 def made_by_verl(part: Any) -> Any:
@@ -149,7 +158,6 @@ def advantages(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[str, tor
     """What verl's trainer writes back to the queue of two groups of two responses: advantages and
     weights.
     """
-    from tensordict.tensorclass import NonTensorData, NonTensorStack
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils import tensordict_utils as tu
 
@@ -164,7 +172,7 @@ def advantages(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[str, tor
         },
         non_tensor_dict={},
     )
-    data["uid"] = NonTensorStack(*(NonTensorData(uid) for uid in "aabb"))
+    tu.assign_non_tensor_stack(data, "uid", list("aabb"))
     queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: written.update(fields))
     monkeypatch.setattr(trainer_base, "tq", queue)
     trainer = SimpleNamespace(config=tree("rollout.group_size=2", *settings))
@@ -305,7 +313,9 @@ def test_groups_are_filtered_by_the_answers_and_not_by_the_shaped_reward(tmp_pat
 
     settings = ("algorithm.filter_groups=true", "rollout.group_size=2", "reward.call_bonus=0.1")
     trainer = SimpleNamespace(
-        config=tree(*settings, f"run.root={tmp_path}"), trainer_mode="sync", _add_prompts_to_generate=lambda count: None
+        config=tree_of_run(*settings, f"run.root={tmp_path}"),
+        trainer_mode="sync",
+        _add_prompts_to_generate=lambda count: None,
     )
     sampler = trainer_base.PPOTrainer._build_replay_buffer(trainer)
     rows = {
@@ -325,3 +335,47 @@ def test_groups_are_filtered_by_the_answers_and_not_by_the_shaped_reward(tmp_pat
     sampler.finished_keys["train"] = {"allwrong", "differ"}
     filtered, _ = sampler._dapo_filtered_keys("train")
     assert filtered == {"allwrong"}
+
+
+def test_the_reward_that_verl_loads_is_the_runs_with_its_shaping(tmp_path: Path):
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    settings = ("reward.correct=2.0", "reward.wrong=-3.0", "reward.call_bonus=0.5", "reward.call_bonus_cap=-1.5")
+    longest = ("reward.overlong_buffer_tokens=40", "rollout.max_response_tokens=200")
+    made = get_custom_reward_fn(tree_of_run(*settings, *longest, f"run.root={tmp_path}"))
+    assert made is not None
+
+    def score(answer: str, calls: int, tokens: int) -> float:
+        counts = {"calls": calls, "malformed": 0, "response_tokens": tokens}
+        info = {"index": 0, "answer": answer, "behavior": counts}
+        return made(data_source="math", solution_str="", ground_truth="34", extra_info=info)["score"]
+
+    assert score("34", 0, 10) == 2.0
+    assert score("35", 0, 10) == -3.0
+    assert score("35", 2, 10) == -3.0 + 2 * 0.5
+    assert score("35", 9, 10) == -1.5  # the cap
+    assert score("34", 0, 180) == 2.0 - 0.5  # half of the last 40 of 200 tokens
+
+
+def test_the_reward_checks_no_longer_than_the_run_allows(tmp_path: Path):
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    made = get_custom_reward_fn(tree_of_run("reward.timeout_s=0.3", f"run.root={tmp_path}"))
+    assert made is not None
+    got = made(
+        data_source="math", solution_str=r"\boxed{9^{9^{9^{9}}}}", ground_truth=r"\frac{355}{113}", extra_info={}
+    )
+    assert (got["score"], got["check_failed"]) == (-1.0, 1.0)
+
+
+def test_the_router_remembers_as_many_trajectories_as_the_run_has_in_flight(tmp_path: Path):
+    from omegaconf import OmegaConf
+
+    from retool_mcore.verl.router import Router
+
+    settings = [*HERE, "train.prompts_per_step=6000", "train.mini_batch_prompts=6000", f"run.root={tmp_path}"]
+    made = tree_of_run(*settings[1:])
+    file = OmegaConf.load(made.actor_rollout_ref.rollout.router_config_path)
+    router = Router({"a": None, "b": None}, file)
+    first = {name: router.acquire_server(name) for name in map(str, range(12_000))}
+    assert {name: router.acquire_server(name) for name in first} == first

@@ -21,7 +21,7 @@ pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.ppo import ppo_tree
-from retool_mcore.verl.keys.rollout import write_agent_loop
+from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.plugin import assert_loaded
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -63,7 +63,6 @@ def logprob_of(token_id: int) -> float:
 
 def sampled(config: RlConfig, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, *, validate: bool) -> tuple[Any, Any]:
     """What verl's worker stores of one prompt, and the parameters of each request for it."""
-    from tensordict.tensorclass import NonTensorData, NonTensorStack
     from verl.experimental.agent_loop import agent_loop
     from verl.trainer.ppo.v1 import agent_loop_tq
     from verl.utils import tensordict_utils as tu
@@ -89,7 +88,7 @@ def sampled(config: RlConfig, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, *
         await asyncio.gather(*worker.background_tasks)
 
     config.run.dir.mkdir(parents=True, exist_ok=True)
-    write_agent_loop(config)
+    write_settings(config)
     tree = ppo_tree(config, get_platform("cpu"))
     from omegaconf import OmegaConf
 
@@ -101,8 +100,8 @@ def sampled(config: RlConfig, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, *
         tensor_dict={"index": torch.tensor([0]), "row": torch.tensor([0]), "held_out": torch.tensor([validate])},
         non_tensor_dict={"global_steps": 3, "validate": validate},
     )
-    prompts["uid"] = NonTensorStack(NonTensorData("u"))
-    prompts["raw_prompt"] = NonTensorStack(NonTensorData(messages))
+    tu.assign_non_tensor_stack(prompts, "uid", ["u"])
+    tu.assign_non_tensor_stack(prompts, "raw_prompt", [messages])
     worker = Worker()
     asyncio.run(run(worker))
     return stored, worker.llm_client.asked

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.config import EvaluationConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
+from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
-from retool_mcore.platforms.records import Device, Host, Rollout, Training
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages whose wheels are linked against CUDA
 MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
@@ -28,20 +28,20 @@ class Cpu(Platform):
     name = "cpu"
     verl_platform = "cpu"
     # Ray's GPUs are only a logical count here: ray.init(num_gpus=<processes>).
-    device = Device(name="cpu", comm_backend="gloo", ray_resource="GPU", peak_flops=None)
-    training = Training(
+    device = DeviceFacts(name="cpu", comm_backend="gloo", ray_resource="GPU", peak_flops=None)
+    training = TrainingFacts(
         dtypes=("float32", "bfloat16"),
         engine_config_class="retool_mcore.platforms.cpu.engine_config.CpuEngineConfig",
         external_lib="retool_mcore.platforms.cpu.engine",
         transformer_options={"attention_backend": "auto"},
     )
-    rollout = Rollout(
+    rollout = RolloutFacts(
         engine="sglang",
         free_cache_engine=False,  # SGLang's release_memory_occupation frees nothing on CPU
         enforce_eager=True,
         weight_transport=("tcp", "retool_mcore.platforms.cpu.weights"),
     )
-    host = Host(shm_gib=0.5, open_files=4096, has_devices=False)  # a laptop's run needs a tenth of a cluster's
+    host = HostFacts(shm_gib=0.5, open_files=4096, has_devices=False)  # a laptop's run needs a tenth of a cluster's
 
     def check_machine(self) -> None:
         import torch
@@ -119,7 +119,7 @@ class Cpu(Platform):
         self.activate()
         import retool_mcore.platforms.cpu.verl_platform  # noqa: F401
 
-    def server_devices(self, config: RlConfig) -> list[list[int]]:
+    def server_devices(self, config: EvaluationConfig) -> list[list[int]]:
         """One server without devices: a second would share the same cores and only cost memory."""
         return [[]]
 

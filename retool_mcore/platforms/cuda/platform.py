@@ -15,8 +15,8 @@ from typing import Any
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
+from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
-from retool_mcore.platforms.records import Device, Rollout, Training
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is missing
 TRANSFORMER_ENGINE = "transformer_engine"
@@ -29,13 +29,13 @@ class Cuda(Platform):
 
     name = "cuda"
     verl_platform = "nvidia"
-    device = Device(
+    device = DeviceFacts(
         name="cuda",
         comm_backend="cpu:gloo,cuda:nccl",
         ray_resource="GPU",
         peak_flops=989e12,  # H100 and H200 SXM, dense bfloat16, NVIDIA's data sheet
     )
-    training = Training(
+    training = TrainingFacts(
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
         external_lib="retool_mcore.platforms.cuda.engine",
@@ -51,7 +51,9 @@ class Cuda(Platform):
         # before.
         ddp_options={"overlap_grad_reduce": True},
     )
-    rollout = Rollout(engine="sglang", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
+    rollout = RolloutFacts(
+        engine="sglang", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None)
+    )
 
     def check_machine(self) -> None:
         import torch
@@ -150,7 +152,9 @@ class Cuda(Platform):
         return float(torch.cuda.utilization())
 
     def rollout_engine_kwargs(self) -> dict[str, Any]:
-        return {}
+        # Capturing SGLang's graphs of prefills takes a minute of each start. rollout.engine_args
+        # can ask for them.
+        return {"cuda_graph_backend_prefill": "disabled"}
 
     def only_devices(self, indices: Sequence[int]) -> dict[str, str]:
         name = "CUDA_VISIBLE_DEVICES"

@@ -15,11 +15,12 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.refused import ENGINE_LOG_PROB_KEYS, RL_KEYS, refuse
 from retool_mcore.verl.keys.rollout import TRAINER_MODES, VERL, algorithm_keys, async_keys, rollout_keys, sampler_keys
+from retool_mcore.verl.run_settings import RUN_CONFIG
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: where Ray workers find the run's own settings
+_RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: the file of the run's own settings
 
 
 def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
         "sequence_parallel": sequence_parallel,
         "use_distributed_optimizer": True,
         "use_mbridge": True,
-        "vanilla_mbridge": config.model.bridge == "mbridge",
+        "vanilla_mbridge": True,  # ARCHITECTURE.md, "The bridge"
         "dtype": config.model.dtype,
         "seed": config.run.seed,
         "dist_ckpt_optim_fully_reshardable": config.checkpoint.reshardable,
@@ -246,24 +247,11 @@ def _optimizer_keys(role: str, config: RlConfig) -> dict[str, Any]:
 
 
 def _reward_keys(config: RlConfig) -> dict[str, Any]:
-    from retool_mcore.reward import score
-
     return {
         "reward.num_workers": config.reward.workers,
-        "reward.custom_reward_function.path": score.__file__,
+        "reward.custom_reward_function.path": str(VERL / "reward.py"),
         "reward.custom_reward_function.name": "compute_score",
-        "reward.custom_reward_function.reward_kwargs": {
-            "correct": config.reward.correct,
-            "wrong": config.reward.wrong,
-            "timeout_s": config.reward.timeout_s,
-            "shaping": {
-                "call_bonus": config.reward.call_bonus,
-                "call_bonus_cap": config.reward.call_bonus_cap,
-                "overlong_buffer_tokens": config.reward.overlong_buffer_tokens,
-                "overlong_limit_tokens": config.rollout.max_response_tokens,
-                "require_format": config.reward.require_format,
-            },
-        },
+        "reward.custom_reward_function.reward_kwargs": {RUN_CONFIG: str(config.run.config_file)},
     }
 
 
@@ -296,7 +284,7 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.test_freq": config.validation.every or -1,
         "trainer.val_before_train": False,
         "trainer.v1.trainer_mode": TRAINER_MODES[config.train.mode],
-        _RUN_CONFIG_KEY: str(run_dir / "config.toml"),
+        _RUN_CONFIG_KEY: str(config.run.config_file),
     }
     if not platform.host.has_devices:
         keys |= _small_machine_keys()
@@ -341,8 +329,8 @@ def _resume_keys(resume: Path | None) -> dict[str, Any]:
     return {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(resume.absolute())}
 
 
-def run_config_file(tree: DictConfig) -> Path:
-    """The file of the run's settings, found through verl's tree inside a Ray worker."""
+def run_config_of(tree: DictConfig) -> str:
+    """The path of the run's settings, as verl's tree names it to our trainer."""
     from omegaconf import OmegaConf
 
-    return Path(OmegaConf.select(tree, _RUN_CONFIG_KEY))
+    return str(OmegaConf.select(tree, _RUN_CONFIG_KEY))

@@ -11,9 +11,10 @@ from typing import Any
 
 import yaml
 
-from retool_mcore.config import Algorithm, RlConfig, RlTrain, RunConfig
+from retool_mcore.config import Algorithm, EvaluationConfig, RlConfig, RlTrain, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.run_settings import RUN_CONFIG
 
 VERL = Path(__file__).parents[1]  # the folder of the files that verl loads by path
 
@@ -45,7 +46,7 @@ def algorithm_keys(config: RlConfig) -> dict[str, Any]:
         "algorithm.adv_estimator": ESTIMATORS[a.name],
         "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
         "algorithm.use_kl_in_reward": False,
-        # verl then fetches prompts one by one; the sampler does the filtering, see sampler_keys.
+        # verl then fetches prompts one by one; our replay buffer does the filtering.
         "algorithm.filter_groups.enable": a.filter_groups,
         "algorithm.rollout_correction.rollout_is": None if a.importance_sampling == "off" else a.importance_sampling,
         "algorithm.rollout_correction.rollout_is_threshold": a.importance_threshold,
@@ -116,7 +117,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     return keys | {engine_kwargs + key: value for key, value in engine_args(config, platform).items()}
 
 
-def engine_args(config: RlConfig, platform: Platform) -> dict[str, Any]:
+def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict[str, Any]:
     """The rollout engine's own arguments, for training and evaluation.
 
     Raises ConfigError like ``check_engine_args``.
@@ -128,7 +129,7 @@ def engine_args(config: RlConfig, platform: Platform) -> dict[str, Any]:
     return {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
 
 
-def check_engine_args(config: RlConfig, platform: Platform) -> None:
+def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> None:
     """Raise ConfigError for unknown ``rollout.engine_args``, or those that a setting decides.
 
     The known names are read from SGLang's source, because importing it takes seconds and a device.
@@ -164,20 +165,7 @@ def sampler_keys(config: RlConfig) -> dict[str, Any]:
     return {
         sampler + "custom_sampler.path": str(VERL / "replay.py"),
         sampler + "custom_sampler.name": "SyncReplay" if config.train.mode == "sync" else "AsyncReplay",
-        sampler + "sampler_kwargs": {
-            "group_size": config.rollout.group_size,
-            "val_group_size": config.validation.n,
-            "compares_groups": config.algorithm.name == "grpo",
-            "seed": config.run.seed,
-            "max_dropped_fraction": config.rollout.max_dropped_fraction,
-            "max_refill_batches": config.rollout.max_refill_batches,
-            "trajectory_dir": str(config.run.dir.absolute() / "trajectories"),
-            "record_groups": config.rollout.record_groups,
-            "train_batch_size": config.train.prompts_per_step,
-            # Filter by the answer, not the reward: a group that is all wrong teaches nothing about
-            # answers, however its reward is shaped.
-            "filter_groups_metric": "acc" if config.algorithm.filter_groups else None,
-        },
+        sampler + "sampler_kwargs": {RUN_CONFIG: str(config.run.config_file)},
         sampler + "max_off_policy_threshold": _age_limit(config.train),
         sampler + "max_off_policy_strategy": config.train.when_stale,
         "trainer.v1.colocate_async.num_warmup_batches": config.train.prefetch_batches,
@@ -224,25 +212,20 @@ def trajectories_in_flight(config: RlConfig) -> int:
 
 
 def agent_loop_file(config: RunConfig) -> Path:
-    """Where ``write_agent_loop`` puts the file through which verl finds our agent loop."""
+    """Where ``write_settings`` puts the file through which verl finds our agent loop."""
     return config.run.dir.absolute() / "agent_loop.yaml"
 
 
 def router_file(config: RunConfig) -> Path:
-    """Where ``write_agent_loop`` names our class that routes trajectories to engines."""
+    """Where ``write_settings`` names our class that routes trajectories to engines."""
     return config.run.dir.absolute() / "router.yaml"
 
 
-def write_agent_loop(config: RlConfig) -> None:
-    """Write the file from which Ray workers make the agent loop, with all of the run's settings.
-
-    Also write the router's file.
-    """
-    router = {"router_class": "retool_mcore.verl.router.Router", "trajectories": trajectories_in_flight(config)}
+def write_settings(config: RlConfig) -> None:
+    """Write what Ray workers read: the run's settings; how to make our agent loop and router."""
+    config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
+    run_config = {RUN_CONFIG: str(config.run.config_file)}
+    router = {"router_class": "retool_mcore.verl.router.Router", **run_config}
     router_file(config).write_text(yaml.safe_dump(router, sort_keys=False), encoding="utf-8")
-    entry = {
-        "name": AGENT_NAME,
-        "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop",
-        "settings_json": config.model_dump_json(),
-    }
+    entry = {"name": AGENT_NAME, "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop", **run_config}
     agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")

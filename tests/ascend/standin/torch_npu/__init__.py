@@ -11,6 +11,7 @@ import sys
 import types
 
 import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 CALLS: list[str] = []  # what was asked of torch.npu, in order
 NUM_DEVICES = 8
@@ -61,5 +62,5 @@ _answer("get_device_capability", None)
 _npu.mstx = types.SimpleNamespace()  # the profiler's marks, which verl imports by name
 sys.modules["torch_npu.npu"] = _npu
 
-torch.utils.rename_privateuse1_backend("npu")
+rename_privateuse1_backend("npu")
 torch._register_device_module("npu", _npu)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class DeviceFacts:
     """What torch, verl and Ray call the device, and how fast it is."""
 
     name: str  # torch's and verl's
@@ -18,7 +18,7 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingFacts:
     """How Megatron is built here; read by verl/keys."""
 
     dtypes: tuple[str, ...]  # what model.dtype may be, the usual one first
@@ -29,7 +29,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout:
+class RolloutFacts:
     """How the rollout engine starts and gets its weights; read by verl/keys and the evaluation."""
 
     engine: str  # verl's name for it
@@ -41,7 +41,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostFacts:
     """What a run needs of the machine around its devices; read by preflight and by Ray's start."""
 
     shm_gib: float = 16.0  # Ray's object store and the data of a weight update

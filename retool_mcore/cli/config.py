@@ -1,0 +1,76 @@
+"""`retool config`: what every key of a run file means."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
+
+import typer
+
+from retool_mcore.cli.common import guarded
+from retool_mcore.config.reference import RUNS, Entry, reference
+from retool_mcore.errors import ConfigError
+
+app = typer.Typer()
+WIDTH = 100
+INDENT = " " * 4
+
+
+@app.command("config")
+@guarded
+def config(
+    name: Annotated[str, typer.Argument(help="a section, or section.key; all by default", show_default=False)] = "",
+    *,
+    explain: Annotated[bool, typer.Option("--explain", help="print type, default and meaning of keys")],
+    run: Annotated[
+        Literal["sft", "rl"] | None, typer.Option(help="only what this kind of run has", show_default=False)
+    ] = None,
+) -> None:
+    """Explain the keys of a run file: all, those of one section, or one."""
+    runs = (run,) if run else tuple(RUNS)
+    entries = find(reference(runs), name, runs)
+    typer.echo("\n\n".join(map(written, entries)))
+
+
+def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry]:
+    """The entries of a section or a key, or all for "".
+
+    Raises ConfigError with the nearest name when there is none.
+    """
+    name = name.strip("[]")
+    found = [entry for entry in entries if name in ("", entry.key, entry.section)]
+    if found:
+        return found
+    what = "setting" if "." in name else "section"
+    owners = {run.upper() for entry in reference() if name in (entry.key, entry.section) for run in entry.runs}
+    if owners:
+        raise ConfigError(f"{name} is a {what} of {' and '.join(owners)} only. Leave out --run {runs[0]}.")
+    raise ConfigError(f"{name} is not a {what} of a run file{_nearest(entries, name)}")
+
+
+def _nearest(entries: Iterable[Entry], name: str) -> str:
+    """Look among whole keys for a name with a dot, else among sections and the keys' own names."""
+    known: dict[str, list[str]] = {}
+    for entry in entries:
+        called = entry.key if "." in name else entry.key.rpartition(".")[2]
+        if entry.key not in known.setdefault(called, []):
+            known[called].append(entry.key)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"; did you mean {' or '.join(known[close[0]])}?"
+    return f"; the sections are {', '.join(dict.fromkeys(entry.section for entry in entries))}."
+
+
+def written(entry: Entry) -> str:
+    """An entry as lines of at most WIDTH characters: its name and facts, then its explanation."""
+    owners = " and ".join(run.upper() for run in entry.runs)
+    default = entry.default if entry.default == "required" else f"default {entry.default}"
+    name = entry.key if entry.kind else f"[{entry.key}]"
+    facts = f"{name}: {entry.kind}; {default}; {owners}" if entry.kind else f"{name}: {owners}"
+    head = textwrap.fill(facts, WIDTH, subsequent_indent=INDENT, break_on_hyphens=False)
+    body = textwrap.fill(
+        entry.explanation, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+    )
+    return f"{typer.style(name, bold=True)}{head.removeprefix(name)}\n{body}"

@@ -1,0 +1,33 @@
+"""torchrun, for programs that tell a user's mistake themselves.
+
+python -m retool_mcore.cli.torchrun [torchrun's options] PROGRAM [arguments]
+
+When a rank ends with a clear error, torchrun itself adds a traceback of its own, and the error is
+no longer the last that a user reads.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from retool_mcore.cli.common import TOLD
+
+
+def main() -> None:
+    """Run torchrun; end with ``TOLD`` where a rank did, because it has said why."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun  # pyright: ignore[reportUnknownVariableType]  half typed
+
+    # Of ranks that failed it logs what ChildFailedError says again.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    try:
+        torchrun()
+    except ChildFailedError as error:
+        _, first = error.get_first_failure()
+        if first.exitcode == TOLD:
+            raise SystemExit(TOLD) from error
+        raise
+
+
+if __name__ == "__main__":
+    main()

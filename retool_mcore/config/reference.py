@@ -1,0 +1,101 @@
+"""What there is to know of every key of a run file, read off the schema itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from retool_mcore.config.rl import RlConfig
+from retool_mcore.config.sampling import OF_ROLLOUT, Validation
+from retool_mcore.config.sft import SftConfig
+from retool_mcore.config.shared import RunConfig
+
+RUNS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
+NAMES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A key, or with ``kind`` "" a section, and what it means in the runs that have it alike."""
+
+    section: str
+    key: str  # "train.steps"; of a section, and of the one key that is a section, its name
+    kind: str  # the type in words
+    default: str  # as TOML, "rollout.top_p" for another key's value, or "required"
+    explanation: str
+    runs: tuple[str, ...] = ()
+
+
+def reference(runs: Sequence[str] = tuple(RUNS)) -> list[Entry]:
+    """All sections of the given runs in the order of a run file, each followed by its keys.
+
+    An entry that reads alike in several runs stands there once.
+    """
+    found: dict[Entry, tuple[str, ...]] = {}
+    for run in runs:
+        for entry in _entries(RUNS[run]):
+            found[entry] = (*found.get(entry, ()), run)
+    order = list(dict.fromkeys(entry.section for entry in found))
+    whole = [replace(entry, runs=owners) for entry, owners in found.items()]
+    return sorted(whole, key=lambda entry: (order.index(entry.section), entry.kind != ""))
+
+
+def _entries(run: type[RunConfig]) -> Iterator[Entry]:
+    for section, field in run.model_fields.items():
+        model = field.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            yield Entry(section=section, key=section, kind="", default="", explanation=_one_line(model.__doc__))
+            for name, inner in model.model_fields.items():
+                copied = model is Validation and name in OF_ROLLOUT
+                default = f"rollout.{OF_ROLLOUT[name]}" if copied else default_of(inner)
+                yield _entry(section, f"{section}.{name}", inner, default)
+        elif not field.exclude:
+            yield _entry(section, section, field, default_of(field))
+
+
+def _entry(section: str, key: str, field: FieldInfo, default: str) -> Entry:
+    explanation = _one_line(field.description)
+    return Entry(section=section, key=key, kind=kind_of(field), default=default, explanation=explanation)
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def default_of(field: FieldInfo) -> str:
+    return "required" if field.is_required() else json.dumps(field.default)
+
+
+def kind_of(field: FieldInfo) -> str:
+    """The field's type and bounds in words."""
+    of, arguments = get_origin(field.annotation), get_args(field.annotation)
+    if of is Literal:
+        return f"one of {', '.join(map(json.dumps, arguments))}"
+    if of is dict:
+        return "a table"
+    if of is list:
+        if get_origin(arguments[0]) is Literal:
+            return f"a list of any of {', '.join(map(json.dumps, get_args(arguments[0])))}"
+        least = _bound(field, "min_length")
+        plural = NAMES[arguments[0]].removeprefix("a ") + "s"
+        return f"a list of {plural}" + (f", at least {least}" if least else "")
+    pattern = _bound(field, "pattern")
+    return NAMES[field.annotation] + (f" that matches {pattern}" if pattern else "") + _range(field)
+
+
+def _range(field: FieldInfo) -> str:
+    above, least, below, most = (_bound(field, name) for name in ("gt", "ge", "lt", "le"))
+    if below is None and most is None:
+        return f", {least} or more" if least is not None else f" above {above}" if above is not None else ""
+    start = f" from {least} to" if least is not None else f" above {above} and"
+    end = f"below {below}" if below is not None else f"{most}" if least is not None else f"at most {most}"
+    return f"{start} {end}"
+
+
+def _bound(field: FieldInfo, name: str) -> Any:
+    return next((found for each in field.metadata if (found := getattr(each, name, None)) is not None), None)

@@ -1,0 +1,166 @@
+"""How responses are sampled, in training and on held-out problems: prompts, tool loop, sandbox."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field
+
+from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
+
+# Settings of [validation] -> those of [rollout] that they are when left out.
+OF_ROLLOUT = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
+
+
+class Prompts(Section):
+    """The problems that answers are sampled to."""
+
+    max_prompt_tokens: PositiveInt
+    """Longest prompt in tokens, as the model's chat template renders it; more is an error."""
+
+
+class ToolLoop(Section):
+    """The loop of one response, and the engines that serve it.
+
+    Training, its validation and `retool eval` have it in common.
+    """
+
+    protocol: str = "hermes"
+    """How calls and results are written: "hermes" or "retool" (rollout/protocol.py)."""
+
+    tool: bool = True
+    """False: text only, the baseline of the paper's comparison."""
+
+    max_turns: PositiveInt = 8
+    """Turns of the model in one trajectory; the last one's call is not run."""
+
+    max_response_tokens: PositiveInt
+    """Longest response in tokens, interpreter output included."""
+
+    calls_per_turn: Literal["first", "all"] = "first"
+    """Cut a turn at its first call, or run all of its calls."""
+
+    max_tool_output_tokens: PositiveInt = 512
+    """Tokens shown of one result; a longer one is cut in the middle, and the model is told."""
+
+    max_tool_s: PositiveFloat = 300.0
+    """Interpreter time per trajectory, in seconds; beyond it the trajectory ends."""
+
+    max_malformed_calls: PositiveInt = 3
+    """Malformed calls in a row at which the trajectory ends."""
+
+    max_outage_s: PositiveFloat = 60.0
+    """Seconds to retry a call while the sandbox is away; then the trajectory is dropped."""
+
+    engine_tp: PositiveInt = 1
+    """GPUs that share one engine, by tensor parallelism."""
+
+    engine_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    """Share of a device's memory for the engine.
+
+    SGLang: for weights and cache, of what is free when it starts; vLLM: for everything, of all.
+    """
+
+    max_running_requests: PositiveInt = 64
+    """Requests that one engine samples at the same time; others wait."""
+
+    engine_args: dict[str, Any] = Field(default={})
+    """The engine's own settings, by its names for them: attention_backend = "triton"."""
+
+
+class Rollout(ToolLoop):
+    """How training samples its groups of responses: the loop of one, and the engines for it.
+
+    Its validation and `retool eval` have that loop in common.
+    """
+
+    group_size: PositiveInt
+    """Responses per prompt, GRPO's G."""
+
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; 1 samples from the model's own probabilities."""
+
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the likeliest tokens that have this probability together; 1: from all."""
+
+    max_refill_batches: PositiveInt = 10
+    """Most prompts in place of filtered, failed or stale ones, per step, in batches of prompts."""
+
+    max_dropped_fraction: Fraction = 0.02
+    """Fraction of a batch that sandbox or engine outages may cost; above it the run stops."""
+
+    record_groups: Annotated[int, Field(ge=0)] = 2
+    """Groups per step, and per validation, that are written to trajectories/; 0: none."""
+
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs of [cluster] that serve rollouts and do not train, in train.mode "async"; else 0.
+
+    Of several nodes they are whole ones. With 0, the engines share all GPUs with the trainer.
+    """
+
+    agent_workers: PositiveInt = 1
+    """Processes that run the loops of trajectories, over all nodes."""
+
+
+class HeldOut(Section):
+    """How a policy is scored on held-out problems."""
+
+    files: list[str] = Field(default=[])
+    """As in Validation; none where `retool eval` is told its problems by --data."""
+
+    n: PositiveInt
+    """Samples per problem."""
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Sampling temperature; 0: always the likeliest token."""
+
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """As rollout.top_p, for held-out problems."""
+
+
+class Validation(HeldOut):
+    """When and how a run's own validation and `retool eval` score the policy on held-out problems.
+
+    When n, temperature or top_p is left out, it is group_size, temperature or top_p of [rollout].
+    """
+
+    files: list[str] = Field(min_length=1)
+    """Parquet, as data.train_file; problems are numbered across all files."""
+
+    every: Every
+    """Steps between two validations, and one after the last step; 0: never."""
+
+
+def sampled_as_rollout(tree: Any) -> Any:
+    """Fill the sampling settings that [validation] leaves out from [rollout], in a run's tree."""
+    if not isinstance(tree, dict):
+        return tree
+    sections = cast("dict[str, Any]", tree)
+    rollout, validation = sections.get("rollout"), sections.get("validation")
+    if not (isinstance(rollout, dict) and isinstance(validation, dict)):
+        return sections
+    sampling, own = cast("dict[str, Any]", rollout), cast("dict[str, Any]", validation)
+    given = {name: sampling[theirs] for name, theirs in OF_ROLLOUT.items() if theirs in sampling}
+    return {**sections, "validation": {**given, **own}}
+
+
+class SandboxSettings(Section):
+    """Where the model's code runs, and what one execution may use."""
+
+    where: list[str] = Field(default=["local"], min_length=1)
+    """["local"]: in processes of the run; or URLs that speak SandboxFusion's protocol."""
+
+    min_level: Literal["gvisor", "namespaces", "landlock", "rlimits"] = "rlimits"
+    """The weakest isolation to accept, strongest first here; see sandbox/README.md.
+
+    Less is an error at start. The strongest that works is taken, but "gvisor" only if asked for.
+    """
+
+    workers: PositiveInt = 2
+    """Concurrent executions per node."""
+
+    run_timeout_s: PositiveFloat = 10.0
+    """Seconds that one execution may run before it is killed."""
+
+    memory_limit_mb: PositiveInt = 1024
+    """Memory of one execution, in MB."""

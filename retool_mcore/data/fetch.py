@@ -1,0 +1,108 @@
+"""The published data that the shipped configurations name, made ready for training.
+
+ReTool's SFT traces, DAPO-Math-17k, and AIME of 2024 and 2025, each from the hub or, without a
+network, from a folder to which somebody has copied it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.data.convert import Conversion, convert_sft
+from retool_mcore.data.files import write_parquet
+from retool_mcore.data.prompts import plain_problem
+from retool_mcore.data.rl import convert_rl, normalised
+from retool_mcore.data.sources import read_source
+from retool_mcore.errors import DataError
+
+VAL_ROWS = 100  # of ReTool-SFT's 2000; the published guide validates on its training file
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set on the hub, and the files that are made of it."""
+
+    hub: str
+    files: tuple[str, ...]
+    split: str = "train"
+
+
+SFT = Published("JoeYing/ReTool-SFT", ("retool_sft_train.parquet", "retool_sft_val.parquet"))
+RL = (
+    Published("BytedTsinghua-SIA/DAPO-Math-17k", ("dapo_math_17k.parquet",)),
+    Published("Maxwell-Jia/AIME_2024", ("aime_2024.parquet",), "test"),
+    Published("yentinglin/aime_2025", ("aime_2025.parquet",), "test"),
+)
+
+
+def fetch(folder: Path, local: Path | None, tell: Callable[[str], None]) -> None:
+    """Write to ``folder`` whatever is not there yet, and ``tell`` a line of each data set.
+
+    ``local``: a folder that holds the data sets, as ``local/owner/name`` or ``local/name``. Raises
+    DataError at the end with all that could not be had, and where to place it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    failed: dict[Published, DataError] = {}
+    for published in (SFT, *RL):
+        if all((folder / file).exists() for file in published.files):
+            tell(f"{published.hub}: {' and '.join(published.files)} already there")
+            continue
+        try:
+            lines = _make(published, folder, _source(published, local))
+        except DataError as error:
+            failed[published] = error
+            tell(f"{published.hub}: failed")
+        else:
+            tell(f"{published.hub}: {'; '.join(lines)}")
+    if failed:
+        places = local or Path("HUB")
+        wanted = "; ".join(f"{each.hub} ({error})" for each, error in failed.items())
+        raise DataError(
+            f"{len(failed)} data sets are missing: {wanted}. Where there is no network, copy each to "
+            f"{places}/owner/name and give --local {places}; what was written is kept"
+        )
+
+
+def _source(published: Published, local: Path | None) -> str:
+    if local is None:
+        return published.hub
+    places = (local / published.hub, local / Path(published.hub).name)
+    return str(next((place for place in places if place.exists()), places[0]))
+
+
+def _make(published: Published, folder: Path, source: str) -> list[str]:
+    if published is SFT:
+        report = asyncio.run(convert_sft(list(read_source(source, ("messages",))), Conversion()))
+        parts = split_by_problem(report.rows, VAL_ROWS)
+    else:
+        (file,) = published.files
+        report = convert_rl(read_source(source), Path(file).stem, published.split)
+        parts = (report.rows,)
+    for file, rows in zip(published.files, parts, strict=True):
+        write_parquet(folder / file, rows)
+    counts = [f"{len(rows)} rows in {folder / file}" for file, rows in zip(published.files, parts, strict=True)]
+    return [*counts, *([f"{len(report.rejects)} rejected"] if report.rejects else [])]
+
+
+def split_by_problem(
+    rows: Sequence[Mapping[str, Any]], held_out: int
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Split SFT rows into training and about ``held_out`` validation rows, no problem in both.
+
+    The same rows are held out each time. At most a tenth of the rows are.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        question = next(message["content"] for message in row["messages"] if message["role"] == "user")
+        groups.setdefault(normalised(plain_problem(question)), []).append(row)
+    order = sorted(groups)
+    random.Random(0).shuffle(order)
+    val: list[Mapping[str, Any]] = []
+    while order and len(val) < min(held_out, len(rows) // 10):
+        val += groups[order.pop()]
+    return [row for problem in order for row in groups[problem]], val

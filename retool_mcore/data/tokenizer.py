@@ -1,0 +1,55 @@
+"""What we use of transformers' tokenizers, with types: its own say only half of them."""
+
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def from_pretrained(path: str) -> PreTrainedTokenizerBase:
+    """Read a tokenizer. Raises whatever transformers raises; see ``chat.load_tokenizer``."""
+    from transformers import AutoTokenizer
+
+    return cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(path))
+
+
+def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Where the tokenizer came from: a directory or a hub name; "" if it was made in memory."""
+    return cast("str", tokenizer.name_or_path)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids [T] of a text, with nothing added."""
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, clean_up: bool | None = None) -> str:
+    """The text of token ids [T], control tokens included.
+
+    ``clean_up``: whether spaces before punctuation are removed; None: as the tokenizer is set.
+    """
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=clean_up)
+    assert isinstance(text, str), "one sequence decodes to one string"
+    return text
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    add_generation_prompt: bool,
+) -> str:
+    """One conversation as text. Raises jinja2.TemplateError when the template refuses it."""
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in messages],
+        tools=[dict(tool) for tool in tools] if tools else None,
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+    )
+    assert isinstance(text, str), "apply_chat_template(tokenize=False) of one conversation gives one string"
+    return text

@@ -1,0 +1,271 @@
+"""Where a run's numbers go beside ``metrics.jsonl``: the libraries that ``run.trackers`` names.
+
+Each is imported only when it is asked for, and keeps its files in a folder of its name in the run's
+folder. There ``retool.json`` holds the id of the library's run and the last step written to it: a
+run that resumes continues that one, and one that starts at its first step begins another. Only
+TensorBoard can forget a step. The other libraries hold what they were given, so a step that is
+repeated after a resume is not written to them again: they show its first numbers, ``metrics.jsonl``
+and TensorBoard its last.
+
+A library that fails, at the start or later, is logged once and left alone for the rest of the run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from retool_mcore.config import JobConfig
+from retool_mcore.config.base import is_table
+from retool_mcore.errors import ConfigError
+from retool_mcore.run.folder import write_whole
+
+logger = logging.getLogger(__name__)
+
+PROJECT = "retool"
+FAILED = "The tracker %s failed and is switched off; the run goes on."
+LOGIN_WAIT_S = 30.0  # a prompt goes to a log, where nobody sees it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a tracker is opened with: the run's name, its folder, its settings, where it goes on."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    resumed_step: int
+
+
+class Tracker(Protocol):
+    """One library's record of one run. Any method may raise whatever the library raises."""
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in ``tensorboard/``; TensorBoard drops the steps after the resumed one."""
+
+    def __init__(self, start: Start) -> None:
+        board: Any = importlib.import_module("torch.utils.tensorboard")
+        self._board = board.SummaryWriter(str(start.folder / "tensorboard"), purge_step=start.resumed_step + 1)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._board.add_scalar(name, value, step)
+        self._board.flush()  # a resumed run does not write again what a killed process failed to flush
+
+    def close(self) -> None:
+        self._board.close()
+
+
+class _Memory:
+    """``retool.json``: the id of a library's run, and the last step that it was given."""
+
+    def __init__(self, folder: Path, resumed_step: int) -> None:
+        self._path = folder / "retool.json"
+        found: dict[str, Any] = {}
+        if resumed_step and self._path.exists():
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        self.id: str = found.get("id", "")
+        self.step: int = found.get("step", 0)
+
+    def keep(self, *, id: str | None = None, step: int | None = None) -> None:
+        self.id, self.step = id or self.id, self.step if step is None else step
+        write_whole(self._path, json.dumps({"id": self.id, "step": self.step}) + "\n")
+
+
+class _Library:
+    """A tracker that cannot forget a step, and so is given each step once."""
+
+    folder_name: str
+
+    def __init__(self, start: Start) -> None:
+        self.folder = start.folder.absolute() / self.folder_name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._memory = _Memory(self.folder, start.resumed_step)
+        known = self._memory.id
+        self._memory.keep(id=self.open(start, known))
+
+    def open(self, start: Start, known: str) -> str:
+        """Continue the library's run ``known``, or begin one if it is ""; returns its id."""
+        raise NotImplementedError
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        if step > self._memory.step:
+            self.log(step, numbers)
+            self._memory.keep(step=step)
+
+
+class Wandb(_Library):
+    """Weights & Biases, in ``wandb/``.
+
+    Online the server continues the run and refuses steps that it holds. With WANDB_MODE=offline
+    every start writes files of its own under the same id; ``wandb sync`` puts them together.
+    """
+
+    folder_name = "wandb"
+
+    def open(self, start: Start, known: str) -> str:
+        wandb: Any = importlib.import_module("wandb")
+        self._run = wandb.init(
+            project=PROJECT,
+            name=start.name,
+            dir=str(self.folder.parent),
+            config=dict(start.config),
+            id=known or uuid.uuid4().hex[:12],
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True, login_timeout=LOGIN_WAIT_S),
+        )
+        return str(self._run.id)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step, commit=True)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class SwanLab(_Library):
+    """SwanLab, in ``swanlab/``.
+
+    Online it continues the run. With SWANLAB_MODE=offline every start writes files of its own under
+    the same id, which ``swanlab sync`` uploads one by one.
+    """
+
+    folder_name = "swanlab"
+
+    def open(self, start: Start, known: str) -> str:
+        swanlab: Any = importlib.import_module("swanlab")
+        id_ = known or uuid.uuid4().hex[:12]
+        self._run = swanlab.init(
+            project=PROJECT,
+            name=start.name,
+            log_dir=str(self.folder),
+            config=dict(start.config),
+            id=id_,
+            resume="allow",
+            settings=swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}),
+        )
+        return id_
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow(_Library):
+    """MLflow, in a database ``mlflow/mlflow.db``, or on the server of MLFLOW_TRACKING_URI.
+
+    It would show a repeated step twice. The settings are those of the first start, since its
+    parameters cannot change. A write waits for the server.
+    """
+
+    folder_name = "mlflow"
+
+    def open(self, start: Start, known: str) -> str:
+        mlflow: Any = importlib.import_module("mlflow")
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        server = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = mlflow.MlflowClient(tracking_uri=server or f"sqlite:///{self.folder}/mlflow.db")
+        self._id = known or self._begin(start, None if server else (self.folder / "artifacts").as_uri())
+        self._client.update_run(self._id, status="RUNNING")
+        return self._id
+
+    def _begin(self, start: Start, artifacts: str | None) -> str:
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT, artifacts)
+        begun = str(self._client.create_run(number, run_name=start.name).info.run_id)
+        parameters = [self._entities.Param(_mlflow_name(key), str(value)) for key, value in _flat(start.config)]
+        self._client.log_batch(begun, params=parameters)
+        return begun
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        now_ms = int(time.time() * 1000)
+        metrics = [
+            self._entities.Metric(_mlflow_name(name), float(value), now_ms, step) for name, value in numbers.items()
+        ]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+def _mlflow_name(name: str) -> str:
+    """MLflow's names have no "@" and the like: "mean@8" is its "mean_8"."""
+    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if is_table(value):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+LIBRARIES: dict[str, Callable[[Start], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "swanlab": SwanLab,
+    "mlflow": MLflow,
+}
+
+
+def check_trackers(config: JobConfig) -> None:
+    """Raise ConfigError for a tracker that is not installed; imports none."""
+    for name in config.run.trackers:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # without origin: a folder of that name, as wandb itself leaves
+            extra = "engine" if name == "tensorboard" else name
+            raise ConfigError(
+                f'{config.source}: run.trackers names "{name}", which is not installed. Install it with '
+                f"pip install 'retool_mcore[{extra}]', or leave it out"
+            )
+
+
+class Trackers:
+    """All trackers that ``run.trackers`` names, opened; none of them can end the run."""
+
+    def __init__(self, config: JobConfig, folder: Path, *, name: str = "", resumed_step: int) -> None:
+        settings = config.model_dump()
+        start = Start(name=name or config.run.name, folder=folder, config=settings, resumed_step=resumed_step)
+        self._open: dict[str, Tracker] = {}
+        for library in dict.fromkeys(config.run.trackers):
+            try:
+                self._open[library] = LIBRARIES[library](start)
+            except Exception:
+                logger.exception(FAILED, library)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for library, tracker in list(self._open.items()):
+            try:
+                tracker.write(step, numbers)
+            except Exception:
+                del self._open[library]
+                logger.exception(FAILED, library)
+
+    def close(self) -> None:
+        for library, tracker in self._open.items():
+            try:
+                tracker.close()
+            except Exception:
+                logger.exception(FAILED, library)
+        self._open = {}

@@ -1,0 +1,43 @@
+"""The reward of a run: ``reward.score`` with the run's section [reward], as verl calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from retool_mcore.reward import score
+from retool_mcore.reward.shaping import Shaping
+from retool_mcore.verl.run_settings import settings_of_run
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    run_config: str,
+    **_: Any,
+) -> dict[str, Any]:
+    """Score one response; see ``reward.score.compute_score``.
+
+    ``run_config``: the path of the run's settings. verl passes further arguments, which are for
+    reward models. Raises RewardError when the row has no ground truth.
+    """
+    run = settings_of_run(run_config)
+    return score.compute_score(
+        data_source,
+        solution_str,
+        ground_truth,
+        extra_info,
+        correct=run.reward.correct,
+        wrong=run.reward.wrong,
+        timeout_s=run.reward.timeout_s,
+        shaping=Shaping(
+            call_bonus=run.reward.call_bonus,
+            call_bonus_cap=run.reward.call_bonus_cap,
+            overlong_buffer_tokens=run.reward.overlong_buffer_tokens,
+            overlong_limit_tokens=run.rollout.max_response_tokens,
+            require_format=run.reward.require_format,
+        ),
+    )

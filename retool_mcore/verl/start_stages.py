@@ -1,0 +1,38 @@
+"""Which stage of verl's set-up a starting run is in, read off what verl's trainer logs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from retool_mcore.run.start import begin
+
+TRAINER_LOG = "verl.trainer.ppo.v1.trainer_base"
+BEGINS = {  # the beginning of what verl logs when a part is ready -> the stage that begins then
+    "create worker group": "model",
+    "actor and ref model engine initialized": "reward",
+    "reward loop manager initialized": "engines",
+    "checkpoint engine manager initialized": "checkpoint",
+    "all initialize finished": "agent_loops",
+}
+
+
+class StageLog(logging.Handler):
+    """Writes the stages of ``verl.trainer``'s set-up, which is one method without hooks."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(logging.INFO)
+        self._run_dir = run_dir
+        self._seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        for words, stage in BEGINS.items():
+            if said.startswith(words) and stage not in self._seen:
+                self._seen.add(stage)
+                begin(self._run_dir, stage)
+
+
+def follow(run_dir: Path) -> None:
+    """Write the stages of this process's trainer from here on."""
+    logging.getLogger(TRAINER_LOG).addHandler(StageLog(run_dir))

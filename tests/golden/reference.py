@@ -1,0 +1,59 @@
+"""Write the reference of all keys of a configuration, configs/README.md, from the schema.
+
+python -m tests.golden.reference     # writes what test_reference.py compares with
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from retool_mcore.config.reference import Entry, reference
+
+README = Path(__file__).parents[2] / "configs" / "README.md"
+HEAD = """\
+# The keys of a run file
+
+Written by `python -m tests.golden.reference` from the schema, `retool_mcore/config/`; change it
+there. `retool config --explain train.mode` prints one key, `retool config --explain train` a
+section. Every key can be set on the command line, `train.steps=100`; an unknown key is an error.
+Token counts end in `_tokens`, times in `_s`, sizes in `_mb`. Where a value comes from says the file
+that sets it.
+"""
+
+
+def text() -> str:
+    parts = [HEAD]
+    for section, entries in groupby(reference(), lambda entry: entry.section):
+        whole = list(entries)
+        abouts, keys = [each for each in whole if not each.kind], [each for each in whole if each.kind]
+        parts.append(f"\n## `[{section}]`\n")
+        parts.extend(about(each, alone=len(abouts) == 1) for each in abouts)
+        parts.append("\n| key | type, default | what it is | run |\n|---|---|---|---|\n")
+        parts.extend(map(row, keys))
+    return "".join(parts)
+
+
+def about(entry: Entry, *, alone: bool) -> str:
+    return f"\n{'' if alone else f'{owners(entry)}: '}{escaped(entry.explanation)}\n"
+
+
+def row(entry: Entry) -> str:
+    default = "required" if entry.default == "required" else f"default `{entry.default}`"
+    facts = f"{escaped(entry.kind)}; {default}"
+    return f"| `{entry.key}` | {facts} | {escaped(entry.explanation)} | {owners(entry)} |\n"
+
+
+def owners(entry: Entry) -> str:
+    return ", ".join(run.upper() for run in entry.runs)
+
+
+def escaped(words: str) -> str:
+    """Characters that Markdown would take for markup, as themselves."""
+    for sign in "\\*|<":
+        words = words.replace(sign, f"\\{sign}")
+    return words
+
+
+if __name__ == "__main__":
+    README.write_text(text(), encoding="utf-8")

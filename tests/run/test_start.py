@@ -1,0 +1,52 @@
+"""The stages of a start: written as they begin, read by the progress line and the first row."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.run import start
+from retool_mcore.train import rl
+
+RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
+
+
+def test_seconds_are_between_the_beginnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = iter([100.0, 103.5, 110.0])
+    monkeypatch.setattr(start.time, "time", lambda: next(now))
+    for stage in ("checks", "ray", "steps"):
+        start.begin(tmp_path, stage)
+    assert start.start_times(tmp_path) == {"time_start/checks_s": 3.5, "time_start/ray_s": 6.5, "time_start_s": 10.0}
+
+
+def test_another_start_begins_anew_and_a_cut_line_is_left_out(tmp_path: Path):
+    for stage in ("checks", "ray", "checks"):
+        start.begin(tmp_path, stage)
+    assert [stage for stage, _ in start.begun(tmp_path)] == ["checks"]
+    with open(tmp_path / "start.jsonl", "a") as file:
+        file.write('{"stage": "r')
+    assert [stage for stage, _ in start.begun(tmp_path)] == ["checks"]
+
+
+def test_before_any_stage_there_is_nothing(tmp_path: Path):
+    assert start.begun(tmp_path) == [] and start.start_times(tmp_path) == {}
+
+
+def test_without_a_terminal_each_stage_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also when the run has rows of an earlier start."""
+    monkeypatch.setattr(rl, "PROGRESS_INTERVAL_S", 0.02)
+    config = load_config(RlConfig, RL, [f"run.root={tmp_path}"])
+    config.run.dir.mkdir()
+    (config.run.dir / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward": 0.5, "unix_s": 1.0}) + "\n")
+    said = io.StringIO()
+    with rl.progress(config, said):
+        for stage in ("checks", "ray", "engines"):
+            start.begin(config.run.dir, stage)
+            time.sleep(0.2)
+    lines = [line.split(" s  ", 1)[1] for line in said.getvalue().splitlines() if " s  " in line]
+    assert lines == [start.STAGES[stage] for stage in ("checks", "ray", "engines")]

@@ -1,0 +1,214 @@
+"""Trackers by their own libraries: what each keeps of a run that resumes, and that none ends it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from retool_mcore.config import EvaluationConfig, SftConfig, load_config, load_evaluation
+from retool_mcore.errors import ConfigError
+from retool_mcore.evaluate import cases
+from retool_mcore.evaluate.defaults import default_config
+from retool_mcore.platforms.base import get_platform
+from retool_mcore.preflight.start import check_run
+from retool_mcore.run import trackers
+from retool_mcore.run.metrics import MetricWriter, read_metrics
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
+
+
+def run_in(folder: Path, *names: str) -> SftConfig:
+    """A run whose folder is ``folder``, with these trackers, or the default ones."""
+    chosen = [f"run.trackers={json.dumps(names)}"] if names else []
+    return load_config(SftConfig, SFT, [f"run.root={folder.parent}", f"run.name={folder.name}", *chosen])
+
+
+def three_steps_and_a_resume(config: SftConfig) -> None:
+    """Steps 1 to 3, then from the checkpoint of step 2 the steps 3 and 4."""
+    for resumed, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        writer = MetricWriter(config, resumed_step=resumed)
+        for step in steps:
+            writer.write(step, {"loss": 10.0 * resumed + step, "val/mean@8": float("nan")})
+        writer.close()
+        time.sleep(1.1)  # wandb and SwanLab name a start's folder by the second
+    rows = read_metrics(config.run.dir / "metrics.jsonl")
+    assert [(row["step"], row["loss"]) for row in rows] == [(1, 1.0), (2, 2.0), (3, 23.0), (4, 24.0)]
+
+
+FIRST_NUMBERS = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 24.0)]  # of a library that cannot forget a step
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log format, after a header of 7 bytes."""
+    raw, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(raw):
+        room = 32768 - at % 32768
+        if room < 7:
+            at += room
+            continue
+        length, kind = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
+        parts += raw[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def test_wandb_keeps_one_run_and_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record  # what is in the file
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    three_steps_and_a_resume(run_in(tmp_path, "wandb"))
+    assert not (tmp_path / "tensorboard").exists(), "it was left out of the list"
+    known = json.loads((tmp_path / "wandb" / "retool.json").read_text())
+    assert known["step"] == 4
+    found: list[tuple[int, float]] = []
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    for path in files:
+        assert path.name == f"run-{known['id']}.wandb"
+        for raw in records(path):
+            record = Record.FromString(raw)
+            if record.HasField("run"):
+                assert (record.run.project, record.run.display_name) == ("retool", tmp_path.name)
+                settings = {item.key: item.value_json for item in record.run.config.update}
+                assert json.loads(settings["train"])["steps"] > 0
+            if record.HasField("history"):
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                found.append((record.history.step.num, float(items["loss"])))
+    assert (len(files), found) == (2, FIRST_NUMBERS)
+
+
+def test_mlflow_keeps_one_run_and_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    three_steps_and_a_resume(run_in(tmp_path, "mlflow"))
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("retool").experiment_id])
+    assert (run.info.run_name, run.info.status) == (tmp_path.name, "FINISHED")
+    assert run.data.params["run.platform"] == "cpu"
+    assert [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "loss")] == FIRST_NUMBERS
+    assert "val/mean_8" in run.data.metrics
+
+
+def test_swanlab_keeps_its_files_under_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("swanlab")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    three_steps_and_a_resume(run_in(tmp_path, "swanlab"))
+    known = json.loads((tmp_path / "swanlab" / "retool.json").read_text())
+    files = list(tmp_path.glob("swanlab/run-*/*.swanlab"))
+    assert [path.name for path in files] == [f"run-{known['id']}.swanlab"] * len(files) and files
+    assert known["step"] == 4 and any(b"loss" in path.read_bytes() for path in files)
+
+
+class Fake(trackers._Library):
+    """A library that holds what it was given, and whose third step fails."""
+
+    folder_name = "wandb"
+    opened: list[str]
+    logged: list[int]
+
+    def open(self, start: trackers.Start, known: str) -> str:
+        self.opened.append(known)
+        return known or f"id{len(self.opened)}"
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.logged.append(step)
+        if step == 3:
+            raise OSError("the network is gone")
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
+    monkeypatch.setitem(trackers.LIBRARIES, "wandb", Fake)
+    Fake.opened, Fake.logged = [], []
+    return Fake
+
+
+def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, fake: type[Fake], caplog: Any):
+    writer = MetricWriter(run_in(tmp_path, "wandb", "tensorboard"), resumed_step=0)
+    for step in range(1, 6):
+        writer.write(step, {"loss": 1.0})
+    writer.close()
+    assert fake.logged == [1, 2, 3]
+    told = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert ["tracker wandb failed and is switched off" in each.getMessage() for each in told] == [True]
+    assert told[0].exc_info is not None and "the network is gone" in str(told[0].exc_info[1])
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_tracker_that_does_not_open_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
+    def refuse(start: trackers.Start) -> trackers.Tracker:
+        raise RuntimeError("no key")
+
+    monkeypatch.setitem(trackers.LIBRARIES, "swanlab", refuse)
+    writer = MetricWriter(run_in(tmp_path, "swanlab"), resumed_step=0)
+    writer.write(1, {"loss": 1.0})
+    writer.close()
+    assert caplog.text.count("tracker swanlab failed") == 1
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_a_run_that_starts_over_begins_another(tmp_path: Path, fake: type[Fake]):
+    for resumed in (0, 2, 0):
+        MetricWriter(run_in(tmp_path, "wandb"), resumed_step=resumed).close()
+    assert fake.opened == ["", "id1", ""]
+
+
+def test_no_tracker_at_all_leaves_the_metrics_file(tmp_path: Path):
+    config = load_config(
+        SftConfig, SFT, [f"run.root={tmp_path.parent}", f"run.name={tmp_path.name}", "run.trackers=[]"]
+    )
+    trackers.check_trackers(config)
+    three_steps_and_a_resume(config)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
+def test_what_is_not_installed_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    """Also where a folder of that name lies in the working directory: Python finds that one."""
+    for found in (None, SimpleNamespace(origin=None)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+        with pytest.raises(ConfigError, match=rf'names "{name}", .* pip install \'retool_mcore\[{name}\]\''):
+            check_run(run_in(tmp_path, name), get_platform("cpu"))
+
+
+def test_an_unknown_tracker_is_one_clear_error():
+    with pytest.raises(ConfigError, match="input should be 'tensorboard', 'wandb', 'swanlab' or 'mlflow'"):
+        load_config(SftConfig, SFT, ['run.trackers=["comet"]'])
+
+
+def test_an_evaluation_logs_each_case_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config: EvaluationConfig = load_evaluation(RL)
+    report = {"scores": {"mean@2": 0.5}, "behavior": {"behavior/turns": 2.0}}
+    for name in ("base", "base", "tuned"):
+        cases._track(config, tmp_path, name, report)
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "report.json").write_text("{}")
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    found = {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+    assert found == {
+        "eval/base/mean@2": [(1, 0.5)],
+        "eval/base/behavior/turns": [(1, 2.0)],
+        "eval/tuned/mean@2": [(2, 0.5)],
+        "eval/tuned/behavior/turns": [(2, 2.0)],
+    }
+
+
+def test_an_evaluation_without_a_configuration_has_no_trackers():
+    assert default_config("owner/name", []).run.trackers == []

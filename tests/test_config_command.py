@@ -1,0 +1,103 @@
+"""`retool config --explain`."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.config import RlConfig, SftConfig
+from tests.golden.surface import keys
+
+
+def explain(*words: str) -> Result:
+    return CliRunner().invoke(all_commands(), ["config", "--explain", *words])
+
+
+def heads(*words: str) -> list[str]:
+    """The lines that name a section or a key; all others are indented."""
+    result = explain(*words)
+    assert result.exit_code == 0, result.output
+    return [line for line in result.output.splitlines() if line and not line.startswith(" ")]
+
+
+def names(*words: str) -> list[str]:
+    return [head.partition(":")[0] for head in heads(*words)]
+
+
+def test_all_keys_are_printed_and_no_line_is_longer_than_100():
+    both = (keys(SftConfig).keys() | keys(RlConfig).keys()) - {"source"}
+    found = names()
+    assert {name for name in found if not name.startswith("[")} == both
+    assert {name.strip("[]") for name in found if name.startswith("[")} == {
+        key.partition(".")[0] for key in both if "." in key
+    }
+    lines = explain().output.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in "".join(lines), "no colours when it is piped"
+
+
+@pytest.mark.parametrize(("run", "kind"), [("sft", SftConfig), ("rl", RlConfig)])
+def test_a_kind_of_run_has_its_own_keys(run: str, kind: type[SftConfig | RlConfig]):
+    found = [name for name in names("--run", run) if not name.startswith("[")]
+    assert found == [key for key in keys(kind) if key != "source"]
+
+
+def test_a_section_is_its_explanation_and_its_keys():
+    assert names("critic") == names("[critic]") == ["[critic]", "critic.lr", "critic.clip_value"]
+    assert "PPO's value model" in explain("critic").output
+    assert names("verl_overrides") == ["verl_overrides"]
+
+
+@pytest.mark.parametrize(
+    ("key", "head"),
+    [
+        ("train.mode", 'train.mode: one of "sync", "partial_rollout", "async"; default "sync"; RL'),
+        ("train.global_batch", "train.global_batch: a whole number above 0; required; SFT"),
+        ("parallel.tp", "parallel.tp: a whole number above 0; default 1; SFT and RL"),
+        ("rollout.gpus", "rollout.gpus: a whole number, 0 or more; default 0; RL"),
+        ("memory.optimizer_on_cpu", "memory.optimizer_on_cpu: a number from 0 to 1; default 0.0; SFT and RL"),
+        ("optim.warmup_fraction", "optim.warmup_fraction: a number from 0 to below 1; default 0.0; SFT and RL"),
+        ("rollout.top_p", "rollout.top_p: a number above 0 and at most 1; default 1.0; RL"),
+        (
+            "rollout.engine_memory_fraction",
+            "rollout.engine_memory_fraction: a number above 0 and below 1; default 0.6; RL",
+        ),
+        ("validation.n", "validation.n: a whole number above 0; default rollout.group_size; RL"),
+        ("reward.wrong", "reward.wrong: a number; default -1.0; RL"),
+        ("run.root", 'run.root: a text; default "runs"; SFT and RL'),
+        ("run.name", "run.name: a text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$; required; SFT and RL"),
+        ("sandbox.where", 'sandbox.where: a list of texts, at least 1; default ["local"]; RL'),
+        ("checkpoint.export", "checkpoint.export: true or false; default true; SFT and RL"),
+        ("rollout.engine_args", "rollout.engine_args: a table; default {}; RL"),
+    ],
+)
+def test_a_key_is_its_type_its_default_the_runs_that_have_it_and_its_explanation(key: str, head: str):
+    first, *explanation = explain(key).output.splitlines()
+    assert first == head
+    assert explanation and all(line.startswith("    ") for line in explanation)
+
+
+def test_a_key_that_two_kinds_of_run_have_in_their_own_way_is_printed_for_both():
+    assert [head.rpartition("; ")[2] for head in heads("train.steps")] == ["SFT", "RL"]
+    assert heads("train.steps", "--run", "rl") == ["train.steps: a whole number above 0; required; RL"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["memroy"], "error: memroy is not a section of a run file; did you mean memory?\n"),
+        (["train.stepss"], "error: train.stepss is not a setting of a run file; did you mean train.steps?\n"),
+        (["recompute"], "error: recompute is not a section of a run file; did you mean memory.recompute?\n"),
+        (["lr"], "error: lr is not a section of a run file; did you mean optim.lr or critic.lr?\n"),
+        (["source"], "error: source is not a section of a run file;"),
+        (["zzzz"], "error: zzzz is not a section of a run file; the sections are run, cluster, model, "),
+        (["rollout.tool", "--run", "sft"], "error: rollout.tool is a setting of RL only. Leave out --run sft.\n"),
+        (["critic", "--run", "sft"], "error: critic is a section of RL only. Leave out --run sft.\n"),
+    ],
+)
+def test_an_unknown_name_is_one_clear_error(words: list[str], message: str):
+    result = explain(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(message) and result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
