@@ -10,6 +10,11 @@ SEED ?= 0
 
 BASE ?= HEAD~1
 
+define PYTHON_FITS
+test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
+endef
+
 .PHONY: quickstart install install-cuda install-ascend test test-long test-fast lint perf clean
 
 quickstart: install
@@ -20,8 +25,7 @@ install: $(VENV)/.installed
 # torch comes first and stays: a constraint keeps every later step from replacing the CPU build. The
 # stamp is written last, so an interrupted install continues; pip skips what is already there.
 $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
-	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
+	@$(PYTHON_FITS)
 	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 6000 || test -x $(BIN)/retool || \
 	  { echo "error: $$free MB free here; the environment and a quickstart run need 6000 MB." >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +38,7 @@ $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
 # On a machine with NVIDIA GPUs. torch's CUDA build comes first, because the torch half of Transformer
 # Engine is compiled against it, with the headers of cuDNN and NCCL that came with it.
 install-cuda:
+	@$(PYTHON_FITS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --constraint $(CUDA)/constraints.txt torch setuptools wheel
 	CPATH=$$($(BIN)/python -c 'import pathlib, sysconfig; print(":".join(map(str, pathlib.Path(sysconfig.get_path("purelib")).glob("nvidia/*/include"))))') \

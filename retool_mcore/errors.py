@@ -34,3 +34,7 @@ class SandboxUnavailable(ReToolError, RuntimeError):
 
 class RolloutError(ReToolError, RuntimeError):
     """A rollout cannot go on: too many trajectories were dropped, or the engine is gone."""
+
+
+class RunError(ReToolError, RuntimeError):
+    """A process of the run has died or failed. The run's log has all that it said."""

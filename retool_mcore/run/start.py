@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 STAGES = {
-    "checks": "checking settings, data and sandbox",
-    "ray": "starting Ray and the driver",
-    "driver": "importing the trainer, reading the data",
+    "checks": "checking settings, data and sandbox; importing the trainer",
+    "ray": "starting Ray",
+    "driver": "starting the transfer queue, reading the data",
     "workers": "starting the workers' processes",
     "model": "building the model on Megatron",
     "reward": "starting the reward's processes",

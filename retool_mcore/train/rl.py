@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO
 
@@ -46,12 +47,15 @@ def train(config: RlConfig) -> None:
         resume = checkpoint.find_resume(config)
         if resume is not None:
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
-        for note in (*check_data(config), *check_surroundings(config)):
+        unfinished = resume is None or resume.step < config.train.steps
+        with ThreadPoolExecutor(1) as beside:  # checks that wait for a sandbox's processes, beside imports
+            checks = beside.submit(lambda: [*check_data(config), *check_surroundings(config)])
+            if unfinished:
+                from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
+        for note in checks.result():
             logger.warning(note)
             Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
-        if resume is None or resume.step < config.train.steps:
-            from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
-
+        if unfinished:
             with progress(config, terminal):
                 run(config, platform, resume.path if resume is not None else None)
         export_at_end(config)
@@ -68,7 +72,7 @@ def require_cluster(config: RlConfig) -> None:
 
 @contextmanager
 def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
-    """What the driver actor's files say: the stage of the start, then the steps.
+    """What the driver's files say: the stage of the start, then the steps.
 
     A bar in a terminal; elsewhere a line for each stage.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import ray
@@ -79,10 +80,17 @@ def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:
 
 
 def measure_sglang() -> None:
-    """Make verl start our servers instead of its own, in this process."""
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
+    """Make verl start our servers instead of its own, in this process.
 
-    RolloutReplicaRegistry.get("sglang")  # installs what verl's SGLang modules need before they can be imported
-    from retool_mcore.verl.sglang_server import MeasuredReplica
+    SGLang's modules take seconds to import; they are imported in the background from here on.
+    """
+    from verl.workers.rollout import replica
 
-    RolloutReplicaRegistry.register("sglang", lambda: MeasuredReplica)
+    def load() -> type:
+        replica._load_sglang()  # installs what verl's SGLang modules need before they can be imported
+        from retool_mcore.verl.sglang_server import MeasuredReplica
+
+        return MeasuredReplica
+
+    loading = ThreadPoolExecutor(1).submit(load)
+    replica.RolloutReplicaRegistry.register("sglang", loading.result)

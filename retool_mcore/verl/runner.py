@@ -1,54 +1,70 @@
-"""Runs RL through verl: writes the settings into the run's folder and starts our Ray actor."""
+"""Runs RL through verl: writes the settings into the run's folder, starts Ray, drives the steps."""
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ray
 from omegaconf import DictConfig, OmegaConf
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from retool_mcore.config import RlConfig
-from retool_mcore.errors import ReToolError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.start import begin
+from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
+from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
+from retool_mcore.verl.rl_metrics import measure_sglang
 
 # verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
 _TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
 
 
-@ray.remote
-class ReToolTaskRunner(_TaskRunner):
-    """Passed to verl's ``run_ppo``, which accepts a recipe's own task runner."""
+class Driver(_TaskRunner):
+    """verl's task runner, in the process that starts Ray.
+
+    ``run_ppo`` would make it an actor, which imports all of the trainer once more. It has no
+    devices: verl's nsys option reaches the workers, not this process.
+    """
 
     def run(self, config: DictConfig) -> None:
-        from retool_mcore.verl import trainer  # noqa: F401  registers ReToolTrainer with verl
-        from retool_mcore.verl.rl_metrics import measure_sglang
-
         begin(Path(run_config_of(config)).parent, "driver")
         if config.actor_rollout_ref.rollout.name == "sglang":
             measure_sglang()
-        _TaskRunner.run(self, config)
+        super().run(config)
+
+    def options(self, **_: Any) -> Driver:
+        """As of a Ray actor class; see ``remote``."""
+        return self
+
+    def remote(self) -> Any:
+        """What ``run_ppo`` asks of a Ray actor class: an object with ``run.remote(config)``."""
+        return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
     """Start Ray and run to ``train.steps``.
 
     Writes both forms of the settings, ours and verl's, into the run's folder. Raises ReToolError as
-    the driver actor raised it, and ray.exceptions.RayTaskError for all else.
+    a worker raised it, and RunError when a process of the run died or failed.
     """
     tree = ppo_tree(config, platform, resume_from)
     write_settings(config)
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
     begin(config.run.dir, "ray")
     try:
-        run_ppo(tree, task_runner_class=ReToolTaskRunner)
-    except RayTaskError as error:
-        if isinstance(error.cause, ReToolError):
-            raise error.cause from error  # raised in the driver actor, meant for the user
+        run_ppo(tree, task_runner_class=Driver())
+    except BaseException as error:
+        if isinstance(error, RayError):
+            traceback.print_exception(error)  # to the run's log
+        traceback.clear_frames(error.__traceback__)  # ends verl's bar, which has its last word in the log, too
+        if isinstance(error, RayError):
+            raise error_for_user(error, config) from error
         raise
     finally:
         ray.shutdown()

@@ -147,6 +147,13 @@ SEAMS = (
         remove_when="Megatron keeps a queue for each save",
     ),
     Seam(
+        target="verl.workers.rollout.replica._load_sglang",
+        parameters=(),
+        reason="our servers take the place of verl's, and are imported while the training workers start",
+        applies_to=requirement("verl"),
+        remove_when="verl's registry of engines hands out the loader of one",
+    ),
+    Seam(
         target="verl.trainer.main_ppo.TaskRunnerV1.__ray_metadata__",
         reason="verl hands out its task runner as a Ray actor class, and a subclass needs the plain one",
         applies_to=requirement("ray"),

@@ -1,0 +1,56 @@
+"""Run by test_failure.py in its own process: what a user is told when an actor of Ray's is lost.
+
+Prints one JSON object in its last line: the kind of loss -> the error's class and text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+from retool_mcore.verl.failure import error_for_user
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def die(self) -> None:
+        os.kill(os.getpid(), 9)
+
+    def fail(self) -> None:
+        raise KeyError("no such thing")
+
+    def refuse(self) -> None:
+        raise ConfigError("train.steps = 0 is too few")
+
+    def ask(self, other: ray.actor.ActorHandle) -> None:
+        ray.get(other.die.remote())
+
+
+def main(root: Path) -> dict[str, list[str]]:
+    config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={root}", "run.name=lost"])
+    log = config.run.dir / "logs" / "rl.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("nothing of a worker's\n", encoding="utf-8")
+    told: dict[str, list[str]] = {}
+    for loss in ("die", "fail", "refuse", "ask"):
+        worker = Worker.remote()
+        try:
+            ray.get(worker.ask.remote(Worker.remote()) if loss == "ask" else getattr(worker, loss).remote())
+        except RayError as error:
+            found = error_for_user(error, config)
+            told[loss] = [type(found).__name__, str(found)]
+    return told
+
+
+if __name__ == "__main__":
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    found = main(Path(sys.argv[1]))
+    ray.shutdown()  # which ends what Ray prints of dead workers
+    print(json.dumps(found))
