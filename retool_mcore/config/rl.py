@@ -56,6 +56,12 @@ class RlTrain(Section):
     is finished.
     """
 
+    stall_s: Annotated[float, Field(ge=0)] = 3600.0
+    """Seconds without a step, stage, trajectory or checkpoint after which the run ends; 0: never.
+
+    The stacks of its processes are then in logs/. Longer than the longest step.
+    """
+
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates between two weight syncs."""

@@ -23,6 +23,7 @@ from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.progress import bar_of_steps
+from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.plugin import assert_loaded
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def train(config: RlConfig) -> None:
             logger.warning(note)
             Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
         if unfinished:
-            with progress(config, terminal):
+            with Watchdog(config), progress(config, terminal):
                 run(config, platform, resume.path if resume is not None else None)
         export_at_end(config)
 

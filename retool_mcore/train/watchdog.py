@@ -1,0 +1,133 @@
+"""Ends a run that stands still, with the stacks of its processes on disk.
+
+A collective that one rank never joins, or an engine that never answers, raises nothing anywhere,
+and the devices are held until somebody looks. What counts as life is what the run writes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import psutil
+
+from retool_mcore.config import RlConfig
+from retool_mcore.errors import RunError
+from retool_mcore.run import checkpoint
+
+SIGNS = ("start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # of life, in the run's folder
+LOOKS = 20  # per train.stall_s
+DUMP_S = 20.0  # for the stacks of one process
+GRACE_S = 60.0  # for the end of a run that was asked to end
+
+
+class Watchdog:
+    """While a run goes on: no sign of life for ``train.stall_s`` seconds ends it with a RunError.
+
+    Signs are the stages of the start, rows of metrics, records of trajectories and checkpoints.
+    """
+
+    def __init__(self, config: RlConfig) -> None:
+        self._dir, self._stall_s = config.run.dir, config.train.stall_s
+        self._ended = threading.Event()
+        self._error: RunError | None = None
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        if self._stall_s:
+            self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._ended.set()
+        if self._error is not None:
+            raise self._error from error
+
+    def _watch(self) -> None:
+        started_s = time.time()
+        while not self._ended.wait(self._stall_s / LOOKS):
+            silent_s = time.time() - max(started_s, last_sign(self._dir))
+            if silent_s > self._stall_s:
+                self._end(silent_s)
+                return
+
+    def _end(self, silent_s: float) -> None:
+        stacks = self._dir / "logs" / f"stall-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.txt"
+        write_stacks(stacks)
+        if self._ended.is_set():
+            return
+        saved = checkpoint.complete_checkpoints(self._dir / "checkpoints")
+        self._error = RunError(
+            f"no step, stage, trajectory or checkpoint was written for {silent_s:.0f} s, and train.stall_s = "
+            f"{self._stall_s:g}. What each process was doing is in {stacks}, what it said in {self._dir / 'logs'}. The "
+            f"same command goes on {f'after step {saved[-1].step}' if saved else 'from the beginning'}; a slower run "
+            "than that needs a higher train.stall_s."
+        )
+        os.kill(os.getpid(), signal.SIGTERM)  # the main thread leaves, through every ``finally``
+        if not self._ended.wait(GRACE_S):
+            os.write(2, f"error: {self._error}\n".encode())
+            os._exit(1)  # whoever holds the main thread does not heed signals; Ray's processes end with this one
+
+
+def last_sign(run_dir: Path) -> float:
+    """When the run last wrote something, in seconds since 1970; 0 if never."""
+    found = 0.0
+    for name in SIGNS:
+        path = run_dir / name
+        for each in (path, *(path.iterdir() if path.is_dir() else ())):
+            try:
+                found = max(found, each.stat().st_mtime)
+            except FileNotFoundError:  # rotated away or not there yet
+                continue
+    return found
+
+
+def write_stacks(path: Path) -> None:
+    """Write what each process of this user's run on this node is doing.
+
+    With py-spy its Python stack; otherwise its state, and the stack of this process alone.
+    """
+    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        if spy is None:
+            file.write("py-spy is not installed: of other processes the state alone.\n")
+        for process in _processes():
+            try:
+                command = " ".join(process.cmdline())[:200]
+                state = f"{process.status()}, {sum(process.cpu_times()[:2]):.1f} s of CPU"
+            except psutil.Error:  # it has ended meanwhile
+                continue
+            file.write(f"\n== {process.pid} {command}\n{state}\n")
+            file.flush()
+            if process.pid == os.getpid():
+                faulthandler.dump_traceback(file, all_threads=True)
+            elif spy is not None:
+                _spy(spy, process.pid, file)
+
+
+def _spy(spy: str, pid: int, file: IO[str]) -> None:
+    try:
+        argv = [spy, "dump", "--pid", str(pid)]
+        subprocess.run(argv, stdout=file, stderr=subprocess.STDOUT, timeout=DUMP_S, check=False)
+    except subprocess.TimeoutExpired:
+        file.write(f"py-spy did not answer within {DUMP_S:.0f} s\n")
+
+
+def _processes() -> list[psutil.Process]:
+    """This one and its descendants, and those of Ray and SGLang, which may have other parents."""
+    own = psutil.Process()
+    found = {process.pid: process for process in (own, *own.children(recursive=True))}
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"], process.info["uids"]
+        if words and uids and uids.real == os.getuid() and words[0].startswith(("ray::", "sglang::")):
+            found.setdefault(process.pid, process)
+    return list(found.values())

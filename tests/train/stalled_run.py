@@ -1,0 +1,54 @@
+"""Run by test_watchdog.py in its own process: a run that does what the first word says.
+
+Words: what it does, the run's root, train.stall_s.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import RunError
+from retool_mcore.process import die_with_parent, exit_on_sigterm
+from retool_mcore.train import watchdog
+
+
+def wait_for_ever() -> None:
+    time.sleep(60)
+
+
+def main(what: str, root: str, stall_s: str) -> int:
+    settings = [f"run.root={root}", "run.name=run", f"train.stall_s={stall_s}"]
+    config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings)
+    config.run.dir.mkdir(parents=True)
+    exit_on_sigterm()
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,  # noqa: PLW1509
+    )
+    try:
+        with watchdog.Watchdog(config):
+            if what == "deaf":
+                watchdog.GRACE_S = 1.0
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+            if what == "slow":
+                for number in range(10):
+                    (config.run.dir / "metrics.jsonl").write_text(f"{number}\n")
+                    time.sleep(0.5)
+            else:
+                wait_for_ever()
+    except RunError as error:
+        print(error)
+        return 2
+    finally:
+        child.kill()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""A run that writes nothing for train.stall_s seconds is ended; one that is only slow is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.train.watchdog import last_sign
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(what: str, root: Path, stall_s: float) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "tests.train.stalled_run", what, str(root), str(stall_s)]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_a_silent_run_ends_with_one_error_and_the_stacks_of_its_processes(tmp_path: Path):
+    done = run("still", tmp_path, 1.0)
+    assert done.returncode == 2, done.stderr
+    assert "was written for" in done.stdout and "train.stall_s = 1." in done.stdout
+    assert "goes on from the beginning" in done.stdout
+    (stacks,) = (tmp_path / "run" / "logs").glob("stall-*.txt")
+    text = stacks.read_text(encoding="utf-8")
+    assert "wait_for_ever" in text, "the stack of the process itself"
+    assert "import time; time.sleep(60)" in text, "its child, with its command"
+
+
+@pytest.mark.skipif(shutil.which("py-spy", path=Path(sys.executable).parent) is None, reason="py-spy is not installed")
+@pytest.mark.skipif(os.geteuid() != 0, reason="py-spy reads other processes as root alone")
+def test_with_py_spy_the_stack_of_a_child_is_told(tmp_path: Path):
+    run("still", tmp_path, 1.0)
+    (stacks,) = (tmp_path / "run" / "logs").glob("stall-*.txt")
+    assert "<module> (<string>:1)" in stacks.read_text(encoding="utf-8")
+
+
+def test_a_slow_run_goes_on(tmp_path: Path):
+    done = run("slow", tmp_path, 2.0)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not list((tmp_path / "run").rglob("stall-*"))
+
+
+def test_zero_never_ends_a_run(tmp_path: Path):
+    assert run("slow", tmp_path, 0).returncode == 0
+
+
+def test_a_run_that_heeds_no_signal_ends_all_the_same(tmp_path: Path):
+    done = run("deaf", tmp_path, 1.0)
+    assert done.returncode == 1
+    assert done.stderr.count("error: ") == 1 and "was written for" in done.stderr
+
+
+@pytest.mark.parametrize("sign", ["start.jsonl", "metrics.jsonl", "trajectories/trajectories.jsonl", "checkpoints/1"])
+def test_what_a_run_writes_is_a_sign_of_life(tmp_path: Path, sign: str):
+    path = tmp_path / sign
+    path.parent.mkdir(exist_ok=True)
+    assert last_sign(tmp_path / "nothing") == 0.0
+    path.write_text("")
+    os.utime(path.parent, (1000, 1000))
+    at = time.time() - 5
+    os.utime(path, (at, at))
+    assert last_sign(tmp_path) == pytest.approx(at, abs=0.01)
