@@ -3,18 +3,17 @@
 #   bash ascend/rl_a2.sh [section.key=value ...] [--dry-run]
 # 32B on four: the same on each node, with CONFIG=configs/rl_qwen2.5_32b_a2x32.toml, NODE_RANK and
 # HEAD_IP.
-# Killed? The same command continues from the last complete checkpoint.
+# Killed? The same command continues from the last complete checkpoint; with RESTARTS=3 by itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_7b_a2x8.toml}"
 source launch/env_a2.sh
 source launch/nodes.sh
 prepare launch/rl.py "$CONFIG" "$@"
-start_sandbox "$CONFIG" "$@"
+start_sandbox "$CONFIG" "${KEYS[@]}"
 if [ "$NODES" -gt 1 ]; then                                    # on one node verl starts Ray by itself
   start_ray
   serve_unless_head                                            # the head drives; the others serve until it leaves
-  "$PYTHON" -m retool_mcore preflight "$CONFIG" "$@" --cluster --wait-s "$NODES_WAIT_S"
+  step "$PYTHON" -m retool_mcore preflight "$CONFIG" "${KEYS[@]}" --cluster --wait-s "$NODES_WAIT_S"
 fi
-start "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "$@"
-wait "${started[-1]}"
+run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}"

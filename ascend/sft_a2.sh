@@ -3,7 +3,7 @@
 #   bash ascend/sft_a2.sh [section.key=value ...] [--dry-run]
 # 32B on four: the same on each node, with CONFIG=configs/sft_qwen2.5_32b_a2x32.toml, NODE_RANK and
 # HEAD_IP.
-# Killed? The same command continues from the last complete checkpoint.
+# Killed? The same command continues from the last complete checkpoint; with RESTARTS=3 by itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/sft_qwen2.5_7b_a2x8.toml}"
@@ -12,6 +12,5 @@ source launch/nodes.sh
 prepare launch/sft_mcore.py "$CONFIG" "$@"
 [ "$NODE_RANK" = 0 ] || wait_for_head "$TORCH_PORT"
 
-start "$PYTHON" -m retool_mcore.cli.torchrun --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
-  --master-addr "$HEAD_IP" --master-port "$TORCH_PORT" launch/sft_mcore.py "$CONFIG" "$@"
-wait "${started[-1]}"
+run "$PYTHON" -m retool_mcore.cli.torchrun --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
+  --master-addr "$HEAD_IP" --master-port "$TORCH_PORT" launch/sft_mcore.py "$CONFIG" "${KEYS[@]}"

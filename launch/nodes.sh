@@ -1,18 +1,33 @@
 # Sourced by the launch scripts: which node this is, and what a run needs beside itself, started and
 # stopped again.
-: "${PYTHON:=python}" "${RAY_PORT:=6379}" "${TORCH_PORT:=29500}" "${HEAD_WAIT_S:=25}" "${NODES_WAIT_S:=120}"
+: "${PYTHON:=python}" "${DRY_RUN:=}" "${RESTARTS:=0}" "${RESTART_WAIT_S:=10}" "${RAY_PORT:=6379}" "${TORCH_PORT:=29500}" "${HEAD_WAIT_S:=25}" "${NODES_WAIT_S:=120}"
+exec 3>&1  # for what a dry run shows
 started=()  # leaders of the process groups that this script has started
 
 fail() { echo "error: $*" >&2; exit 2; }
 
-# prepare PROGRAM CONFIG [section.key=value ...] [--dry-run]: which node this is, and whether it has
-# all that the run needs, before anything is started. With --dry-run the program reports; no more.
+# prepare PROGRAM CONFIG [section.key=value ...] [--dry-run]: sets KEYS, the settings of the command
+# line, and which node this is; then checks that it has all that the run needs, before anything is
+# started. In a dry run the program reports, and every command is shown in place of carried out.
 prepare() {
-  local program=$1
-  shift
-  case " $* " in *" --dry-run "*) exec "$PYTHON" "$program" "$@" ;; esac
-  find_node "$@"
-  "$PYTHON" -m retool_mcore preflight "$@"
+  local program=$1 config=$2 word
+  KEYS=()
+  for word in "${@:3}"; do
+    if [ "$word" = --dry-run ]; then DRY_RUN=1; else KEYS+=("$word"); fi
+  done
+  if [ -n "$DRY_RUN" ]; then
+    "$PYTHON" "$program" "$config" "${KEYS[@]}" --dry-run
+    printf '\n# The commands of node %s:\n' "${NODE_RANK:-0}"
+  fi
+  find_node "$config" "${KEYS[@]}"
+  step "$PYTHON" -m retool_mcore preflight "$config" "${KEYS[@]}"
+}
+
+# step COMMAND...: carries it out, or shows it in a dry run.
+step() {
+  [ -n "$DRY_RUN" ] || { "$@"; return; }
+  printf '%q ' "$@" >&3
+  echo >&3
 }
 
 # find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, RUN, ROOT, NODE_RANK and
@@ -26,6 +41,7 @@ find_node() {
     HEAD_IP=$({ getent ahostsv4 "$HEAD_IP" || echo "$HEAD_IP"; } | awk 'NR == 1 {print $1}')  # Ray wants a number
   fi
   if [ "$NODES" = 1 ]; then NODE_RANK=0 HEAD_IP=${HEAD_IP:-127.0.0.1}; fi
+  if [ -n "$DRY_RUN" ]; then NODE_RANK=${NODE_RANK:-0} HEAD_IP=${HEAD_IP:-HEAD_IP}; fi
   [ -n "${NODE_RANK:-}" ] && [ -n "${HEAD_IP:-}" ] ||
     fail "cluster.nodes = $NODES, and NODE_RANK and HEAD_IP are not both set. Set them on each node, or use Slurm."
   [ "$NODE_RANK" -lt "$NODES" ] 2>/dev/null ||
@@ -35,8 +51,29 @@ find_node() {
 # start COMMAND...: in the background, in a process group of its own; it ends when this script does,
 # however that ends.
 start() {
+  [ -z "$DRY_RUN" ] || { printf '%q ' "$@" >&3; echo "&" >&3; return; }
   setsid setpriv --pdeathsig TERM -- "$@" &
   started+=("$!")
+}
+
+# run COMMAND...: starts it and waits. A run that ended by a fault, not by its user or a mistake of
+# theirs, starts again up to RESTARTS times, each after twice the wait; it goes on from its checkpoint.
+run() {
+  local code tries=0 wait_s=$RESTART_WAIT_S
+  while true; do
+    start "$@"
+    [ -z "$DRY_RUN" ] || return 0
+    code=0
+    wait "${started[-1]}" || code=$?
+    case $code in 0 | 2 | 130 | 143) return "$code" ;; esac
+    kill -KILL -- "-${started[-1]}" 2>/dev/null || true  # what a killed launcher has left
+    unset 'started[-1]'
+    [ $tries -lt "$RESTARTS" ] || return "$code"
+    tries=$((tries + 1))
+    echo "the run ended by a fault (exit code $code); start $tries of RESTARTS = $RESTARTS follows in $wait_s s" >&2
+    sleep "$wait_s" & wait $!  # a signal to this script ends the wait
+    wait_s=$((wait_s * 2))
+  done
 }
 
 stop_started() {
@@ -58,8 +95,9 @@ trap 'exit 143' TERM
 start_sandbox() {
   local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN level workers
   read -r level workers < <("$PYTHON" -m retool_mcore get "$@" sandbox.min_level sandbox.workers) || exit 2
-  mkdir -p -m 700 "$folder"
   SANDBOX_URL=unix://$folder/sandbox.sock
+  [ -z "$DRY_RUN" ] || { start bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$level" --workers "$workers"; return; }
+  mkdir -p -m 700 "$folder"
   rm -f "$folder/sandbox.sock"
   start bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$level" --workers "$workers" >"$folder/log" 2>&1
   for _ in $(seq 300); do [ -S "$folder/sandbox.sock" ] && return 0; kill -0 "${started[-1]}" 2>/dev/null || break; sleep 0.1; done
@@ -84,13 +122,14 @@ start_ray() {
     start "$PYTHON" -m ray.scripts.scripts start --address "$HEAD_IP:$RAY_PORT" ${NODE_IP:+--node-ip-address "$NODE_IP"} \
       "${common[@]}" >/dev/null
   fi
-  RAY_LEADER=${started[-1]}
+  [ -n "$DRY_RUN" ] || RAY_LEADER=${started[-1]}
   export RAY_ADDRESS=$HEAD_IP:$RAY_PORT
 }
 
 # Ray's nodes prove to each other that they belong together by a secret, kept in the run's folder,
 # which all nodes share.
 share_ray_token() {
+  [ -z "$DRY_RUN" ] || return 0
   export RAY_AUTH_MODE=token
   [ -z "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" ] || return 0
   export RAY_AUTH_TOKEN_PATH=$PWD/$ROOT/$RUN/ray_token
@@ -110,12 +149,14 @@ share_ray_token() {
 
 serve_unless_head() {
   [ "$NODE_RANK" = 0 ] && return 0
+  [ -z "$DRY_RUN" ] || exit 0
   echo "node $NODE_RANK has joined $RAY_ADDRESS and serves until node 0 leaves" >&2
   wait "$RAY_LEADER" || true
   exit 0
 }
 
 wait_for_head() {
+  [ -z "$DRY_RUN" ] || return 0
   local end=$((SECONDS + HEAD_WAIT_S))
   until (exec 3<>"/dev/tcp/$HEAD_IP/$1") 2>/dev/null; do
     [ $SECONDS -lt $end ] || fail "HEAD_IP = $HEAD_IP does not answer on port $1 within $HEAD_WAIT_S s. Start node 0 first," \

@@ -2,16 +2,15 @@
 # RL of Qwen2.5-32B on two nodes of 8 H100. The same command on each node:
 #   NODE_RANK=0 HEAD_IP=10.0.0.1 bash launch/rl_h100x16.sh [section.key=value ...] [--dry-run]
 # Slurm: srun --nodes 2 --ntasks-per-node 1 bash launch/rl_h100x16.sh
-# Killed? The same command continues from the last complete checkpoint.
+# Killed? The same command continues from the last complete checkpoint; with RESTARTS=3 by itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/rl_qwen2.5_32b_h100x16.toml}"
 source launch/env_cuda.sh
 source launch/nodes.sh
 prepare launch/rl.py "$CONFIG" "$@"
-start_sandbox "$CONFIG" "$@"
+start_sandbox "$CONFIG" "${KEYS[@]}"
 start_ray
 serve_unless_head                                              # the head drives; the other serves until it leaves
-"$PYTHON" -m retool_mcore preflight "$CONFIG" "$@" --cluster --wait-s "$NODES_WAIT_S"   # every node: code, data
-start "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "$@"
-wait "${started[-1]}"
+step "$PYTHON" -m retool_mcore preflight "$CONFIG" "${KEYS[@]}" --cluster --wait-s "$NODES_WAIT_S"   # every node: code, data
+run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SFT of Qwen2.5-7B on one node of 8 H200. CONFIG=configs/sft_qwen2.5_32b_h200x8.toml for 32B.
 #   bash launch/sft_h200x8.sh [section.key=value ...] [--dry-run]
-# Killed? The same command continues from the last complete checkpoint.
+# Killed? The same command continues from the last complete checkpoint; with RESTARTS=3 by itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python}" "${CONFIG:=configs/sft_qwen2.5_7b_h200x8.toml}"
@@ -10,6 +10,5 @@ source launch/nodes.sh
 prepare launch/sft_mcore.py "$CONFIG" "$@"
 [ "$NODE_RANK" = 0 ] || wait_for_head "$TORCH_PORT"
 
-start "$PYTHON" -m retool_mcore.cli.torchrun --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
-  --master-addr "$HEAD_IP" --master-port "$TORCH_PORT" launch/sft_mcore.py "$CONFIG" "$@"
-wait "${started[-1]}"
+run "$PYTHON" -m retool_mcore.cli.torchrun --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
+  --master-addr "$HEAD_IP" --master-port "$TORCH_PORT" launch/sft_mcore.py "$CONFIG" "${KEYS[@]}"

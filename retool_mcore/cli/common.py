@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from retool_mcore.errors import ReToolError
+from retool_mcore.errors import ReToolError, RolloutError, RunError
 
 Config = Annotated[Path, typer.Argument(help="one TOML file of configs/")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
@@ -26,10 +26,11 @@ PlatformName = Annotated[
 F = TypeVar("F", bound=Callable[..., Any])
 OTHER_RANKS_WAIT_S = 30.0
 TOLD = 2  # exit code after an error in one line
+FAULT = 3  # the same, where a new start may go well: a part of the run was lost (launch/nodes.sh: run)
 
 
 def guarded(function: F) -> F:
-    """Print a ReToolError as one line and exit with 2; exit with 130 on Ctrl-C.
+    """Print a ReToolError as one line and exit with 2 or 3; exit with 130 on Ctrl-C.
 
     Any other exception is our bug and raises.
     """
@@ -45,7 +46,7 @@ def guarded(function: F) -> F:
                 # torchrun ends the other ranks here.
                 time.sleep(OTHER_RANKS_WAIT_S)
             typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
-            raise typer.Exit(TOLD) from error
+            raise typer.Exit(FAULT if isinstance(error, RunError | RolloutError) else TOLD) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -141,3 +141,46 @@ def marked(mark: str) -> set[str]:
             except OSError:
                 continue
     return found - {""}
+
+
+def test_a_dry_run_shows_what_each_node_would_start(tmp_path: Path):
+    script, root = ROOT / "launch" / "rl_h100x16.sh", f"run.root={tmp_path}"
+    head = run(script, root, "--dry-run", HEAD_IP="10.0.0.1").stdout.partition("# The commands of node 0:\n")[2]
+    programs = ["retool_mcore preflight", "launch/sandbox.sh", "start --head", "--cluster", "launch/rl.py"]
+    lines = head.splitlines()
+    assert len(lines) == len(programs) and all(map(str.__contains__, lines, programs)), head
+    assert "--node-ip-address 10.0.0.1 --port 6379" in lines[2]
+    assert root in lines[4] and "sandbox.where=" in lines[4] and "--dry-run" not in head
+    other = run(script, root, "--dry-run", NODE_RANK="1", HEAD_IP="10.0.0.1").stdout
+    lines = other.partition("# The commands of node 1:\n")[2].splitlines()
+    assert len(lines) == 3 and "start --address 10.0.0.1:6379" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "program", "starts", "code"),
+    [
+        (2, "exit 3", 3, 3),
+        (2, "kill -9 $$", 3, 137),
+        (2, "[ $(wc -l <$LOG) = 2 ] || exit 1", 2, 0),
+        (0, "exit 3", 1, 3),
+        (2, "exit 2", 1, 2),  # a mistake in the settings
+        (2, "exit 143", 1, 143),  # ended by its user
+    ],
+)
+def test_a_run_that_ended_by_a_fault_starts_again(tmp_path: Path, restarts: int, program: str, starts: int, code: int):
+    source = f"set -euo pipefail; source launch/nodes.sh; run bash -c 'echo x >>$LOG; {program}'"
+    env = {**os.environ, "RESTARTS": str(restarts), "RESTART_WAIT_S": "0", "LOG": str(tmp_path / "log")}
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "log").read_text().count("x") == starts
+    assert done.stderr.count("the run ended by a fault") == starts - 1
+
+
+def test_what_a_killed_launcher_left_has_ended_before_the_next_start(tmp_path: Path):
+    program = "sleep 61 & echo $! >>$LOG; ps -o stat= -p $(head -1 $LOG) >>$LOG.seen; kill -9 $$"
+    source = f"set -euo pipefail; source launch/nodes.sh; run bash -c '{program}'"
+    env = {**os.environ, "RESTARTS": "1", "RESTART_WAIT_S": "1", "LOG": str(tmp_path / "log")}
+    subprocess.run(["bash", "-c", source], capture_output=True, cwd=ROOT, env=env, check=False, timeout=50)
+    assert len((tmp_path / "log").read_text().split()) == 2, "two starts"
+    seen = (tmp_path / "log.seen").read_text().split()
+    assert len([state for state in seen if not state.startswith("Z")]) == 1, "the second start found it gone"
