@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from typing import Annotated
+
+from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Every, PositiveInt, Section
 from retool_mcore.config.shared import RunConfig
@@ -38,6 +40,12 @@ class SftTrain(Section):
 
     val_every_steps: Every
     """Steps between two validations, and one after the last step; 0: never."""
+
+    stall_s: Annotated[float, Field(ge=0)] = 3600.0
+    """Seconds without a step or a checkpoint after which the run ends; 0: never.
+
+    The stacks of its processes are then in logs/. Longer than the longest step.
+    """
 
 
 class SftConfig(RunConfig):

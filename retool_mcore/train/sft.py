@@ -28,6 +28,7 @@ from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.progress import bar_of_steps
+from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.keys.sft import sft_tree
 from retool_mcore.verl.plugin import assert_loaded
@@ -60,7 +61,8 @@ def train(config: SftConfig) -> None:
             with lock_run(config.run.dir) if rank == 0 else nullcontext():
                 dist.barrier()  # nobody writes before rank 0 holds the run
                 _require_equal_nodes(config)
-                _loop(config, platform, rank, Console(file=terminal))
+                with Watchdog(config) if rank == 0 else nullcontext():
+                    _loop(config, platform, rank, Console(file=terminal))
                 if rank == 0:
                     export_at_end(config)
         except RuntimeError as error:

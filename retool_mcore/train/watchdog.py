@@ -16,17 +16,18 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, NoReturn
 
 import psutil
 
-from retool_mcore.config import RlConfig
+from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.errors import RunError
 from retool_mcore.run import checkpoint
 
 SIGNS = ("start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # of life, in the run's folder
 LOOKS = 20  # per train.stall_s
 DUMP_S = 20.0  # for the stacks of one process
+STALLED = signal.SIGUSR2  # to the own process: its main thread may be anywhere
 GRACE_S = 60.0  # for the end of a run that was asked to end
 
 
@@ -36,7 +37,7 @@ class Watchdog:
     Signs are the stages of the start, rows of metrics, records of trajectories and checkpoints.
     """
 
-    def __init__(self, config: RlConfig) -> None:
+    def __init__(self, config: SftConfig | RlConfig) -> None:
         self._dir, self._stall_s = config.run.dir, config.train.stall_s
         self._ended = threading.Event()
         self._error: RunError | None = None
@@ -44,6 +45,7 @@ class Watchdog:
 
     def __enter__(self) -> None:
         if self._stall_s:
+            signal.signal(STALLED, _leave)
             self._thread.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -71,10 +73,14 @@ class Watchdog:
             f"same command goes on {f'after step {saved[-1].step}' if saved else 'from the beginning'}; a slower run "
             "than that needs a higher train.stall_s."
         )
-        os.kill(os.getpid(), signal.SIGTERM)  # the main thread leaves, through every ``finally``
+        os.kill(os.getpid(), STALLED)  # the main thread leaves, through every ``finally``
         if not self._ended.wait(GRACE_S):
             os.write(2, f"error: {self._error}\n".encode())
             os._exit(1)  # whoever holds the main thread does not heed signals; Ray's processes end with this one
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def last_sign(run_dir: Path) -> float:
@@ -123,9 +129,11 @@ def _spy(spy: str, pid: int, file: IO[str]) -> None:
 
 
 def _processes() -> list[psutil.Process]:
-    """This one and its descendants, and those of Ray and SGLang, which may have other parents."""
+    """The run's on this node; those of Ray and SGLang may have other parents."""
     own = psutil.Process()
-    found = {process.pid: process for process in (own, *own.children(recursive=True))}
+    first = own.parent() if "RANK" in os.environ else own  # torchrun, whose children are all ranks of the node
+    family = [own, *(first or own).children(recursive=True)]
+    found = {process.pid: process for process in family}
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"], process.info["uids"]
         if words and uids and uids.real == os.getuid() and words[0].startswith(("ray::", "sglang::")):

@@ -12,7 +12,7 @@ import time
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
-from retool_mcore.process import die_with_parent, exit_on_sigterm
+from retool_mcore.process import die_with_parent
 from retool_mcore.train import watchdog
 
 
@@ -24,7 +24,6 @@ def main(what: str, root: str, stall_s: str) -> int:
     settings = [f"run.root={root}", "run.name=run", f"train.stall_s={stall_s}"]
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings)
     config.run.dir.mkdir(parents=True)
-    exit_on_sigterm()
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"],
         stdout=subprocess.DEVNULL,
@@ -35,7 +34,7 @@ def main(what: str, root: str, stall_s: str) -> int:
         with watchdog.Watchdog(config):
             if what == "deaf":
                 watchdog.GRACE_S = 1.0
-                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+                signal.pthread_sigmask(signal.SIG_BLOCK, [watchdog.STALLED])
             if what == "slow":
                 for number in range(10):
                     (config.run.dir / "metrics.jsonl").write_text(f"{number}\n")
