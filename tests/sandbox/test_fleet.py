@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Told:
-    """A server without a sandbox: how it answers is set by the test. Counts what it sees."""
+    """A server without a sandbox: how it answers is set by the test. It counts what it sees."""
 
     ping: Callable[[], Awaitable[str]]
     run: Callable[[], Awaitable[str]]
@@ -119,7 +120,7 @@ def dead_url() -> str:
 
 
 @asynccontextmanager
-async def client(*servers: Told | str, **options: int) -> AsyncIterator[RemoteSandbox]:
+async def client(*servers: Told | str, **options: Any) -> AsyncIterator[RemoteSandbox]:
     urls = [server if isinstance(server, str) else server.url for server in servers]
     async with RemoteSandbox(urls, **options) as sandbox:
         yield sandbox
@@ -167,19 +168,18 @@ async def test_it_opens_with_half_of_the_servers_and_not_with_less():
 
 
 async def test_each_server_has_a_bounded_share_and_the_least_busy_is_next():
-    async with told(*(Told(pong, slowly) for _ in range(4))) as servers:
-        async with client(*servers, workers_per_url=3) as sandbox:
-            await asyncio.gather(*(sandbox.execute("1") for _ in range(120)))
-            assert all(server.most_at_once == 3 for server in servers)
-            assert min(server.num_calls for server in servers) >= 20
-            servers[0].run = never
-            held = [asyncio.ensure_future(sandbox.execute("1")) for _ in range(12)]  # 3 of them never end
-            await asyncio.sleep(0.3)
-            before = servers[0].num_calls
-            await asyncio.gather(*(sandbox.execute("1") for _ in range(30)))
-            assert servers[0].num_calls == before
-            for call in held:
-                call.cancel()
+    async with told(*(Told(pong, slowly) for _ in range(4))) as servers, client(*servers, workers_per_url=3) as sandbox:
+        await asyncio.gather(*(sandbox.execute("1") for _ in range(120)))
+        assert all(server.most_at_once == 3 for server in servers)
+        assert min(server.num_calls for server in servers) >= 20
+        servers[0].run = never
+        held = [asyncio.ensure_future(sandbox.execute("1")) for _ in range(12)]  # 3 of them never end
+        await asyncio.sleep(0.3)
+        before = servers[0].num_calls
+        await asyncio.gather(*(sandbox.execute("1") for _ in range(30)))
+        assert servers[0].num_calls == before
+        for call in held:
+            call.cancel()
 
 
 async def test_a_server_that_fails_calls_but_answers_pings_gets_a_rest():
@@ -244,7 +244,7 @@ async def test_the_only_server_is_given_up_when_it_is_silent_and_not_before(monk
         server.ping = never
         assert (await call).ok  # nothing was silent for 2 s
         server.run = never
-        with pytest.raises(SandboxUnavailable, match="silent for 2 s|did not answer GET /v1/ping"):
+        with pytest.raises(SandboxUnavailable, match=r"silent for 2 s|did not answer GET /v1/ping"):
             async with asyncio.timeout(8):
                 await sandbox.execute("1", run_timeout_s=60)
 
@@ -313,20 +313,17 @@ async def test_no_call_is_lost_when_servers_die_and_hang(num_servers: int, num_k
     try:
         urls = [await asyncio.to_thread(url_of, server) for server in servers]
         async with RemoteSandbox(urls, workers_per_url=4) as sandbox:
-            losses_s: list[float] = []
 
             async def trajectory(number: int) -> list[str]:
                 outputs: list[str] = []
                 for turn in range(4):
-                    began = time.monotonic()
-                    result = await sandbox.execute(f"import time; time.sleep(0.1); {number} * 100 + {turn}")
-                    losses_s.append(time.monotonic() - began)
+                    result = await sandbox.execute(f"import time; time.sleep(0.05); {number} * 100 + {turn}")
                     outputs.append(result.stdout)
                 return outputs
 
-            count = 24 * num_servers
+            count = 15 * num_servers
             tasks = [asyncio.ensure_future(trajectory(number)) for number in range(count)]
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1)
             victims = chance.sample(range(num_servers), num_killed + num_hung)
             for victim in victims[:num_killed]:
                 servers[victim].kill()
