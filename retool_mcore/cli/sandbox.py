@@ -16,6 +16,7 @@ import uvicorn
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.observe import OnlyObserved
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.server import create_app
 
@@ -35,14 +36,17 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="executions at the same time [default: the CPUs]")] = None,
     min_level: Annotated[Level, typer.Option(help="refuse to start below this isolation")] = Level.NAMESPACES,
     sessions: Annotated[int, typer.Option(help="interpreters kept alive between calls; 0 turns sessions off")] = 0,
+    drain_s: Annotated[int, typer.Option(help="seconds that calls in flight get to end when it is stopped")] = 10,
+    metrics_port: Annotated[int | None, typer.Option(help="of --host: /health and /metrics beside --socket")] = None,
 ) -> None:
-    """Answer SandboxFusion's POST /run_code and GET /v1/ping, and GET /metrics, until stopped."""
+    """Answer SandboxFusion's POST /run_code and GET /v1/ping, /health and /metrics, until stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         listener, url = _listen(host, port, socket_path)
         sandbox = LocalSandbox(min_level=min_level, workers=workers, sessions=sessions)
-        asyncio.run(_serve(sandbox, listener, url))
+        observer = _listen(host, metrics_port, None)[0] if metrics_port is not None else None
+        asyncio.run(_serve(sandbox, listener, url, drain_s=drain_s, observer=observer))
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
@@ -73,16 +77,23 @@ async def _ping(url: str, min_level: Level) -> str:
     return result.level
 
 
-async def _serve(sandbox: LocalSandbox, listener: socket.socket, url: str) -> None:
+async def _serve(
+    sandbox: LocalSandbox, listener: socket.socket, url: str, *, drain_s: int, observer: socket.socket | None
+) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
     with listener:
         async with sandbox:
+            app = create_app(sandbox)
             config = uvicorn.Config(
-                create_app(sandbox), access_log=False, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S
+                OnlyObserved(app, observer.getsockname()[1]) if observer is not None else app,
+                access_log=False,
+                log_level="warning",
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=drain_s,
             )
             typer.echo(url)
-            await uvicorn.Server(config).serve(sockets=[listener])
+            await uvicorn.Server(config).serve(sockets=[listener, observer] if observer is not None else [listener])
 
 
 def _stop(number: int, _: object) -> None:

@@ -1,8 +1,9 @@
 """The sandbox over HTTP, in SandboxFusion's protocol.
 
-It serves POST /run_code, GET /v1/ping, and GET /metrics for Prometheus. Whatever a client sends,
-the answer has the protocol's own form: 422 for a request that cannot be run, 413 for one too large,
-408 for one that comes too slowly, 503 when too many wait. Code that fails is answered with 200.
+It serves POST /run_code, GET /v1/ping, GET /health, and GET /metrics for Prometheus. Whatever a
+client sends, the answer has the protocol's own form: 422 for a request that cannot be run, 413 for
+one too large, 408 for one that comes too slowly, 503 when too many wait. Code that fails is answered
+with 200.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult
+from retool_mcore.sandbox.health import Health
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.wire import (
     LEVEL_HEADER,
@@ -65,6 +67,9 @@ class Metrics:
         self.dropped_bytes = Counter(
             "retool_sandbox_output_dropped_bytes", "Output beyond the cap.", registry=self.registry
         )
+        self.zygote_deaths = Counter(
+            "retool_sandbox_zygote_deaths", "Warm processes that died and were started anew.", registry=self.registry
+        )
 
     def observe(self, result: ExecResult) -> None:
         """Count one execution."""
@@ -80,6 +85,8 @@ def create_app(sandbox: LocalSandbox) -> FastAPI:
     metrics = Metrics()
     memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
     metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
+    sandbox.on_zygote_death = metrics.zygote_deaths.inc
+    health = Health(sandbox)
     app = FastAPI(title="retool sandbox")
     num_pending = 0
 
@@ -104,11 +111,13 @@ def create_app(sandbox: LocalSandbox) -> FastAPI:
             raise _Refused(422, str(error)) from error
         except SandboxUnavailable as error:
             metrics.executions.labels(status="sandbox_error").inc()
+            health.failed(error)
             return JSONResponse(RunCodeResponse(status="SandboxError", message=str(error)).model_dump())
         finally:
             num_pending -= 1
             metrics.pending.set(num_pending)
         metrics.observe(result)
+        health.worked()
         return JSONResponse(RunCodeResponse.of(result).model_dump())
 
     @app.get("/v1/ping")
@@ -125,11 +134,16 @@ def create_app(sandbox: LocalSandbox) -> FastAPI:
         await sandbox.end_session(name)
         return JSONResponse("ended")
 
+    @app.get("/health")
+    async def tell_health() -> JSONResponse:
+        status_code, body = await health.report()
+        return JSONResponse(body, status_code=status_code)
+
     @app.get("/metrics")
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    handlers = (refuse, run_code, ping, end_session, prometheus)
+    handlers = (refuse, run_code, ping, end_session, tell_health, prometheus)
     assert all(handlers), "registered above"
     return app
 
