@@ -2,24 +2,34 @@
 
 It serves POST /run_code, GET /v1/ping, GET /health, and GET /metrics for Prometheus. Whatever a
 client sends, the answer has the protocol's own form: 422 for a request that cannot be run, 413 for
-one too large, 408 for one that comes too slowly, 503 when too many wait. Code that fails is answered
-with 200.
+one too large, 408 for one that comes too slowly, 503 when too many wait. Code that fails is
+answered with 200.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    multiprocess,
+)
 from pydantic import ValidationError
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult
 from retool_mcore.sandbox.health import Health
 from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.processes import METRICS_ENV
 from retool_mcore.sandbox.wire import (
     LEVEL_HEADER,
     SESSIONS_HEADER,
@@ -48,7 +58,11 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.info = Gauge(
-            "retool_sandbox_info", "Always 1; the labels tell.", ["level", "memory"], registry=self.registry
+            "retool_sandbox_info",
+            "Always 1; the labels tell.",
+            ["level", "memory"],
+            registry=self.registry,
+            multiprocess_mode="livemax",
         )
         self.executions = Counter(
             "retool_sandbox_executions", "Executions by outcome.", ["status"], registry=self.registry
@@ -56,7 +70,10 @@ class Metrics:
         self.refused = Counter(
             "retool_sandbox_refused", "Requests not run, by HTTP status.", ["code"], registry=self.registry
         )
-        self.pending = Gauge("retool_sandbox_pending", "Requests waiting or executing.", registry=self.registry)
+        self.pending = Gauge(
+            "retool_sandbox_pending", "Requests waiting or executing.", registry=self.registry,
+            multiprocess_mode="livesum",
+        )  # fmt: skip
         self.run_s = Histogram(
             "retool_sandbox_run_seconds", "Wall time of executions.", buckets=_SECONDS, registry=self.registry
         )
@@ -70,6 +87,17 @@ class Metrics:
         self.zygote_deaths = Counter(
             "retool_sandbox_zygote_deaths", "Warm processes that died and were started anew.", registry=self.registry
         )
+        self.process_restarts = Counter(
+            "retool_sandbox_process_restarts", "Server processes that were replaced.", registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        """The page: of this process, or of all that share an address."""
+        if METRICS_ENV not in os.environ:
+            return generate_latest(self.registry)
+        together = CollectorRegistry()
+        multiprocess.MultiProcessCollector(together)
+        return generate_latest(together)
 
     def observe(self, result: ExecResult) -> None:
         """Count one execution."""
@@ -80,9 +108,10 @@ class Metrics:
         self.dropped_bytes.inc(result.stdout_dropped_bytes + result.stderr_dropped_bytes)
 
 
-def create_app(sandbox: LocalSandbox) -> FastAPI:
+def create_app(sandbox: LocalSandbox, *, is_replacement: bool = False) -> FastAPI:
     """The ASGI application around ``sandbox``, which must be open; the caller closes it."""
     metrics = Metrics()
+    metrics.process_restarts.inc(is_replacement)
     memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
     metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
     sandbox.on_zygote_death = metrics.zygote_deaths.inc
@@ -141,7 +170,7 @@ def create_app(sandbox: LocalSandbox) -> FastAPI:
 
     @app.get("/metrics")
     async def prometheus() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     handlers = (refuse, run_code, ping, end_session, tell_health, prometheus)
     assert all(handlers), "registered above"

@@ -137,3 +137,76 @@ def test_all_executions_together_have_a_small_weight_where_the_cgroup_has_one(tm
     assert (tmp_path / "cpu.weight").exists() == has_cpu
     if has_cpu:
         assert (tmp_path / "cpu.weight").read_text() == "10"
+
+
+# ------------------------------------------------------------ several processes
+
+
+def value(url: str, name: str) -> float:
+    lines = [line for line in httpx.get(f"{url}/metrics", timeout=20).text.splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def post(url: str, code: str) -> str:
+    answer = httpx.post(f"{url}/run_code", json={"code": code, "language": "python"}, timeout=60)
+    return str(answer.json()["run_result"]["stdout"])
+
+
+@pytest.mark.parametrize(
+    ("blow", "told_as"),
+    [
+        (signal.SIGKILL, "ended with -9"),
+        pytest.param(signal.SIGSTOP, "stood still for 10 s", marks=pytest.mark.long),
+    ],
+)
+def test_two_processes_share_an_address_and_are_replaced(blow: signal.Signals, told_as: str):
+    port = free_port()
+    options = ("--port", "0", "--workers", "2", "--processes", "2", "--metrics-port", str(port), "--drain-s", "1")
+    server, url = start(*options)
+    try:
+        pids = children_of(server.pid, "--inherited")
+        assert len(pids) == 2
+        assert {post(url, "6 * 7") for _ in range(20)} == {"42\n"}
+        assert value(url, 'retool_sandbox_executions_total{status="finished"}') == 20
+        assert value(f"http://127.0.0.1:{port}", "retool_sandbox_executions_total") == 20
+        assert value(url, "retool_sandbox_info") == 1
+        os.kill(pids[0], blow)
+        until(lambda: post(url, "6 * 7") == "42\n")  # the other goes on
+        until(lambda: len(set(children_of(server.pid, "--inherited")) - set(pids)) == 1, limit_s=60)
+        until(lambda: value(url, "retool_sandbox_process_restarts_total") == 1, limit_s=30)
+        assert value(url, "retool_sandbox_executions_total") == 21  # the dead ones' counts stay
+        assert value(url, "retool_sandbox_pending") == 0
+        pids = children_of(server.pid, "--inherited")
+    finally:
+        server.terminate()
+        _, told = server.communicate(timeout=30)
+    assert server.returncode == 143
+    assert told_as in told
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_processes_end_with_their_parent():
+    server, url = start("--port", "0", "--workers", "2", "--processes", "2")
+    pids = children_of(server.pid, "--inherited")
+    server.kill()
+    server.communicate()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/v1/ping")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2", "--processes", "3"], "processes = 3 is not one of 1 to workers = 2"),
+        (["--workers", "2", "--processes", "0"], "processes = 0 is not one of 1 to workers = 2"),
+        (["--workers", "2", "--processes", "2", "--sessions", "4"], "a session lives in one process"),
+        (["--workers", "2", "--processes", "2", "--min-level", "gvisor"], "does not give the sandbox level 'gvisor'"),
+    ],
+)
+def test_processes_that_cannot_be_had_are_told_once(options: list[str], message: str):
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", *options]
+    environment = {**os.environ, "PATH": "/nowhere"}  # no runsc
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and done.stderr.count(message) == 1
+    assert "Traceback" not in done.stderr
