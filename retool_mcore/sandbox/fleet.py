@@ -49,6 +49,8 @@ class Fleet:
         self._waiters: deque[_Waiter] = deque()
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
+        for node in self.nodes:
+            node.expendable = lambda: self._half_without_one
 
     # -------------------------------------------------------------- opening
 
@@ -195,9 +197,14 @@ class Fleet:
         if node.stuck(now):
             node.rest("it answers pings, but no calls")
             self._doubt(node)
-        if not node.admitted and node.legs and node.silent_s(now) > _LOST_S:
+        if node.legs and node.silent_s(now) > _LOST_S and now - node.stalled_at > _LOST_S:
+            node.put_out(f"the sandbox at {node.url} has been silent for {_LOST_S:.0f} s.")
             for leg in list(node.legs):
-                leg.abandon(f"the sandbox at {node.url} has been silent for {_LOST_S:.0f} s: {node.reason}")
+                leg.abandon(node.reason)
+
+    @property
+    def _half_without_one(self) -> bool:
+        return 2 * (sum(node.admitted for node in self.nodes) - 1) >= len(self.nodes)
 
     def _doubt(self, node: Node) -> None:
         """Have the calls of a silent server started elsewhere too.

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import httpx
@@ -76,6 +77,8 @@ class Node:
         self.heard_at = self._answered_at = time.monotonic()
         self.rests_until = 0.0
         self.stalled_at = 0.0  # when this process itself last stood still: silence since then proves nothing
+        # Whether the others could do its work: if not, silence is overload, and it stays in use.
+        self.expendable: Callable[[], bool] = lambda: True
         self._known = False
         self._failures = 0
         self._rest_s = _REST_S[0]
@@ -166,7 +169,10 @@ class Node:
                 answer = await self.http.get("/v1/ping", timeout=timeout_s)
             answer.raise_for_status()
             self._check_level(answer.headers)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        except (TimeoutError, httpx.TimeoutException) as error:
+            if not self.admitted or (self.heard_at < asked_at > self.stalled_at and self.expendable()):
+                self._ping_failed(unavailable(self.url, "GET /v1/ping", error))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             # An answer to a call meanwhile says more.
             if max(self.heard_at, self.stalled_at) < asked_at or not self.admitted:
                 self._ping_failed(unavailable(self.url, "GET /v1/ping", error))
