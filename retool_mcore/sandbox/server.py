@@ -163,6 +163,13 @@ def create_app(sandbox: LocalSandbox, *, is_replacement: bool = False) -> FastAP
         await sandbox.end_session(name)
         return JSONResponse("ended")
 
+    _observe(app, metrics, health)
+    handlers = (refuse, run_code, ping, end_session)
+    assert all(handlers), "registered above"
+    return app
+
+
+def _observe(app: FastAPI, metrics: Metrics, health: Health) -> None:
     @app.get("/health")
     async def tell_health() -> JSONResponse:
         status_code, body = await health.report()
@@ -172,9 +179,7 @@ def create_app(sandbox: LocalSandbox, *, is_replacement: bool = False) -> FastAP
     async def prometheus() -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    handlers = (refuse, run_code, ping, end_session, tell_health, prometheus)
-    assert all(handlers), "registered above"
-    return app
+    assert tell_health and prometheus, "registered above"
 
 
 async def _read_body(request: Request) -> bytes:
