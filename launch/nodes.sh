@@ -91,15 +91,19 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 # start_sandbox CONFIG [section.key=value ...]: one service for all of this node; the same path on
-# every node, so that one setting names it. Sets SANDBOX_URL.
+# every node, so that one setting names it. It is started again when it dies or stands still.
+# SANDBOX_OPTIONS="--metrics-port 9090 --host 10.0.0.1" shows its health and metrics to a monitor.
+# Sets SANDBOX_URL.
 start_sandbox() {
   local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN level workers
   read -r level workers < <("$PYTHON" -m retool_mcore get "$@" sandbox.min_level sandbox.workers) || exit 2
   SANDBOX_URL=unix://$folder/sandbox.sock
-  [ -z "$DRY_RUN" ] || { start bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$level" --workers "$workers"; return; }
+  local serve=(bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$level" --workers "$workers"
+    --processes $(((workers + 15) / 16)) ${SANDBOX_OPTIONS:-})
+  [ -z "$DRY_RUN" ] || { start "${serve[@]}"; return; }
   mkdir -p -m 700 "$folder"
   rm -f "$folder/sandbox.sock"
-  start bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$level" --workers "$workers" >"$folder/log" 2>&1
+  start "${serve[@]}" >"$folder/log" 2>&1
   for _ in $(seq 300); do [ -S "$folder/sandbox.sock" ] && return 0; kill -0 "${started[-1]}" 2>/dev/null || break; sleep 0.1; done
   fail "the sandbox of this node does not answer: $(tail -n 3 "$folder/log")"
 }

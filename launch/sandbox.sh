@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The code sandbox of one node, any hardware. Prints its URL when it answers, serves until stopped,
-# then stops it.
+# then stops it. A server that ends before that is started again.
 #   bash launch/sandbox.sh [--socket PATH | --host H --port P] [--workers N] [--min-level LEVEL] [--sessions N]
+#                          [--processes N] [--metrics-port P] [--drain-s S]
 # To run something beside it:  bash launch/sandbox.sh --port 8080 -- bash launch/rl_h200x8.sh
 set -euo pipefail
 : "${PYTHON:=python}"
@@ -9,16 +10,37 @@ options=()
 while [ $# -gt 0 ] && [ "$1" != "--" ]; do options+=("$1"); shift; done
 [ "${1:-}" = "--" ] && shift
 
-first_line=$(mktemp -u)
-mkfifo -m 600 "$first_line"
-"$PYTHON" -m retool_mcore.sandbox serve "${options[@]}" >"$first_line" &
-server=$!
-trap 'kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; rm -f "$first_line"' EXIT
+state=$(mktemp -d)
+mkfifo -m 600 "$state/first_line"
+
+# Starts the server, and starts it again whenever it ends, at the same address.
+keep() {
+  local server="" code pause=1 began
+  trap '[ -z "$server" ] || { kill "$server"; wait "$server"; } 2>/dev/null; exit 0' TERM
+  "$PYTHON" -m retool_mcore.sandbox serve "${options[@]}" >"$state/first_line" &
+  server=$!
+  wait "$server" && code=0 || code=$?
+  [ -s "$state/url" ] || exit "$code"  # it never answered, and told why on stderr
+  case $(<"$state/url") in http://*) options+=(--port "$(sed 's/.*://' "$state/url")") ;; esac
+  while :; do
+    echo "the sandbox ended with code $code; it is started again in $pause s" >&2
+    server=""
+    sleep "$pause"
+    began=$SECONDS
+    "$PYTHON" -m retool_mcore.sandbox serve "${options[@]}" >/dev/null &
+    server=$!
+    wait "$server" && code=0 || code=$?
+    pause=$((SECONDS - began > 60 ? 1 : pause < 30 ? 2 * pause : 30))
+  done
+}
+keep &
+keeper=$!
+trap 'kill "$keeper" 2>/dev/null || true; wait "$keeper" 2>/dev/null || true; rm -rf "$state"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-read -r url <"$first_line" || { wait "$server"; exit 1; }  # no line: the server told why on stderr
-rm -f "$first_line"
+read -r url <"$state/first_line" || { wait "$keeper"; exit 1; }
+echo "$url" >"$state/url"
 "$PYTHON" -m retool_mcore.sandbox ping "$url"
 echo "$url"
-if [ $# -gt 0 ]; then SANDBOX_URL="$url" "$@"; else wait "$server"; fi
+if [ $# -gt 0 ]; then SANDBOX_URL="$url" "$@"; else wait "$keeper"; fi

@@ -194,7 +194,7 @@ def serve_fresh(workers: int) -> None:
         return {"status": "Failed" if process.returncode else "Success", "message": "", "run_result": fields}
 
     assert ping and run_code, "registered above"
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=5))
 
     async def run() -> None:
         task = asyncio.ensure_future(server.serve())

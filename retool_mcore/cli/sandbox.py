@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,9 @@ import uvicorn
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.observe import OnlyObserved
 from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox.processes import Plan, Processes, inherit, serve_and_tell
 from retool_mcore.sandbox.server import create_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
@@ -35,19 +39,33 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="executions at the same time [default: the CPUs]")] = None,
     min_level: Annotated[Level, typer.Option(help="refuse to start below this isolation")] = Level.NAMESPACES,
     sessions: Annotated[int, typer.Option(help="interpreters kept alive between calls; 0 turns sessions off")] = 0,
+    drain_s: Annotated[int, typer.Option(help="seconds that calls in flight get to end when it is stopped")] = 10,
+    metrics_port: Annotated[int | None, typer.Option(help="of --host: /health and /metrics beside --socket")] = None,
+    processes: Annotated[int | None, typer.Option(help="share the workers; each is replaced when it is lost")] = None,
+    inherited: Annotated[str, typer.Option(hidden=True)] = "",
+    again: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Answer SandboxFusion's POST /run_code and GET /v1/ping, and GET /metrics, until stopped."""
+    """Answer SandboxFusion's POST /run_code and GET /v1/ping, /health, /metrics, until stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        listener, url = _listen(host, port, socket_path)
+        if inherited:
+            listeners, url = inherit(inherited), ""
+        else:
+            listener, url = _listen(host, port, socket_path)
+            listeners = [listener, *([_listen(host, metrics_port, None)[0]] if metrics_port is not None else [])]
+            if processes is not None:
+                workers = workers or len(os.sched_getaffinity(0))
+                arguments = sys.argv[sys.argv.index("serve") + 1 :]
+                plan = Plan(arguments, listeners, processes, workers, sessions, drain_s)
+                raise typer.Exit(128 + asyncio.run(Processes(plan, lambda: typer.echo(url)).run()))
         sandbox = LocalSandbox(min_level=min_level, workers=workers, sessions=sessions)
-        asyncio.run(_serve(sandbox, listener, url))
+        asyncio.run(_serve(sandbox, listeners, url, drain_s=drain_s, is_replacement=again))
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     finally:
-        if socket_path is not None:
+        if socket_path is not None and not inherited:
             socket_path.unlink(missing_ok=True)
 
 
@@ -73,16 +91,32 @@ async def _ping(url: str, min_level: Level) -> str:
     return result.level
 
 
-async def _serve(sandbox: LocalSandbox, listener: socket.socket, url: str) -> None:
+async def _serve(
+    sandbox: LocalSandbox, listeners: list[socket.socket], url: str, *, drain_s: int, is_replacement: bool
+) -> None:
+    """Serve at the first of ``listeners``; at the second, health and metrics alone.
+
+    Without a URL the listeners are shared with others, and the parent is told instead of a user.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
-    with listener:
+    with contextlib.ExitStack() as stack:
+        for listener in listeners:
+            stack.enter_context(listener)
         async with sandbox:
+            app = create_app(sandbox, is_replacement=is_replacement)
             config = uvicorn.Config(
-                create_app(sandbox), access_log=False, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S
+                OnlyObserved(app, listeners[1].getsockname()[1]) if len(listeners) > 1 else app,
+                access_log=False,
+                log_level="warning",
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=drain_s,
             )
-            typer.echo(url)
-            await uvicorn.Server(config).serve(sockets=[listener])
+            if url:
+                typer.echo(url)
+                await uvicorn.Server(config).serve(sockets=listeners)
+            else:
+                await serve_and_tell(config, listeners)
 
 
 def _stop(number: int, _: object) -> None:

@@ -15,6 +15,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 # Memory that the kernel charges in addition to the code's own: page tables, pipes, and the private
 # copy of the warm image.
 OVERHEAD_MB = 160
+_CPU_WEIGHT = 10  # a tenth of what a cgroup has by default
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class CgroupTree:
         try:
             if self._version == 2:
                 (self.directory / "cgroup.subtree_control").write_text("+memory")
+                if (self.directory / "cpu.weight").exists():  # all executions together, beside the trainer
+                    (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
             probe = self.seat(-1)
             try:
                 probe.limit(64)

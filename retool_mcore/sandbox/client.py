@@ -1,6 +1,9 @@
 """The sandbox behind one or several SandboxFusion-compatible URLs.
 
-Each call goes to the least busy server, and is retried with backoff.
+Each call goes to the least busy server that is well (``fleet.py``). It is a race of legs: one at
+first; another when the first one's server goes silent, or when a leg failed. The first result wins.
+Code may thus run twice, which no caller can see, because executions share nothing. The calls of a
+session do, so they have one leg, at the server that holds the session.
 """
 
 from __future__ import annotations
@@ -9,49 +12,30 @@ import asyncio
 import base64
 import json
 import logging
+import random
 import time
 import zlib
 from collections.abc import Sequence
 from urllib.parse import quote
 
 import httpx
-import tenacity
 from pydantic import ValidationError
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
-from retool_mcore.sandbox.wire import LEVEL_HEADER, SESSIONS_HEADER, RunCodeResponse
+from retool_mcore.sandbox.fleet import Fleet
+from retool_mcore.sandbox.node import Node, unavailable
+from retool_mcore.sandbox.wire import RunCodeResponse
 
 logger = logging.getLogger(__name__)
 
-# Stays below the 5 s after which uvicorn, SandboxFusion's server, closes an idle connection.
-_KEEP_ALIVE_S = 4.0
 _CONNECT_TIMEOUT_S = 5.0
 # How much longer than the run timeout an answer may take: the wait in the server's queue and the
-# start of the code.
+# start of the code. Silence of the server is noticed long before (``node.py``).
 _QUEUE_ALLOWANCE_S = 120.0
-# For this long after a failure, an endpoint is chosen last.
-_COOL_DOWN_S = 5.0
-
-
-class _Endpoint:
-    """One server, its connections and its load."""
-
-    def __init__(self, url: str, connections: int) -> None:
-        self.url = url
-        transport = httpx.AsyncHTTPTransport(
-            uds=url.removeprefix("unix://") if url.startswith("unix://") else None,
-            limits=httpx.Limits(max_connections=connections, keepalive_expiry=_KEEP_ALIVE_S),
-        )
-        base_url = "http://sandbox" if url.startswith("unix://") else url
-        self.http = httpx.AsyncClient(base_url=base_url, transport=transport, trust_env=False)
-        self.num_in_flight = 0
-        self.failed_at = -_COOL_DOWN_S
-
-    @property
-    def load(self) -> tuple[bool, int]:
-        """Smaller is better: healthy before failed, idle before busy."""
-        return time.monotonic() - self.failed_at < _COOL_DOWN_S, self.num_in_flight
+_MAX_LEGS = 3  # of one call at the same time
+_PAUSE_S = (0.3, 5.0)  # before another try where there is no other server: first, longest
+_BUSY_S = (0.2, 1.0, 30.0)  # what a server's Retry-After may ask for: least, where it is absent, most
 
 
 class RemoteSandbox(Sandbox):
@@ -68,57 +52,29 @@ class RemoteSandbox(Sandbox):
         workers_per_url: int = 64,
         sessions: bool = False,
         attempts: int = 5,
+        min_nodes: int | None = None,
     ) -> None:
-        self._min_level = min_level
+        """``min_nodes``: servers that must answer at the start, half of them if None.
+
+        ``attempts`` counts tries that a server's failure ended.
+        """
         self._sessions = sessions
         self._attempts = attempts
-        self._endpoints = [_Endpoint(url.rstrip("/"), workers_per_url) for url in urls]
-        self._slots = asyncio.Semaphore(workers_per_url * len(self._endpoints))
+        nodes = [Node(url.rstrip("/"), workers_per_url, min_level=min_level, sessions=sessions) for url in urls]
+        self._fleet = Fleet(nodes, min_nodes=min_nodes or -(-len(nodes) // 2), attempts=attempts)
         self._opening = asyncio.Lock()
         self._opened = False
-
-    # -------------------------------------------------------------- opening
 
     async def open(self) -> None:
         """Ask every server for its level.
 
-        Raises ConfigError when a level is below min_level, SandboxUnavailable when a server does
-        not answer.
+        Raises ConfigError when one tells a level below min_level, SandboxUnavailable when fewer
+        than min_nodes answer. Servers that are missing are used as soon as they answer.
         """
         async with self._opening:
             if not self._opened:
-                await asyncio.gather(*(self._check(endpoint) for endpoint in self._endpoints))
+                await self._fleet.open()
                 self._opened = True
-
-    async def _check(self, endpoint: _Endpoint) -> None:
-        async for attempt in self._retrying(self._attempts):
-            with attempt:
-                try:
-                    answer = await endpoint.http.get("/v1/ping", timeout=_CONNECT_TIMEOUT_S)
-                    answer.raise_for_status()
-                except httpx.HTTPError as error:
-                    raise _unavailable(endpoint, "GET /v1/ping", error) from error
-                self._check_level(endpoint, answer.headers)
-
-    def _check_level(self, endpoint: _Endpoint, headers: httpx.Headers) -> None:
-        told = headers.get(LEVEL_HEADER, "")
-        level = Level(told) if told in list(Level) else Level.NONE
-        if level == Level.NONE and self._min_level.rank <= Level.RLIMITS.rank:
-            logger.warning("the sandbox at %s does not tell its isolation level; taken as none", endpoint.url)
-        elif level.rank < self._min_level.rank:
-            raise ConfigError(
-                f"the sandbox at {endpoint.url} runs at level {str(level)!r}, below min_level = "
-                f"{str(self._min_level)!r}. Start it with `retool sandbox serve --min-level {self._min_level}`, "
-                "or lower min_level."
-            )
-        if self._sessions and headers.get(SESSIONS_HEADER, "0") == "0":
-            raise ConfigError(
-                f"sessions were asked for, but the sandbox at {endpoint.url} has none. "
-                "Start it with `retool sandbox serve --sessions N`."
-            )
-        logger.info("sandbox at %s: level %s", endpoint.url, level)
-
-    # ------------------------------------------------------------ executing
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """See ``base.Sandbox.run``."""
@@ -127,63 +83,185 @@ class RemoteSandbox(Sandbox):
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
         body = _pack(request)
         await self.open()
-        async for attempt in self._retrying(1 if session else self._attempts):
-            with attempt:
-                async with self._slots:
-                    return await self._post(self._choose(session), body, request.run_timeout_s)
-        raise AssertionError("tenacity neither returned nor raised")
+        if session is None:
+            race = _Race(self._fleet, body, request.run_timeout_s, attempts=self._attempts)
+        else:
+            race = _Race(self._fleet, body, request.run_timeout_s, attempts=1, only=self._holder(session))
+        return await race.run()
 
-    @staticmethod
-    def _retrying(attempts: int) -> tenacity.AsyncRetrying:
-        return tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(SandboxUnavailable),
-            stop=tenacity.stop_after_attempt(attempts),
-            wait=tenacity.wait_random_exponential(multiplier=0.3, max=5.0),
-            before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
-            reraise=True,
-        )
-
-    def _choose(self, session: str | None) -> _Endpoint:
-        if session is not None:  # a session's definitions live on one server
-            return self._endpoints[zlib.crc32(session.encode("utf-8", "replace")) % len(self._endpoints)]
-        return min(self._endpoints, key=lambda endpoint: endpoint.load)
-
-    async def _post(self, endpoint: _Endpoint, body: bytes, run_timeout_s: float) -> ExecResult:
-        endpoint.num_in_flight += 1
-        asked = time.monotonic()
-        try:
-            answer = await endpoint.http.post(
-                "/run_code",
-                content=body,
-                headers={"content-type": "application/json"},
-                timeout=httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S),
-            )
-            return _read(endpoint, answer, time.monotonic() - asked)
-        except (httpx.HTTPError, ValidationError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            endpoint.failed_at = time.monotonic()
-            raise _unavailable(endpoint, "POST /run_code", error) from error
-        except SandboxUnavailable:
-            endpoint.failed_at = time.monotonic()
-            raise
-        finally:
-            endpoint.num_in_flight -= 1
+    def _holder(self, session: str) -> Node:
+        """The server that a session's definitions live on."""
+        return self._fleet.nodes[zlib.crc32(session.encode("utf-8", "replace")) % len(self._fleet.nodes)]
 
     async def end_session(self, session: str) -> None:
         """See ``base.Sandbox.end_session``."""
-        endpoint = self._choose(session)
+        node = self._holder(session)
         try:
-            answer = await endpoint.http.delete(f"/v1/sessions/{quote(session, safe='')}", timeout=_CONNECT_TIMEOUT_S)
+            answer = await node.http.delete(f"/v1/sessions/{quote(session, safe='')}", timeout=_CONNECT_TIMEOUT_S)
             answer.raise_for_status()
         except httpx.HTTPError as error:
-            logger.info("session %s was not ended at %s (its idle time will): %s", session, endpoint.url, error)
-
-    # -------------------------------------------------------------- closing
+            logger.info("session %s was not ended at %s (its idle time will): %s", session, node.url, error)
 
     async def close(self) -> None:
         """See ``base.Sandbox.close``."""
-        await asyncio.gather(*(endpoint.http.aclose() for endpoint in self._endpoints))
+        await self._fleet.close()
+
+
+class _Busy(Exception):
+    """The server takes no more calls for now."""
+
+
+class _NotReached(SandboxUnavailable):
+    """No connection: the server has not seen the call."""
+
+
+class _Race:
+    """One call, at one server or at several."""
+
+    def __init__(
+        self, fleet: Fleet, body: bytes, run_timeout_s: float, *, attempts: int, only: Node | None = None
+    ) -> None:
+        self.fleet, self.body, self.run_timeout_s, self.only = fleet, body, run_timeout_s, only
+        self.tried: set[Node] = set()
+        self._attempts = attempts
+        self._failures = 0
+        self._busy_since: float | None = None
+        self._legs: set[_Leg] = set()
+        self._result: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> ExecResult:
+        """The first result. Raises ConfigError, SandboxUnavailable."""
+        self._start()
+        try:
+            return await self._result
+        finally:
+            legs, self._legs = self._legs, set()
+            for leg in legs:
+                leg.task.cancel()
+            if legs:
+                await asyncio.wait([leg.task for leg in legs])
+
+    def _start(self, *, pause_s: float = 0.0, beside: bool = False, again: bool = False) -> None:
+        leg = _Leg(self, pause_s=pause_s, beside=beside, again=again)
+        self._legs.add(leg)
+        leg.task.add_done_callback(lambda task: self._ended(leg, task))
+
+    def doubted(self) -> None:
+        """A leg's server has gone silent: run elsewhere too, unless another leg is well."""
+        if self._result.done() or self.only is not None or len(self._legs) >= _MAX_LEGS:
+            return
+        if all(leg.doubtful for leg in self._legs):
+            self._start(beside=True, again=True)
+
+    def _ended(self, leg: _Leg, task: asyncio.Task[ExecResult]) -> None:
+        self._legs.discard(leg)
+        if task.cancelled():
+            error: BaseException | None = SandboxUnavailable(leg.reason or "the call was cancelled.")
+        else:
+            error = task.exception()
+        if self._result.done():
+            return
+        if error is None:
+            self._result.set_result(task.result())
+        elif not isinstance(error, (SandboxUnavailable, _Busy)):
+            self._result.set_exception(error)
+        else:
+            self._failed(leg, error)
+
+    def _failed(self, leg: _Leg, error: SandboxUnavailable | _Busy) -> None:
+        # A server that asks to be spared, or was not reached, is out for now: that is no try.
+        self._failures += not isinstance(error, (_Busy, _NotReached)) or self.only is not None
+        if isinstance(error, _Busy):
+            self._busy_since = self._busy_since or time.monotonic()
+            leg.gave_up = time.monotonic() - self._busy_since > _QUEUE_ALLOWANCE_S
+        if self._failures >= self._attempts or leg.gave_up:
+            if not self._legs:
+                self._result.set_exception(SandboxUnavailable(str(error)) if isinstance(error, _Busy) else error)
+        elif all(other.doubtful for other in self._legs):
+            elsewhere = isinstance(error, (_Busy, _NotReached)) or self.fleet.alternative(self.tried)
+            longest_s = min(_PAUSE_S[0] * 2**self._failures, _PAUSE_S[1])
+            self._start(pause_s=0.0 if elsewhere else random.uniform(0, longest_s), again=True)
+
+
+class _Leg:
+    """One try of a call at one server: what ``node.Leg`` asks for."""
+
+    def __init__(self, race: _Race, *, pause_s: float, beside: bool, again: bool) -> None:
+        self.run_timeout_s = race.run_timeout_s
+        self.doubtful = False
+        self.gave_up = False  # no server has taken it for too long
+        self.reason = ""
+        self._race = race
+        self.task = asyncio.ensure_future(self._run(pause_s, beside=beside, again=again))
+
+    def doubt(self) -> None:
+        """See ``node.Leg``."""
+        if not self.doubtful:
+            self.doubtful = True
+            self._race.doubted()
+
+    def abandon(self, reason: str) -> None:
+        """See ``node.Leg``."""
+        self.reason = reason
+        self.task.cancel()
+
+    async def _run(self, pause_s: float, *, beside: bool, again: bool) -> ExecResult:
+        race = self._race
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        try:
+            node = await race.fleet.acquire(self, only=race.only, avoid=race.tried, strict=beside, urgent=again)
+        except SandboxUnavailable:
+            self.gave_up = True
+            raise
+        race.tried.add(node)
+        try:
+            return await _post(node, race.body, self.run_timeout_s)
+        finally:
+            race.fleet.release(self, node)
+
+
+async def _post(node: Node, body: bytes, run_timeout_s: float) -> ExecResult:
+    """One request, and what its outcome says of the server."""
+    asked = time.monotonic()
+    try:
+        answer = await node.http.post(
+            "/run_code",
+            content=body,
+            headers={"content-type": "application/json"},
+            timeout=httpx.Timeout(run_timeout_s + _QUEUE_ALLOWANCE_S, connect=_CONNECT_TIMEOUT_S),
+        )
+        if answer.status_code == 503:
+            node.busy_for(_wait_asked_for(answer))
+            raise _Busy(f"the sandbox at {node.url} is too busy: {answer.text[:500]}")
+        result = _read(node, answer, time.monotonic() - asked)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        reached = unavailable(node.url, "POST /run_code", error)
+        node.put_out(str(reached))
+        raise _NotReached(str(reached)) from error
+    except ConfigError:
+        node.call_answered()
+        raise
+    except httpx.HTTPError as error:
+        failure = unavailable(node.url, "POST /run_code", error)
+        node.put_out(str(failure))
+        raise failure from error
+    except (ValidationError, ValueError) as error:
+        node.call_failed(str(error))
+        raise unavailable(node.url, "POST /run_code", error) from error
+    except SandboxUnavailable as error:
+        node.call_failed(str(error))
+        raise
+    node.call_answered()
+    return result
+
+
+def _wait_asked_for(answer: httpx.Response) -> float:
+    """Seconds of a Retry-After header, bounded."""
+    least_s, absent_s, most_s = _BUSY_S
+    asked = answer.headers.get("retry-after", "")
+    seconds = float(asked) if asked.isascii() and asked.isdigit() else absent_s
+    return min(max(seconds, least_s), most_s) * random.uniform(0.75, 1.25)
 
 
 def _pack(request: ExecRequest) -> bytes:
@@ -200,25 +278,17 @@ def _pack(request: ExecRequest) -> bytes:
     return json.dumps(fields).encode()  # ASCII: a lone surrogate in the code travels as an escape
 
 
-def _read(endpoint: _Endpoint, answer: httpx.Response, round_trip_s: float) -> ExecResult:
+def _read(node: Node, answer: httpx.Response, round_trip_s: float) -> ExecResult:
     """Read the server's answer.
 
     Raises ConfigError when the server refused the request, SandboxUnavailable or ValueError when
     the server itself failed.
     """
     if answer.status_code in (400, 413, 422):
-        raise ConfigError(f"the sandbox at {endpoint.url} refused the request: {answer.text[:2000]}")
+        raise ConfigError(f"the sandbox at {node.url} refused the request: {answer.text[:2000]}")
     if answer.status_code != 200:
-        raise SandboxUnavailable(f"the sandbox at {endpoint.url} answered {answer.status_code}: {answer.text[:500]}")
+        raise SandboxUnavailable(f"the sandbox at {node.url} answered {answer.status_code}: {answer.text[:500]}")
     response = RunCodeResponse.model_validate_json(answer.content)
     if response.status == "SandboxError":
-        raise SandboxUnavailable(f"the sandbox at {endpoint.url} failed: {response.message[:2000]}")
+        raise SandboxUnavailable(f"the sandbox at {node.url} failed: {response.message[:2000]}")
     return response.result(round_trip_s=round_trip_s)
-
-
-def _unavailable(endpoint: _Endpoint, what: str, error: Exception) -> SandboxUnavailable:
-    reason = str(error) or type(error).__name__
-    return SandboxUnavailable(
-        f"the sandbox at {endpoint.url} did not answer {what}: {reason[:500]}. "
-        "Is it running there (`retool sandbox serve`), and reachable from this machine?"
-    )

@@ -6,19 +6,24 @@ import array
 import asyncio
 import contextlib
 import json
+import logging
 import marshal
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox import gvisor, kernel, zygote
 from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.priority import give_way
 from retool_mcore.sandbox.seccomp import compile_filter
+
+logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
@@ -57,7 +62,11 @@ class Child:
 class WarmImage:
     """One zygote process. If it dies, the next ``spawn`` starts a new one."""
 
-    def __init__(self, *, level: Level, light: bool, state_dir: Path) -> None:
+    def __init__(
+        self, *, level: Level, light: bool, state_dir: Path, on_death: Callable[[], None] = lambda: None
+    ) -> None:
+        """``on_death`` is called whenever the zygote ended unasked."""
+        self._on_death = on_death
         self._level = level
         self._light = light
         self._state_dir = state_dir
@@ -110,6 +119,7 @@ class WarmImage:
                 env=environment, pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
+        give_way(process.pid)
         ours.setblocking(False)
         try:
             ours.send(config)
@@ -169,7 +179,7 @@ class WarmImage:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
                 return Child(pidfd=await asyncio.shield(self._started[job]), exit=exit_)
         except TimeoutError:
-            self._lost(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s")
+            self._died(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s")
             raise SandboxUnavailable(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s") from None
         except asyncio.CancelledError:
             self._started[job].add_done_callback(self._kill_unwanted)
@@ -197,7 +207,19 @@ class WarmImage:
             reason = body[zygote.STARTED_BODY.size :].decode(errors="replace")
             self._started.pop(job).set_exception(SandboxUnavailable(f"the zygote could not fork: {reason}"))
         else:
-            self._lost("the zygote died")
+            self._died("the zygote died")
+
+    def _died(self, reason: str) -> None:
+        running, pid = len(self._exits), self._process.pid if self._process is not None else 0
+        self._lost(reason)
+        words = f"; its last words: {self._last_words()}" if self._last_words() else ""
+        logger.error("%s: process %d of %s; %d executions were lost%s", reason, pid, self._state_dir, running, words)
+        self._on_death()
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self._state_dir / "zygote.log").read_text(errors="replace")[-500:].strip()
+        return ""
 
     def _lost(self, reason: str) -> None:
         """Fail everyone who waits: the zygote is gone, and with it every child.

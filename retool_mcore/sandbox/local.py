@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,8 @@ class LocalSandbox(Sandbox):
         self._state: StateDirectory | None = None
         self._sessions: Sessions | None = None
         self._closed = False
+        self.num_zygote_deaths = 0
+        self.on_zygote_death: Callable[[], None] = lambda: None  # what a server counts them with
 
     @property
     def level(self) -> Level:
@@ -152,7 +155,13 @@ class LocalSandbox(Sandbox):
     def _image(self, level: Level, *, light: bool, number: int) -> WarmImage:
         assert self._state is not None, "images live in the state directory"
         directory = self._state.path / f"{'light' if light else 'full'}-{number}"
-        return WarmImage(level=level, light=light and level != Level.GVISOR, state_dir=directory)
+        return WarmImage(
+            level=level, light=light and level != Level.GVISOR, state_dir=directory, on_death=self._zygote_died
+        )
+
+    def _zygote_died(self) -> None:
+        self.num_zygote_deaths += 1
+        self.on_zygote_death()
 
     def _log_opening(self, level: Level) -> None:
         memory = "execution" if self.memory_is_bounded_per_execution else "process (no writable memory cgroup)"

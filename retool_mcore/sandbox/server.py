@@ -1,23 +1,35 @@
 """The sandbox over HTTP, in SandboxFusion's protocol.
 
-It serves POST /run_code, GET /v1/ping, and GET /metrics for Prometheus. Whatever a client sends,
-the answer has the protocol's own form: 422 for a request that cannot be run, 413 for one too large,
-408 for one that comes too slowly, 503 when too many wait. Code that fails is answered with 200.
+It serves POST /run_code, GET /v1/ping, GET /health, and GET /metrics for Prometheus. Whatever a
+client sends, the answer has the protocol's own form: 422 for a request that cannot be run, 413 for
+one too large, 408 for one that comes too slowly, 503 when too many wait. Code that fails is
+answered with 200.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    multiprocess,
+)
 from pydantic import ValidationError
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult
+from retool_mcore.sandbox.health import Health
 from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.processes import METRICS_ENV
 from retool_mcore.sandbox.wire import (
     LEVEL_HEADER,
     SESSIONS_HEADER,
@@ -46,7 +58,11 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.info = Gauge(
-            "retool_sandbox_info", "Always 1; the labels tell.", ["level", "memory"], registry=self.registry
+            "retool_sandbox_info",
+            "Always 1; the labels tell.",
+            ["level", "memory"],
+            registry=self.registry,
+            multiprocess_mode="livemax",
         )
         self.executions = Counter(
             "retool_sandbox_executions", "Executions by outcome.", ["status"], registry=self.registry
@@ -54,7 +70,10 @@ class Metrics:
         self.refused = Counter(
             "retool_sandbox_refused", "Requests not run, by HTTP status.", ["code"], registry=self.registry
         )
-        self.pending = Gauge("retool_sandbox_pending", "Requests waiting or executing.", registry=self.registry)
+        self.pending = Gauge(
+            "retool_sandbox_pending", "Requests waiting or executing.", registry=self.registry,
+            multiprocess_mode="livesum",
+        )  # fmt: skip
         self.run_s = Histogram(
             "retool_sandbox_run_seconds", "Wall time of executions.", buckets=_SECONDS, registry=self.registry
         )
@@ -65,6 +84,20 @@ class Metrics:
         self.dropped_bytes = Counter(
             "retool_sandbox_output_dropped_bytes", "Output beyond the cap.", registry=self.registry
         )
+        self.zygote_deaths = Counter(
+            "retool_sandbox_zygote_deaths", "Warm processes that died and were started anew.", registry=self.registry
+        )
+        self.process_restarts = Counter(
+            "retool_sandbox_process_restarts", "Server processes that were replaced.", registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        """The page: of this process, or of all that share an address."""
+        if METRICS_ENV not in os.environ:
+            return generate_latest(self.registry)
+        together = CollectorRegistry()
+        multiprocess.MultiProcessCollector(together)
+        return generate_latest(together)
 
     def observe(self, result: ExecResult) -> None:
         """Count one execution."""
@@ -75,11 +108,14 @@ class Metrics:
         self.dropped_bytes.inc(result.stdout_dropped_bytes + result.stderr_dropped_bytes)
 
 
-def create_app(sandbox: LocalSandbox) -> FastAPI:
+def create_app(sandbox: LocalSandbox, *, is_replacement: bool = False) -> FastAPI:
     """The ASGI application around ``sandbox``, which must be open; the caller closes it."""
     metrics = Metrics()
+    metrics.process_restarts.inc(is_replacement)
     memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
     metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
+    sandbox.on_zygote_death = metrics.zygote_deaths.inc
+    health = Health(sandbox)
     app = FastAPI(title="retool sandbox")
     num_pending = 0
 
@@ -104,11 +140,13 @@ def create_app(sandbox: LocalSandbox) -> FastAPI:
             raise _Refused(422, str(error)) from error
         except SandboxUnavailable as error:
             metrics.executions.labels(status="sandbox_error").inc()
+            health.failed(error)
             return JSONResponse(RunCodeResponse(status="SandboxError", message=str(error)).model_dump())
         finally:
             num_pending -= 1
             metrics.pending.set(num_pending)
         metrics.observe(result)
+        health.worked()
         return JSONResponse(RunCodeResponse.of(result).model_dump())
 
     @app.get("/v1/ping")
@@ -125,13 +163,23 @@ def create_app(sandbox: LocalSandbox) -> FastAPI:
         await sandbox.end_session(name)
         return JSONResponse("ended")
 
-    @app.get("/metrics")
-    async def prometheus() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    handlers = (refuse, run_code, ping, end_session, prometheus)
+    _observe(app, metrics, health)
+    handlers = (refuse, run_code, ping, end_session)
     assert all(handlers), "registered above"
     return app
+
+
+def _observe(app: FastAPI, metrics: Metrics, health: Health) -> None:
+    @app.get("/health")
+    async def tell_health() -> JSONResponse:
+        status_code, body = await health.report()
+        return JSONResponse(body, status_code=status_code)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    assert tell_health and prometheus, "registered above"
 
 
 async def _read_body(request: Request) -> bytes:

@@ -184,3 +184,39 @@ def test_what_a_killed_launcher_left_has_ended_before_the_next_start(tmp_path: P
     assert len((tmp_path / "log").read_text().split()) == 2, "two starts"
     seen = (tmp_path / "log.seen").read_text().split()
     assert len([state for state in seen if not state.startswith("Z")]) == 1, "the second start found it gone"
+
+
+def test_a_sandbox_that_dies_is_started_again_at_its_address(tmp_path: Path):
+    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = ["bash", "launch/sandbox.sh", "--port", "0", "--min-level", "rlimits", "--workers", "1"]
+    script = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert script.stdout is not None
+        url = script.stdout.readline().strip()
+        first = servers_below(script.pid)
+        os.kill(first[0], signal.SIGKILL)
+        end_s = time.monotonic() + 60
+        while not (again := servers_below(script.pid)) or again == first:
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+        ping = [sys.executable, "-m", "retool_mcore.sandbox", "ping", url]
+        done = subprocess.run(ping, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+    finally:
+        script.terminate()
+        _, told = script.communicate(timeout=30)
+    assert script.returncode == 143
+    assert "the sandbox ended with code 137; it is started again in 1 s" in told
+    assert not any(Path(f"/proc/{pid}").exists() for pid in again)
+    left = [path for path in tmp_path.iterdir() if not path.name.startswith("retool-sandbox-")]  # the killed one's
+    assert left == []
+
+
+def servers_below(root: int) -> list[int]:
+    """Pids of the sandbox servers that a script started, not those of their zygotes."""
+    found: list[int] = []
+    for task in Path(f"/proc/{root}/task").iterdir():
+        for pid in map(int, (task / "children").read_text().split()):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += [pid] if command[1:4] == [b"-m", b"retool_mcore.sandbox", b"serve"] else servers_below(pid)
+    return found

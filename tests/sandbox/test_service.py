@@ -1,0 +1,212 @@
+"""The service of a node as its operator sees it: health, metrics, the end, and who gives way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.cgroup import CgroupTree
+from retool_mcore.sandbox.health import Health
+from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.server import create_app
+from tests.sandbox.sandbox_helpers import children_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        return int(unused.getsockname()[1])
+
+
+def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", *options]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = server.stdout.readline().strip()
+    assert url, server.communicate()[1]
+    return server, url
+
+
+def until(condition: Callable[[], object], limit_s: float = 20) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+async def test_dead_zygotes_are_logged_and_counted(caplog: pytest.LogCaptureFixture):
+    async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
+        transport = httpx.ASGITransport(create_app(sandbox))
+        async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
+            assert "retool_sandbox_zygote_deaths_total 0.0" in (await http.get("/metrics")).text
+            for pid in children_of(os.getpid(), "retool_mcore.sandbox.zygote"):
+                os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                while sandbox.num_zygote_deaths < 2:
+                    await asyncio.sleep(0.02)
+            assert (await sandbox.execute("6 * 7")).stdout == "42\n"
+            assert "retool_sandbox_zygote_deaths_total 2.0" in (await http.get("/metrics")).text
+            assert (await http.get("/health")).json()["zygote_deaths"] == 2
+    assert caplog.text.count("the zygote died: process") == 2  # and closing is no death
+
+
+async def test_health_is_about_executions_and_comes_back():
+    async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1, attempts=1) as sandbox:
+        health = Health(sandbox)
+        assert (await health.report())[0] == 200
+        broken = sandbox._light[0]
+
+        async def refuse(*_: object, **__: object) -> object:
+            raise SandboxUnavailable("no process can be had")
+
+        broken.spawn, works = refuse, broken.spawn  # type: ignore[method-assign]
+        for _ in range(3):
+            health.failed(SandboxUnavailable("no process can be had"))
+        status, body = await health.report()
+        assert (status, body["status"], body["reason"]) == (503, "failing", "no process can be had")
+        broken.spawn = works  # type: ignore[method-assign]
+        assert (await health.report())[0] == 200
+
+
+def test_a_port_beside_the_socket_shows_health_and_metrics_and_runs_nothing(tmp_path: Path):
+    port = free_port()
+    server, url = start("--socket", str(tmp_path / "s"), "--workers", "1", "--metrics-port", str(port))
+    try:
+        assert httpx.get(f"http://127.0.0.1:{port}/health").json()["status"] == "ok"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=url.removeprefix("unix://"))) as http:
+            answer = http.post("http://s/run_code", json={"code": "1", "language": "python"})
+            assert answer.json()["status"] == "Success"
+        assert 'executions_total{status="finished"} 1.0' in httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        for path in ("run_code", "v1/sessions/a", "docs"):
+            answer = httpx.request("POST", f"http://127.0.0.1:{port}/{path}", json={"code": "1", "language": "python"})
+            assert answer.status_code == 404 and "only GET" in answer.text
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+
+
+def test_a_server_that_is_stopped_waits_for_calls_only_so_long():
+    server, url = start("--port", "0", "--workers", "2", "--drain-s", "2")
+    calls = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"import httpx; print(httpx.post('{url}/run_code', timeout=60, json="
+             f"{{'language': 'python', 'run_timeout': 60, 'code': 'import time; time.sleep({seconds}); 7'}}).text)"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for seconds in (1.5, 50)
+    ]  # fmt: skip
+    until(lambda: "retool_sandbox_pending 2.0" in httpx.get(f"{url}/metrics").text)
+    server.terminate()
+    stopped_at = time.monotonic()
+    server.communicate(timeout=20)
+    assert time.monotonic() - stopped_at < 8
+    short, long = (call.communicate(timeout=20)[0] for call in calls)
+    assert '"stdout":"7\\n"' in short
+    assert "Success" not in long
+
+
+async def test_executions_give_way_to_the_trainer():
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
+        result = await sandbox.execute("import os; print(os.getpriority(os.PRIO_PROCESS, 0))")
+        assert result.stdout == "5\n"
+        for pid in children_of(os.getpid(), "retool_mcore.sandbox.zygote"):
+            assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
+            if (autogroup := Path(f"/proc/{pid}/autogroup")).exists():
+                assert autogroup.read_text().endswith("nice 5\n")
+    assert os.getpriority(os.PRIO_PROCESS, 0) < 5
+
+
+@pytest.mark.parametrize("has_cpu", [True, False])
+def test_all_executions_together_have_a_small_weight_where_the_cgroup_has_one(tmp_path: Path, has_cpu: bool):
+    for name in ["cgroup.subtree_control", *(["cpu.weight"] if has_cpu else [])]:
+        (tmp_path / name).write_text("100")
+    CgroupTree(tmp_path, 2)._usable()
+    assert (tmp_path / "cpu.weight").exists() == has_cpu
+    if has_cpu:
+        assert (tmp_path / "cpu.weight").read_text() == "10"
+
+
+# ------------------------------------------------------------ several processes
+
+
+def value(url: str, name: str) -> float:
+    lines = [line for line in httpx.get(f"{url}/metrics", timeout=20).text.splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def post(url: str, code: str) -> str:
+    answer = httpx.post(f"{url}/run_code", json={"code": code, "language": "python"}, timeout=60)
+    return str(answer.json()["run_result"]["stdout"])
+
+
+@pytest.mark.parametrize(
+    ("blow", "told_as"),
+    [
+        (signal.SIGKILL, "ended with -9"),
+        pytest.param(signal.SIGSTOP, "stood still for 10 s", marks=pytest.mark.long),
+    ],
+)
+def test_two_processes_share_an_address_and_are_replaced(blow: signal.Signals, told_as: str):
+    port = free_port()
+    options = ("--port", "0", "--workers", "2", "--processes", "2", "--metrics-port", str(port), "--drain-s", "1")
+    server, url = start(*options)
+    try:
+        pids = children_of(server.pid, "--inherited")
+        assert len(pids) == 2
+        assert {post(url, "6 * 7") for _ in range(20)} == {"42\n"}
+        assert value(url, 'retool_sandbox_executions_total{status="finished"}') == 20
+        assert value(f"http://127.0.0.1:{port}", "retool_sandbox_executions_total") == 20
+        assert value(url, "retool_sandbox_info") == 1
+        os.kill(pids[0], blow)
+        until(lambda: post(url, "6 * 7") == "42\n")  # the other goes on
+        until(lambda: len(set(children_of(server.pid, "--inherited")) - set(pids)) == 1, limit_s=60)
+        until(lambda: value(url, "retool_sandbox_process_restarts_total") == 1, limit_s=30)
+        assert value(url, "retool_sandbox_executions_total") == 21  # the dead ones' counts stay
+        assert value(url, "retool_sandbox_pending") == 0
+        pids = children_of(server.pid, "--inherited")
+    finally:
+        server.terminate()
+        _, told = server.communicate(timeout=30)
+    assert server.returncode == 143
+    assert told_as in told
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_processes_end_with_their_parent():
+    server, url = start("--port", "0", "--workers", "2", "--processes", "2")
+    pids = children_of(server.pid, "--inherited")
+    server.kill()
+    server.communicate()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/v1/ping")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2", "--processes", "3"], "processes = 3 is not one of 1 to workers = 2"),
+        (["--workers", "2", "--processes", "0"], "processes = 0 is not one of 1 to workers = 2"),
+        (["--workers", "2", "--processes", "2", "--sessions", "4"], "a session lives in one process"),
+        (["--workers", "2", "--processes", "2", "--min-level", "gvisor"], "does not give the sandbox level 'gvisor'"),
+    ],
+)
+def test_processes_that_cannot_be_had_are_told_once(options: list[str], message: str):
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", *options]
+    environment = {**os.environ, "PATH": "/nowhere"}  # no runsc
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and done.stderr.count(message) == 1
+    assert "Traceback" not in done.stderr
