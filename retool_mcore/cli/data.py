@@ -176,8 +176,10 @@ def lint(
             typer.echo(f"  error: {error}")
         bad |= bool(found.errors)
     for pair in overlaps(lints):
-        leaks = pair.same > MAX_OVERLAP * pair.total
+        leaks = pair.leaked > MAX_OVERLAP * pair.total
         typer.echo(f"{'error: ' if leaks else ''}{pair.describe()}")
+        for line in pair.shown():
+            typer.echo(f"  {line}")
         bad |= leaks
     if bad:
         raise typer.Exit(1)

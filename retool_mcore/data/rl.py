@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,16 +15,15 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from retool_mcore.config.base import is_table
+from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sources import ENDINGS
+from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import truth_parses
 
 # Question and answer columns of plain rows: AIME_2024, aime_2025, GSM8K, and files of our own.
 COLUMNS = (("problem", "answer"), ("Problem", "Answer"), ("question", "answer"), ("input", "output"))
-# DAPO's instruction asks for another answer format than ours, so only its problem is kept.
-_DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
-_DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.\s*\Z")
 _GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
 
 Outcome = Literal["kept", "duplicate", "conflict", "unreadable truth", "too long", "bad row"]
@@ -132,7 +130,7 @@ def read_problem(row: Mapping[str, Any], where: str) -> tuple[str, str]:
         truth = truth_text(truth, f"{where}, column {names[1]}")
         if match := _GSM8K_ANSWER.search(truth):
             truth = match[1].replace(",", "")
-    return problem.strip(), truth
+    return problem_of(problem), truth
 
 
 def truth_text(truth: Any, where: str) -> str:
@@ -159,7 +157,7 @@ def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, str]:
         raise DataError(f"{where}, column prompt: no user turn with text in {prompt!r:.120}")
     if not is_table(reward) or "ground_truth" not in reward:
         raise DataError(f"{where}, column reward_model: no ground_truth in {reward!r:.120}")
-    problem = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", users[-1]["content"]))
+    problem = problem_of(users[-1]["content"])
     if not problem.strip():
         raise DataError(f"{where}, column prompt: the problem is empty")
     return problem, truth_text(reward["ground_truth"], f"{where}, column reward_model")
@@ -172,8 +170,3 @@ def name_and_split(source: str) -> tuple[str, str]:
     if stem not in SPLITS:
         return stem or source, "train"
     return path.absolute().parent.name or stem, stem
-
-
-def normalised(problem: str) -> str:
-    """A problem's text for comparison, without case, spacing, dollar signs or Unicode variants."""
-    return re.sub(r"[\s$]+", "", unicodedata.normalize("NFKC", problem)).casefold()
