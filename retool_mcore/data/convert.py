@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.data.layouts import truth_text
 from retool_mcore.data.prompts import hermes_prompt, retool_prompt
-from retool_mcore.data.rl import truth_text
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, final_answer_problem, format_problem
 from retool_mcore.data.wrappers import problem_of

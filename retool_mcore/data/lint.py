@@ -13,9 +13,9 @@ import numpy as np
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.chat import render, render_prompt
+from retool_mcore.data.layouts import read_problem
 from retool_mcore.data.leaks import Index, Overlap, normalised, overlap
 from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.rl import read_problem
 from retool_mcore.data.sft import parse_tools
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.tool import CODE_INTERPRETER

@@ -96,8 +96,8 @@ def unwrap(content: str) -> tuple[str, tuple[str, ...]]:
     if marks := list(_MARK.finditer(text)):
         found.append("the question's mark")
         text = text[marks[-1].end() :].strip()
-    while found_one := next(((name, match) for name, each in _PATTERNS if (match := each.search(text))), None):
-        name, match = found_one
+    while matches := [(name, match) for name, each in _PATTERNS if (match := each.search(text))]:
+        name, match = matches[0]
         text = (text[: match.start()] + text[match.end() :]).strip()
         found.append(name)
     return text, tuple(found)
