@@ -100,3 +100,9 @@ def test_an_instruction_that_nobody_knows_makes_no_pairs():
     first = [f"{said} Is the word {word}a{word} long?" for word in map(chr, range(0x3B1, 0x3C9))] * 2
     second = [f"{said} Is the word {word}b{word} short?" for word in map(chr, range(0x3B1, 0x3C9))]
     assert overlap(first, second, ("a", "b")).leaked == 0
+
+
+def test_with_another_number_it_is_another_problem():
+    first, second = (f"{ROUND.format(10, 3)} Each of them plays {n} rounds of cards." for n in (7, 8))
+    found = overlap([first], [second, f"Dear reader, hear this. {first}"], ("a", "b"))
+    assert (found.same, found.near) == (0, 1)
