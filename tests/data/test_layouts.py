@@ -87,6 +87,6 @@ def test_test_rows_are_never_marked_as_train(tmp_path):
 
 def test_thousands_of_truths_are_judged_in_seconds():
     rows = [("here", {"problem": f"Find {n}.", "answer": f"\\frac{{{n}}}{{7}} + \\sqrt{{{n}}}"}) for n in range(3000)]
-    started = time.process_time()
+    started = time.monotonic()
     assert len(convert_rl(rows, "x").rows) == 3000
-    assert time.process_time() - started < 10
+    assert time.monotonic() - started < 10
