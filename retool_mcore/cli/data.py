@@ -110,9 +110,10 @@ def sft(
 ) -> None:
     """Read ReTool's SFT data, verify format and answer, and write it in either protocol."""
     from retool_mcore.data.convert import Conversion, convert_sft
-    from retool_mcore.data.sources import read_source
+    from retool_mcore.data.sources import one_split, read_source
     from retool_mcore.sandbox.open import open_sandbox
 
+    one_split(source, split)
     bad: list[tuple[str, DataError]] = []
     rows = list(read_source(source, ("messages",), split, limit, _collect(bad) if reject_bad else None))
 
@@ -137,15 +138,31 @@ def rl(
     split: Split = None,
     limit: Limit = None,
     reject_bad: RejectBad = False,
+    problem: Annotated[
+        list[str] | None, typer.Option(help="Column of the problem; twice for a body and its question.")
+    ] = None,
+    answer: Annotated[str, typer.Option(help="Column of the ground truth.")] = "",
+    solution_box: Annotated[str, typer.Option(help="Column of a solution whose last box is the truth.")] = "",
 ) -> None:
     """Read RL problems in any known schema and write each once, in verl's schema."""
+    from retool_mcore.data.layouts import Columns
     from retool_mcore.data.rl import RlReport, convert_rl, name_and_split
-    from retool_mcore.data.sources import read_source
+    from retool_mcore.data.sources import one_split, read_source
+
+    if (problem or answer or solution_box) and not (problem and bool(answer) != bool(solution_box)):
+        raise DataError("--problem goes with one of --answer and --solution-box, and they with it")
+    columns = Columns(tuple(problem), answer or solution_box, bool(solution_box)) if problem else None
+    files_split = one_split(source, split)
 
     report = RlReport()
     rows = read_source(source, split=split, limit=limit, on_bad=report.bad_row if reject_bad else None)
     own_name, own_split = name_and_split(source)
-    _write(convert_rl(rows, name or own_name, split or own_split, report=report, reject_bad=reject_bad), out, rejects)
+    mark = split or files_split or own_split
+    _write(
+        convert_rl(rows, name or own_name, mark, report=report, reject_bad=reject_bad, columns=columns, wanted=split),
+        out,
+        rejects,
+    )
 
 
 @app.command()
@@ -176,8 +193,10 @@ def lint(
             typer.echo(f"  error: {error}")
         bad |= bool(found.errors)
     for pair in overlaps(lints):
-        leaks = pair.same > MAX_OVERLAP * pair.total
+        leaks = pair.leaked > MAX_OVERLAP * pair.total
         typer.echo(f"{'error: ' if leaks else ''}{pair.describe()}")
+        for line in pair.shown():
+            typer.echo(f"  {line}")
         bad |= leaks
     if bad:
         raise typer.Exit(1)

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.prompts import hermes_prompt, plain_problem, retool_prompt
-from retool_mcore.data.rl import truth_text
+from retool_mcore.data.layouts import truth_text
+from retool_mcore.data.prompts import hermes_prompt, retool_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, final_answer_problem, format_problem
+from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
 
@@ -53,7 +54,7 @@ class Trace:
         return self._hermes() if protocol == "hermes" else self._retool()
 
     def _hermes(self) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = [{"role": "user", "content": hermes_prompt(plain_problem(self.prompt))}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": hermes_prompt(problem_of(self.prompt))}]
         for step in self.steps:
             call = tool_call(step.code)
             messages.append({"role": "assistant", "content": step.text, "tool_calls": [call]})
@@ -71,7 +72,10 @@ class Trace:
             before, _, box = final.rpartition("\\boxed")
             final = f"{before.rstrip()}\n<answer>\n\\boxed{box.strip().rstrip('.')}\n</answer>"
         text = "\n".join([*parts, final]).strip()
-        return [{"role": "user", "content": retool_prompt(self.prompt)}, {"role": "assistant", "content": text}]
+        return [
+            {"role": "user", "content": retool_prompt(problem_of(self.prompt))},
+            {"role": "assistant", "content": text},
+        ]
 
 
 def read_trace(messages: Any) -> Trace:

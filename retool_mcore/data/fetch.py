@@ -15,9 +15,10 @@ from typing import Any
 
 from retool_mcore.data.convert import Conversion, convert_sft
 from retool_mcore.data.files import write_parquet
-from retool_mcore.data.prompts import plain_problem
-from retool_mcore.data.rl import convert_rl, normalised
+from retool_mcore.data.leaks import normalised
+from retool_mcore.data.rl import convert_rl
 from retool_mcore.data.sources import read_source
+from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 
 VAL_ROWS = 100  # of ReTool-SFT's 2000; the published guide validates on its training file
@@ -99,7 +100,7 @@ def split_by_problem(
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         question = next(message["content"] for message in row["messages"] if message["role"] == "user")
-        groups.setdefault(normalised(plain_problem(question)), []).append(row)
+        groups.setdefault(normalised(problem_of(question)), []).append(row)
     order = sorted(groups)
     random.Random(0).shuffle(order)
     val: list[Mapping[str, Any]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +13,21 @@ import numpy as np
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.chat import render, render_prompt
-from retool_mcore.data.prompts import hermes_prompt, plain_problem
-from retool_mcore.data.rl import normalised, read_problem
+from retool_mcore.data.layouts import read_problem
+from retool_mcore.data.leaks import Index, Overlap, normalised, overlap
+from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sft import parse_tools
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.tool import CODE_INTERPRETER
+from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
-from retool_mcore.reward.answer import truth_parses
+from retool_mcore.reward.answer import judgeable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-NGRAM_WORDS = 13  # the usual length to tell copied text from common phrases
 HISTOGRAM_QUANTILES = (0, 0.1, 0.5, 0.9, 0.99, 1)
 MAX_OVERLAP = 0.1  # of the validation problems; above it training refuses to start
-_WORDS = re.compile(r"[^\W_]+", re.UNICODE)
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def read_problem_rows(source: str) -> Iterator[Row]:
         reward = row.get("reward_model")
         truth = reward.get("ground_truth") if is_table(reward) else row.get("ground_truth")
         tools = parse_tools(row.get("tools"), where) if is_sft else [CODE_INTERPRETER]
-        yield Row(where, plain_problem(user), turns, tools, truth, is_sft)
+        yield Row(where, problem_of(user), turns, tools, truth, is_sft)
 
 
 def lint_file(source: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None) -> FileLint:
@@ -108,8 +107,8 @@ def lint_file(source: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens
 def _lint_truth(row: Row, lint: FileLint) -> None:
     if not isinstance(row.truth, str):
         lint.errors.append(f"{row.where}: the ground truth is {row.truth!r:.80}, not a text")
-    elif not truth_parses(row.truth):
-        lint.errors.append(f"{row.where}: nothing can be compared with the ground truth {row.truth!r:.80}")
+    elif reason := judgeable(row.truth):
+        lint.errors.append(f"{row.where}: nothing can be compared with the ground truth {row.truth!r:.80}: {reason}")
 
 
 def _lint_tokens(row: Row, tokenizer: PreTrainedTokenizerBase, lint: FileLint) -> None:
@@ -149,60 +148,26 @@ def histogram(lengths: np.ndarray) -> list[str]:
     return [f"  up to {2**top:>7}: {count:>7} {'#' * round(40 * count / most)}" for top, count in counts.items()]
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """How many of the ``total`` problems of ``second`` are also in ``first``.
-
-    ``same`` counts equal texts, ``ngram`` problems that share a 13-gram of words.
-    """
-
-    first: str
-    second: str
-    same: int
-    ngram: int
-    total: int
-
-    def describe(self) -> str:
-        return (
-            f"{self.second}: of {self.total} problems {self.same} are also in {self.first} by their text, {self.ngram} "
-            f"share {NGRAM_WORDS} words in a row with one there"
-        )
-
-
-def overlap(first: Sequence[str], second: Sequence[str], names: tuple[str, str]) -> Overlap:
-    """Compare the problems of two files."""
-    texts = set(map(normalised, first))
-    grams = {gram for problem in first for gram in ngrams(problem)}
-    same = sum(normalised(problem) in texts for problem in second)
-    shared = sum(any(gram in grams for gram in ngrams(problem)) for problem in second)
-    return Overlap(*names, same=same, ngram=shared, total=len(second))
-
-
-def ngrams(problem: str) -> set[int]:
-    """Hashes of all runs of 13 words, or of the whole text if it has fewer words."""
-    words = [word.casefold() for word in _WORDS.findall(problem)]
-    last = max(len(words) - NGRAM_WORDS, 0)
-    return {hash(tuple(words[start : start + NGRAM_WORDS])) for start in range(last + 1)}
-
-
 def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:
     """The overlap of every pair of files, the later file against the earlier one."""
     return [overlap(a.problems, b.problems, (a.source, b.source)) for a, b in combinations(lints, 2)]
 
 
 def require_disjoint(train_file: str, val_file: str) -> None:
-    """Raise DataError when over a tenth of the validation problems are training problems, by text.
+    """Raise DataError when over a tenth of the validation problems are training problems.
 
-    This is cheap: the files are read once, and nothing is tokenized.
+    By text or nearly so, without known instructions. This is cheap: the files are read once, and
+    nothing is tokenized.
     """
     for path in (train_file, val_file):
         if not Path(path).is_file():  # training reads local files and fetches none from a hub
             raise DataError(f"{path}: cannot be read: there is no such file")
-    train = {normalised(row.problem) for row in read_problem_rows(train_file)}
-    shared = [normalised(row.problem) in train for row in read_problem_rows(val_file)]
-    if sum(shared) > MAX_OVERLAP * len(shared):
+    train = Index([row.problem for row in read_problem_rows(train_file)])
+    found = [train.find(row.problem) for row in read_problem_rows(val_file)]
+    shared = [each[0] for each in found if each is not None]
+    if len(shared) > MAX_OVERLAP * len(found):
         raise DataError(
-            f"{sum(shared)} of the {len(shared)} problems of {val_file} are also in {train_file}: a loss or accuracy "
+            f"{len(shared)} of the {len(found)} problems of {val_file} are also in {train_file}: a loss or accuracy "
             f"measured on them says nothing, and at most {MAX_OVERLAP:.0%} may be shared. Hold other rows out for "
-            "validation, or set data.allow_overlap = true if that is meant"
+            f"validation, or set data.allow_overlap = true if that is meant. The first: {shared[0].describe()}"
         )

@@ -6,34 +6,26 @@ are read one by one, and only new problems are kept.
 
 from __future__ import annotations
 
-import math
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from retool_mcore.config.base import is_table
+from retool_mcore.data.layouts import Columns, NoTruth, read_problem
+from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.sources import ENDINGS
+from retool_mcore.data.sources import ENDINGS, SPLITS, split_of
 from retool_mcore.errors import DataError
-from retool_mcore.reward.answer import truth_parses
+from retool_mcore.reward.answer import judgeable
 
-# Question and answer columns of plain rows: AIME_2024, aime_2025, GSM8K, and files of our own.
-COLUMNS = (("problem", "answer"), ("Problem", "Answer"), ("question", "answer"), ("input", "output"))
-# DAPO's instruction asks for another answer format than ours, so only its problem is kept.
-_DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
-_DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.\s*\Z")
-_GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
-
-Outcome = Literal["kept", "duplicate", "conflict", "unreadable truth", "too long", "bad row"]
-SPLITS = ("train", "test", "val", "validation", "dev")
+Outcome = Literal["kept", "duplicate", "conflict", "unreadable truth", "too long", "other split", "bad row"]
 MAX_PROBLEM_CHARS = 100_000  # anything longer is no problem but a stray book or a broken export
 SHOWN_CHARS = 2000  # of the texts of a reject
 RARE: Mapping[Outcome, str] = {
     "too long": f"problems of more than {MAX_PROBLEM_CHARS} characters",
+    "other split": "rows of another split",
     "bad row": "rows that cannot be read",
 }
 
@@ -57,6 +49,12 @@ class RlReport:
             *(f"{self.counts[name]} {said}" for name, said in RARE.items() if self.counts[name]),
         ]
 
+    def reject(self, outcome: Outcome, where: str, problem: str, truth: str, why: str = "") -> None:
+        """Record a reject with the beginning of its texts, and why."""
+        self.counts[outcome] += 1
+        texts = {"problem": problem[:SHOWN_CHARS], "truth": truth[:SHOWN_CHARS]}
+        self.rejects.append({"where": where, "reason": outcome, "why": why, **texts})
+
     def bad_row(self, where: str, error: DataError) -> None:
         """Record an unreadable row as a reject."""
         self.counts["bad row"] += 1
@@ -70,37 +68,51 @@ def convert_rl(
     *,
     report: RlReport | None = None,
     reject_bad: bool = False,
+    columns: Columns | None = None,
+    wanted: str | None = None,
 ) -> RlReport:
     """Convert rows (where, row) of any known schema into verl's, deduplicated by normalised text.
 
-    ``report`` may already hold rejects from reading the file. Raises DataError when no row is left,
-    and when a row has no known schema; with ``reject_bad`` such a row becomes a reject.
+    A row that names its own split keeps it; the others are of ``split``. With ``wanted``, rows that
+    name another are left out, and without it rows of several splits are an error. ``report`` may
+    already hold rejects from reading the file. Raises DataError when no row is left, and when a row
+    has no known schema; with ``reject_bad`` such a row becomes a reject.
     """
     report = report or RlReport()
     seen: dict[str, str] = {}
+    first: str | None = None
     for where, row in rows:
+        own = row_split(row)
+        if wanted in SPLITS and own not in (None, wanted):
+            report.counts["other split"] += 1
+            continue
+        own = own or split
+        first = first or own
+        if own != first:
+            raise DataError(f"{where}: a row of split {own!r} after rows of {first!r}. Choose one with --split")
         try:
-            problem, truth = read_problem(row, where)
+            problem, truth = read_problem(row, where, columns)
+        except NoTruth as error:
+            report.reject("unreadable truth", where, "", "", str(error))
+            continue
         except DataError as error:
             if not reject_bad:
                 raise
             report.bad_row(where, error)
             continue
         key = normalised(problem)
-        outcome: Outcome = "kept"
         if len(problem) > MAX_PROBLEM_CHARS:
-            outcome = "too long"
+            report.reject("too long", where, problem, truth)
+        elif key in seen and seen[key] == truth:
+            report.counts["duplicate"] += 1
         elif key in seen:
-            outcome = "duplicate" if seen[key] == truth else "conflict"
-        elif not truth_parses(truth):
-            outcome = "unreadable truth"
-        report.counts[outcome] += 1
-        if outcome == "kept":
+            report.reject("conflict", where, problem, truth)
+        elif why := judgeable(truth):
+            report.reject("unreadable truth", where, problem, truth, why)
+        else:
             seen[key] = truth
-            report.rows.append(rl_row(problem, truth, data_source, split, len(report.rows)))
-        elif outcome != "duplicate":
-            texts = {"problem": problem[:SHOWN_CHARS], "truth": truth[:SHOWN_CHARS]}
-            report.rejects.append({"where": where, "reason": outcome, **texts})
+            report.counts["kept"] += 1
+            report.rows.append(rl_row(problem, truth, data_source, own, len(report.rows)))
     if not report.rows:
         raise DataError(f"none of {sum(report.counts.values())} rows can be used; the first: {report.rejects[:1]}")
     return report
@@ -117,63 +129,16 @@ def rl_row(problem: str, truth: str, data_source: str, split: str, index: int) -
     }
 
 
-def read_problem(row: Mapping[str, Any], where: str) -> tuple[str, str]:
-    """Problem and ground truth of a row. DataError names the row and the column."""
-    if "prompt" in row and "reward_model" in row:
-        problem, truth = _of_verl(row, where)
-    else:
-        names = next((names for names in COLUMNS if names[0] in row and names[1] in row), None)
-        if names is None:
-            known = ", ".join("/".join(names) for names in COLUMNS)
-            raise DataError(f"{where}: columns {', '.join(row) or 'none'}; known are prompt/reward_model, {known}")
-        problem, truth = row[names[0]], row[names[1]]
-        if not isinstance(problem, str) or not problem.strip():
-            raise DataError(f"{where}, column {names[0]}: the problem is {problem!r:.80}, not a text")
-        truth = truth_text(truth, f"{where}, column {names[1]}")
-        if match := _GSM8K_ANSWER.search(truth):
-            truth = match[1].replace(",", "")
-    return problem.strip(), truth
-
-
-def truth_text(truth: Any, where: str) -> str:
-    """A ground truth as text. Numbers are written out: 12345678.0 becomes 12345678.
-
-    Raises DataError for anything that is neither text nor number.
-    """
-    if isinstance(truth, float) and math.isfinite(truth):
-        truth = int(truth) if truth.is_integer() else repr(truth)
-    if isinstance(truth, int) and not isinstance(truth, bool):
-        truth = str(truth)
-    if not isinstance(truth, str):
-        raise DataError(f"{where}: the answer is {truth!r:.80}, not a text or number")
-    if not truth.strip():
-        raise DataError(f"{where}: the answer is empty")
-    return truth.strip()
-
-
-def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, str]:
-    prompt, reward = row["prompt"], row["reward_model"]
-    turns = cast("Sequence[Any]", prompt) if isinstance(prompt, Sequence) else ()
-    users = [turn for turn in turns if is_table(turn) and turn.get("role") == "user"]
-    if not users or not isinstance(users[-1].get("content"), str):
-        raise DataError(f"{where}, column prompt: no user turn with text in {prompt!r:.120}")
-    if not is_table(reward) or "ground_truth" not in reward:
-        raise DataError(f"{where}, column reward_model: no ground_truth in {reward!r:.120}")
-    problem = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", users[-1]["content"]))
-    if not problem.strip():
-        raise DataError(f"{where}, column prompt: the problem is empty")
-    return problem, truth_text(reward["ground_truth"], f"{where}, column reward_model")
+def row_split(row: Mapping[str, Any]) -> str | None:
+    """The split that a row says it is of: verl's extra_info.split, or a column ``split``."""
+    extra = row.get("extra_info")
+    said = (extra.get("split") if is_table(extra) else None) or row.get("split")
+    return said if isinstance(said, str) and said in SPLITS else None
 
 
 def name_and_split(source: str) -> tuple[str, str]:
     """data_source and split from a path or hub name: gsm8k/test.jsonl gives "gsm8k" and "test"."""
     path = Path(source)
     stem = path.stem if path.suffix in ENDINGS else path.name
-    if stem not in SPLITS:
-        return stem or source, "train"
-    return path.absolute().parent.name or stem, stem
-
-
-def normalised(problem: str) -> str:
-    """A problem's text for comparison, without case, spacing, dollar signs or Unicode variants."""
-    return re.sub(r"[\s$]+", "", unicodedata.normalize("NFKC", problem)).casefold()
+    split = split_of(stem) or "train"
+    return (path.absolute().parent.name or stem, split) if stem in SPLITS else (stem or source, split)

@@ -8,8 +8,8 @@ from typing import Any
 from retool_mcore.config import RlConfig
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.files import column_names, read_rows
+from retool_mcore.data.layouts import truth_text
 from retool_mcore.data.lint import require_disjoint
-from retool_mcore.data.rl import truth_text
 from retool_mcore.errors import DataError
 
 COLUMNS = ("data_source", "prompt", "reward_model")  # extra_info may be missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from retool_mcore.data.files import column_names, read_jsonl, read_rows
 from retool_mcore.errors import DataError
 
 ENDINGS = (".parquet", ".jsonl", ".json")
+SPLITS = ("train", "test", "val", "validation", "dev")
 PARQUET_MAGIC = b"PAR1"
 
 OnBad = Callable[[str, DataError], None]
@@ -30,12 +32,35 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
             raise DataError(f"{source}: cannot be read: there is no such file")
         path = _download(source)
     files = sorted(file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file())
-    chosen = [file for file in files if split is None or split in str(file.relative_to(path))]
+    chosen = [file for file in files if split is None or _is_of(split, str(file.relative_to(path)))]
     if not chosen:
         found = ", ".join(str(file.relative_to(path)) for file in files[:10]) or "none"
         wanted = f" of split {split!r}" if split else ""
         raise DataError(f"{source}: no data file{wanted} ({', '.join(ENDINGS)}); it has {found}")
     return chosen
+
+
+def _is_of(split: str, name: str) -> bool:
+    return split_of(name) == split if split in SPLITS else split in name
+
+
+def split_of(name: str) -> str | None:
+    """The split that a file's name holds as a word, the last one: data/train-00000.parquet."""
+    return next((word for word in reversed(re.split(r"[^a-z]+", name.lower())) if word in SPLITS), None)
+
+
+def one_split(source: str, split: str | None = None) -> str | None:
+    """The split of a source's files by their names; None when they name none.
+
+    Raises DataError when the files are of several splits and ``split`` chooses none.
+    """
+    files, path = source_files(source, split), Path(source)
+    names = {str(file.relative_to(path)) if path.is_dir() else file.name for file in files}
+    found = {name: split_of(name) for name in sorted(names)}
+    if split is None and len(set(found.values())) > 1:
+        told = ", ".join(f"{name} ({of or 'no split'})" for name, of in list(found.items())[:10])
+        raise DataError(f"{source} holds files of several splits: {told}. Choose one with --split, or name a file")
+    return next(iter(found.values())) if split is None else split
 
 
 def read_source(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.data.files import read_jsonl, read_rows
+from retool_mcore.data.layouts import read_problem
 from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.rl import read_problem
 from retool_mcore.data.rl_prompts import messages_of, truth_of
 from retool_mcore.errors import DataError
 

@@ -1,8 +1,8 @@
 """Decide whether an answer is equivalent to the truth.
 
-Plain numbers are compared at once, everything else by math-verify in checker processes. A checker
-has a hard time and memory limit (see ``checker``), so no answer can hang or crash the caller. An
-answer that a checker does not show to be equal within its limits is wrong.
+Numbers and words are compared at once, values of expressions in checker processes. A checker has a
+hard limit of CPU time and memory (see ``checker``), so no answer can hang or crash the caller. An
+answer that is not shown to be equal within these limits is wrong.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from retool_mcore.errors import RewardError
-from retool_mcore.reward.normalise import equal_numbers, normalise, numeric_collection
+from retool_mcore.reward.equivalence import told_at_once
+from retool_mcore.reward.normalise import MAX_ANSWER_CHARS, judgeable, normalise
 
-MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
+__all__ = ["Checkers", "Verdict", "check", "is_equivalent", "judgeable", "truth_parses"]
 DEFAULT_TIMEOUT_S = 5.0
-START_TIMEOUT_S = 120.0  # importing sympy on a busy machine
-GRACE_S = 10.0  # time for a checker to report its own timeout before it is killed and replaced
+START_TIMEOUT_S = 120.0  # importing mpmath on a busy machine
+# Wall time after which a checker is killed and replaced: so long that only a checker that waits for
+# nothing gets there, not one on a busy machine.
+GRACE_S, GRACE_FACTOR = 60.0, 20.0
 
-How = Literal["exact", "math-verify", "timeout", "crash", "too long"]
+How = Literal["exact", "values", "timeout", "crash", "too long"]
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Whether two answers are equivalent, and how the check came to it.
 
-    ``how`` is "exact" for a comparison of texts or plain numbers. "timeout", "crash" and "too long"
-    mean that the check was given up, and the answer counts as not equivalent.
+    ``how`` is "exact" for a comparison of texts or rational numbers, "values" for one of expressions.
+    "timeout", "crash" and "too long" mean that the check was given up, and the answer counts as not
+    equivalent.
     """
 
     equivalent: bool
@@ -56,34 +60,22 @@ def is_equivalent(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT
 def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
     """Like ``is_equivalent``, but also says how the result was found.
 
-    Thread-safe. A check takes at most about ``timeout_s`` once it has started. Raises RewardError
-    when no checker process can be started, but never because of the answer.
+    Thread-safe. A check takes at most ``timeout_s`` of CPU time, however busy the machine is. Raises
+    RewardError when no checker process can be started, but never because of the answer.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")
-    found, true = normalise(answer), normalise(truth)
-    if not found.text:
-        return Verdict(False, "exact")
-    if found.text == true.text and found.percent == true.percent:
-        return Verdict(True, "exact")
-    if found.number is not None and true.number is not None:
-        return Verdict(equal_numbers(found.number, found.percent, true.number, true.percent), "exact")
-    mine, theirs = numeric_collection(found.text), numeric_collection(true.text)
-    if mine is not None and theirs is not None:
-        return Verdict(mine == theirs, "exact")
-    reply = _checkers().ask({"answer": found.text, "truth": true.text, "timeout_s": timeout_s})
-    return Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "math-verify")
+    known = told_at_once(normalise(answer), normalise(truth))
+    if known is not None:
+        return Verdict(known, "exact")
+    reply = _checkers().ask({"answer": answer, "truth": truth, "timeout_s": timeout_s})
+    return Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "values")
 
 
-def truth_parses(truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+def truth_parses(truth: str) -> bool:
     """Whether answers can be compared with the truth of a data row other than as text."""
-    true = normalise(truth)
-    if true.number is not None or numeric_collection(true.text) is not None:
-        return True
-    if not true.text or len(truth) > MAX_ANSWER_CHARS:
-        return False
-    reply = _checkers().ask({"truth": true.text, "timeout_s": timeout_s})
-    return bool(reply.get("truth_parses"))
+    normal = normalise(truth)
+    return normal.number is not None or normal.tree is not None
 
 
 class Checkers:
@@ -148,7 +140,7 @@ class _Checker:
             self.close()
             raise RewardError(
                 f"the process for answer checks did not start within {START_TIMEOUT_S:.0f} s (exit code "
-                f"{self._process.returncode}). Try `{sys.executable} -m retool_mcore.reward.checker`: is math-verify "
+                f"{self._process.returncode}). Try `{sys.executable} -m retool_mcore.reward.checker`: is mpmath "
                 "installed, is there memory?"
             )
 
@@ -156,7 +148,7 @@ class _Checker:
         with suppress(BrokenPipeError):  # it died while idle: the read below reports it
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
-        return self._read(request["timeout_s"] + GRACE_S)
+        return self._read(GRACE_S + GRACE_FACTOR * request["timeout_s"])
 
     def _read(self, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s

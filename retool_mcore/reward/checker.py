@@ -1,23 +1,25 @@
-"""The process that asks math-verify: one JSON line in, one out, within a time limit.
+"""The process that compares values: one JSON line in, one out, within a limit of CPU time.
 
-``answer.Checkers`` runs it as ``python -m retool_mcore.reward.checker``. On hostile LaTeX sympy can
-hang inside C code and use up all memory, so the kernel sets the limits: an alarm whose default
-action ends the process, and an address-space limit. They end a fork of this process, so the next
-check finds sympy imported and warm.
+``answer.Checkers`` runs it as ``python -m retool_mcore.reward.checker``. Arithmetic on a hostile
+answer can hang inside C code and use up all memory, so the kernel sets the limits: a timer of CPU
+time whose default action ends the process, and an address-space limit. CPU time, not wall time: a
+busy machine must not change a verdict. They end a fork of this process, so the next check finds
+everything imported and warm.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import resource
 import signal
 import sys
 from typing import Any
 
+from retool_mcore.reward.equivalence import equivalent
+
 MEMORY_LIMIT_BYTES = 2 << 30
-# sympy imports and caches on first use. That must not count against the first answers' limits.
+# mpmath caches constants on first use. That must not count against the first answers' limits.
 WARM_UP = (
     ("\\frac{1}{2}", "0.5"),
     ("\\sqrt{8}", "2\\sqrt{2}"),
@@ -36,7 +38,6 @@ WARM_UP = (
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    logging.disable(logging.CRITICAL)  # math-verify logs every answer it cannot read
     for answer, truth in WARM_UP:
         _judge(answer, truth)
     replies = os.dup(1)
@@ -50,16 +51,16 @@ def main() -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
             return  # our caller closed the pipe or is gone
-        _say(replies, {"failed": "timeout" if code == -signal.SIGALRM else "crash"})
+        _say(replies, {"failed": "timeout" if code == -signal.SIGPROF else "crash"})
 
 
 def _serve(replies: int) -> None:
     """Answer requests until the pipe closes. The parent reports a request that hangs or dies."""
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["timeout_s"])
-        reply = _judge(request["answer"], request["truth"]) if "answer" in request else _parses(request["truth"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, request["timeout_s"])
+        reply = _judge(request["answer"], request["truth"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _say(replies, reply)
 
 
@@ -68,23 +69,11 @@ def _say(replies: int, reply: dict[str, Any]) -> None:
 
 
 def _judge(answer: str, truth: str) -> dict[str, Any]:
-    """Reply {"equal": ...}. What math-verify or sympy cannot do without an error is not equal."""
-    from retool_mcore.reward.equivalence import equivalent
-
+    """Reply {"equal": ...}. What has no value without an error is not equal."""
     try:
         return {"equal": equivalent(answer, truth)}
-    except Exception:  # noqa: BLE001  sympy raises whatever it likes on hostile input
+    except Exception:  # noqa: BLE001  arithmetic on hostile input raises whatever it likes
         return {"equal": False}
-
-
-def _parses(truth: str) -> dict[str, Any]:
-    """Reply {"truth_parses": ...}: whether the truth can be read as anything but text."""
-    from retool_mcore.reward.equivalence import parse_truth
-
-    try:
-        return {"truth_parses": any(not isinstance(reading, str) for reading in parse_truth(truth))}
-    except Exception:  # noqa: BLE001
-        return {"truth_parses": False}
 
 
 if __name__ == "__main__":

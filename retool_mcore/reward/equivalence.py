@@ -1,176 +1,288 @@
-r"""Decide whether two answers are the same mathematics: math-verify, with sound short cuts.
+r"""Decide whether two answers are the same mathematics.
 
-math-verify spends most of its time on reading tuples and sets (its grammar backtracks) and on
-simplifying differences that are plainly not zero. So:
-- tuples, intervals and sets in the same brackets are compared element by element;
-- for ``y = f`` and ``y = g``, f and g are compared;
-- a difference that expands to 0 is 0, and two expressions with clearly different values at two
-  points are not equal.
-math-verify decides everything else. This code runs in a checker process only, because sympy may
-hang or use up memory here.
+Both are read whole (``reader``) and compared by their form: values, tuples, sets, lists, matrices,
+relations, and sets of real numbers, which have several spellings of their own (``regions``). What
+cannot be read is compared as text. Nothing is equal that was not shown to be.
+
+This runs in a checker process: values of hostile answers may take long.
 """
 
-# sympy and math-verify have no stubs, and types for some of their parameters only.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from fractions import Fraction
 
-from retool_mcore.reward.normalise import plain_number
+from retool_mcore.reward.node import Node, number
+from retool_mcore.reward.normalise import Normal, equal_numbers, normalise, spelling
+from retool_mcore.reward.regions import region, same_region
+from retool_mcore.reward.units import same_unit
+from retool_mcore.reward.value import NoValue, exact, names, proportional, rounds_to, same_value
 
-if TYPE_CHECKING:
-    from sympy import Expr
-
-MAX_ELEMENTS = 8  # of a set; each element is compared with each
-MAX_OPERATIONS = 150  # of each expression, to expand and evaluate their difference
-MAX_EXPANDED_POWER = 12
-POINTS = ("0.7312", "37.19")  # where symbols are evaluated, each a little off its neighbour
-CLEARLY = 1e-3  # relative; math-verify rounds to 6 digits
-TINY = 1e-9  # a smaller value may be zero with rounding errors
-
-_BRACKETS = re.compile(
-    r"(?:\\left)?\s*(?P<open>\(|\[|\\\{)(?P<inner>.*?)(?:\\right)?\s*(?P<close>\)|\]|\\\})", re.DOTALL
-)
-_DEPTH = re.compile(r"\\[{}]|[(\[{]|[)\]}]|,|\\.", re.DOTALL)
-# Products without a sign: "2(3)", "(2)(3)", "(2)3". math-verify takes them for mixed numbers,
-# 2 + 3.
-_PRODUCT = re.compile(r"(?<=[\d)])(?<!_\d)\s*(?=\(\s*[-+]?\d)|(?<=\))\s*(?=\d)")
-_ASSIGNMENT = re.compile(r"([a-zA-Z])\s*=([^=<>]+)")
+MAX_ELEMENTS = 24  # of a set or list without order: each is compared with each
+FLIPPED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
+FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
 
 
 def equivalent(answer: str, truth: str) -> bool:
-    """True when both are shown to be equal. May raise anything that sympy raises, and may hang."""
-    if answer.strip() == truth.strip():
+    """True when both are shown to be equal."""
+    mine, theirs = normalise(answer), normalise(truth)
+    known = told_at_once(mine, theirs)
+    if known is not None:
+        return known
+    try:
+        return same(_tree(mine), _tree(theirs))
+    except NoValue:
+        return False
+
+
+def _tree(normal: Normal) -> Node:
+    if normal.tree is not None:
+        return normal.tree
+    assert normal.number is not None, "what could not be read was compared as text"
+    return Node("number", text=normal.text, value=normal.number)
+
+
+def told_at_once(answer: Normal, truth: Normal) -> bool | None:
+    """Whether two answers are equal, where that takes no values of expressions; else None."""
+    if not answer.text or not truth.text:
+        return False
+    if answer.text == truth.text:
         return True
-    numbers = plain_number(answer.strip()), plain_number(truth.strip())
-    if None not in numbers:
-        return numbers[0] == numbers[1]
-    mine, theirs = collection(answer), collection(truth)
-    if mine and theirs:
-        if (mine[0] == SET) != (theirs[0] == SET):
-            return False  # math-verify takes \{1,2\} for (1,2)
-        if mine[0] == theirs[0]:
-            return _same_elements(mine[0], mine[1], theirs[1])
-    sides = _ASSIGNMENT.fullmatch(answer.strip()), _ASSIGNMENT.fullmatch(truth.strip())
-    if sides[0] and sides[1] and sides[0][1] == sides[1][1] and not any(side[1] in side[2] for side in sides if side):
-        return equivalent(sides[0][2], sides[1][2])
-    gold = parse_truth(truth)
-    return bool(gold) and _verify(gold, _parse(answer))
+    if answer.words is not None or truth.words is not None:
+        return answer.words == truth.words
+    if answer.tree is None and answer.number is None or truth.tree is None and truth.number is None:
+        return spelling(answer.text) == spelling(truth.text)
+    if answer.number is not None and truth.number is not None:
+        units = [normal.tree.text if normal.tree and normal.tree.op == "unit" else "" for normal in (answer, truth)]
+        return equal_numbers(answer, truth) and same_unit(*units)
+    mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
+    return None if mine is None or theirs is None else mine == theirs
 
 
-@lru_cache(maxsize=256)
-def parse_truth(truth: str) -> list[Any]:
-    """math-verify's readings of a truth: sympy objects and the plain text; empty if unreadable."""
-    return _parse(truth)
+def _numbers(node: Node | None) -> tuple[str, tuple[Fraction, ...]] | None:
+    """Brackets and values of a tuple, interval or set of rational numbers; else None.
 
-
-def _parse(text: str) -> list[Any]:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    targets = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-    text = _PRODUCT.sub(lambda _: "\\cdot ", text)
-    # No parsing_timeout: a signal-based limit inside our limit would cancel ours. Its type leaves
-    # None out, which it takes as verify does.
-    read = cast("Callable[..., list[Any]]", parse)
-    return read(f"\\boxed{{{text}}}", extraction_config=targets, parsing_timeout=None)
-
-
-SET = "\\{\\}"
-
-
-def collection(text: str) -> tuple[str, list[str]] | None:
-    """Brackets and elements of a tuple, interval or set: ("(]", ["1", "x"]); else None."""
-    match = _BRACKETS.fullmatch(text.strip())
-    if match is None or (match["open"] == "\\{") != (match["close"] == "\\}"):
+    Those of a set, "{}", are sorted and without repeats.
+    """
+    if node is None or node.op not in ("tuple", "set"):
         return None
-    elements: list[str] = []
-    depth, start = 0, 0
-    for token in _DEPTH.finditer(match["inner"]):
-        if token[0] in ("(", "[", "{", "\\{"):
-            depth += 1
-        elif token[0] in (")", "]", "}", "\\}"):
-            depth -= 1
-        elif token[0] == "," and depth == 0:
-            elements.append(match["inner"][start : token.start()].strip())
-            start = token.end()
-        if depth < 0:
-            return None  # "(1,2)\cup(3,4)" is not a single pair of brackets
-    elements.append(match["inner"][start:].strip())
-    if depth or len(elements) < 2 or not all(elements) or any("\\pm" in element for element in elements):
+    values = [exact(each) if each.op not in ("unit", "degree") else None for each in node.args]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
         return None
-    return match["open"] + match["close"], elements
+    return ("{}", tuple(sorted(set(known)))) if node.op == "set" else (node.text, tuple(known))
 
 
-def _same_elements(brackets: str, mine: list[str], theirs: list[str]) -> bool:
-    if brackets != SET:
-        return len(mine) == len(theirs) and all(map(equivalent, mine, theirs))
+def same(a: Node, b: Node) -> bool:
+    """Whether two trees are equal. Raises NoValue where values cannot be told."""
+    a, b = _bare(a), _bare(b)
+    if a == b:
+        return True
+    if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
+        return _same_measured(a, b)
+    if _is_region(a) or _is_region(b):
+        mine, theirs = region(a), region(b)
+        if mine is not None and theirs is not None:
+            return same_region(mine, theirs) and (_subject(a) == _subject(b) or None in (_subject(a), _subject(b)))
+    if a.op == "relation" or b.op == "relation":
+        return _same_relations(a, b)
+    a, b = _spread(a), _spread(b)
+    if a.op in ("list", "set") and b.op in ("list", "set"):
+        return _same_elements(a, b)
+    if a.op in FORMS or b.op in FORMS:
+        return _same_forms(a, b)
+    return _same_expressions(a, b)
+
+
+def _bare(node: Node) -> Node:
+    while node.op == "group":
+        node = node.args[0]
+    return node
+
+
+def _same_measured(a: Node, b: Node) -> bool:
+    """Values with a unit or percent sign on one or both sides."""
+    units = [each.text if each.op == "unit" else "" for each in (a, b)]
+    percents = [each.op == "percent" for each in (a, b)]
+    first, second = (each.args[0] if each.op in ("unit", "percent") else each for each in (a, b))
+    if not same_unit(*units) or (any(units) and any(percents)):
+        return False
+    if same(first, second):
+        return True
+    if percents[0] == percents[1] or first.op in FORMS or second.op in FORMS:
+        return False
+    hundredth = [
+        Node("div", (each, number(100))) if sign else each
+        for each, sign in ((first, percents[0]), (second, percents[1]))
+    ]
+    return same(*hundredth)
+
+
+def _same_expressions(a: Node, b: Node) -> bool:
+    known = exact(a), exact(b)
+    if known[0] is not None and known[1] is not None:
+        return known[0] == known[1]
+    try:
+        if same_value(a, b):
+            return True
+    except NoValue:
+        return _infinite(a) is not None and _infinite(a) == _infinite(b)
+    return (known[0] is None and rounds_to(b, a)) or (known[1] is None and rounds_to(a, b))
+
+
+def _infinite(node: Node) -> int | None:
+    if node.op == "neg" and (inner := _infinite(node.args[0])):
+        return -inner
+    return 1 if node.op == "constant" and node.text == "infinity" else None
+
+
+def _spread(node: Node) -> Node:
+    """``1 \\pm 2`` as the list of its two values; ``x=1, x=2`` as the list ``1, 2``."""
+    if node.op == "list":
+        sides = [_named_value(each) for each in node.args]
+        known = [side for side in sides if side is not None]
+        if len(known) == len(sides) and len({side[0] for side in known}) == 1:
+            return Node("list", tuple(side[1] for side in known))
+    if _holds(node, "pm") and node.op not in FORMS[:-1]:
+        return Node("list", (_signed(node, 1), _signed(node, -1)))
+    return node
+
+
+def _holds(node: Node, op: str) -> bool:
+    return node.op == op or any(_holds(each, op) for each in node.args)
+
+
+def _signed(node: Node, sign: int) -> Node:
+    args = tuple(_signed(each, sign) for each in node.args)
+    if node.op != "pm":
+        return Node(node.op, args, node.text, node.value)
+    plus = (sign > 0) == (node.text == r"\pm")
+    return Node("add", (args[0], args[1] if plus else Node("neg", (args[1],))))
+
+
+def _same_elements(a: Node, b: Node) -> bool:
+    """Lists and sets without order. A list says how often each element stands in it."""
+    mine, theirs = list(a.args), list(b.args)
     if max(len(mine), len(theirs)) > MAX_ELEMENTS:
-        return _verify(parse_truth(_set(theirs)), _parse(_set(mine)))
-    return all(any(equivalent(a, b) for b in theirs) for a in mine) and all(
-        any(equivalent(a, b) for a in mine) for b in theirs
+        return len(mine) == len(theirs) and all(map(_told_same, mine, theirs))
+    if a.op == b.op == "list":
+        if len(mine) != len(theirs):
+            return False
+        for each in mine:
+            found = next((index for index, other in enumerate(theirs) if _told_same(each, other)), None)
+            if found is None:
+                return False
+            theirs.pop(found)
+        return True
+    return all(any(_told_same(x, y) for y in theirs) for x in mine) and all(
+        any(_told_same(x, y) for x in mine) for y in theirs
     )
 
 
-def _set(elements: list[str]) -> str:
-    return f"\\{{{','.join(elements)}\\}}"
-
-
-def _verify(gold: list[Any], target: list[Any]) -> bool:
-    from math_verify import verify
-
+def _told_same(a: Node, b: Node) -> bool:
     try:
-        known = _known(gold, target)
-    except Exception:  # noqa: BLE001  sympy may raise anything; math-verify has its own ways around it
-        known = None
-    if known is not None:
-        return known
-    return verify(gold, target, allow_set_relation_comp=True, timeout_seconds=None)
+        return same(a, b)
+    except NoValue:
+        return False
 
 
-def _known(gold: list[Any], target: list[Any]) -> bool | None:
-    """Whether two readings, each of one plain expression, are equal; None if not cheap to tell."""
-    from sympy import Expr
-
-    mine, theirs = ([each for each in readings if not isinstance(each, str)] for readings in (target, gold))
-    if len(mine) != 1 or len(theirs) != 1 or not isinstance(mine[0], Expr) or not isinstance(theirs[0], Expr):
-        return None
-    operations: list[int] = [each.count_ops() for each in (mine[0], theirs[0])]
-    if max(operations) > MAX_OPERATIONS:
-        return None
-    if _expands_to_zero(mine[0], theirs[0]):
+def _same_forms(a: Node, b: Node) -> bool:
+    """Forms with an order: the same brackets or shape, and the same elements one by one."""
+    if a.op != b.op or len(a.args) != len(b.args):
+        return False
+    if a.op in ("union", "intersection") and same(a.args[0], b.args[1]) and same(a.args[1], b.args[0]):
         return True
-    if _differ(mine[0], theirs[0]):
-        texts = [{each for each in readings if isinstance(each, str)} for readings in (target, gold)]
-        return bool(texts[0] & texts[1])
-    return None
+    if a.op == "builder" and a.args[0].op == "name" == b.args[0].op:
+        b = _renamed(b, b.args[0].text, a.args[0].text)
+    return a.text == b.text and all(map(same, a.args, b.args))
 
 
-def _expands_to_zero(a: Expr, b: Expr) -> bool:
-    import sympy
-
-    for power in (a - b).atoms(sympy.Pow):
-        if isinstance(power.base, sympy.Add) and not (power.exp.is_Number and abs(power.exp) <= MAX_EXPANDED_POWER):
-            return False
-    return cast("bool", sympy.expand(a - b) == 0)
+def _renamed(node: Node, old: str, new: str) -> Node:
+    text = new if node.op == "name" and node.text == old else node.text
+    return Node(node.op, tuple(_renamed(each, old, new) for each in node.args), text, node.value)
 
 
-def _differ(a: Expr, b: Expr) -> bool:
-    """Whether the values differ clearly at both points.
+def _subject(node: Node) -> frozenset[str] | None:
+    """The symbol that inequalities are about; None for sets, whose symbols are bound."""
+    return names(node) if node.op in ("relation", "list") else None
 
-    One point is not enough: branches of roots and logarithms may differ there.
-    """
-    from sympy import Float
 
-    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    for point in POINTS if symbols else POINTS[:1]:
-        at: list[tuple[Any, Any]] = [
-            (symbol, Float(point, 20) * (10 + index) / 10) for index, symbol in enumerate(symbols)
-        ]
-        x, y = (complex(each.subs(at).evalf(20)) for each in (a, b))  # TypeError if it has no value
-        size = max(abs(x), abs(y))
-        if not TINY < size < float("inf") or not abs(x - y) > CLEARLY * size:
-            return False
-    return True
+def _is_region(node: Node) -> bool:
+    if node.op == "relation":
+        return node.text != "="
+    return node.op in ("union", "intersection", "without", "builder", "space") or (
+        node.op == "list" and any(each.op == "relation" and each.text != "=" for each in node.args)
+    )
+
+
+def _named_value(node: Node) -> tuple[Node, Node] | None:
+    """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last."""
+    if node.op != "relation" or any(sign != "=" for sign in node.text.split()):
+        return None
+    return (node.args[0], node.args[-1]) if _is_name(node.args[0]) else None
+
+
+def _is_name(node: Node) -> bool:
+    """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``."""
+    if node.op == "call":
+        return True
+    if node.op == "mul" and node.args[0].op == "name":
+        return node.args[1].op == "tuple" or (
+            node.args[1].op == "group" and node.args[1].args[0].op in ("name", "number")
+        )
+    return node.op == "name"
+
+
+def _same_relations(a: Node, b: Node) -> bool:
+    if a.op != "relation" or b.op != "relation":
+        relation, other = (a, b) if a.op == "relation" else (b, a)
+        return _is_value_of(relation, other)
+    first, second = _directed(a), _directed(b)
+    if first.text == second.text and len(first.args) == len(second.args):
+        if all(map(_told_same, first.args, second.args)):
+            return True
+        if first.text in ("=", r"\ne", r"\parallel", r"\perp") and all(map(_told_same, first.args, second.args[::-1])):
+            return True
+    named = _named_value(a), _named_value(b)
+    if named[0] and named[1] and (len(a.args) > 2 or len(b.args) > 2):
+        return same(named[0][0], named[1][0]) and same(named[0][1], named[1][1])
+    return _same_difference(first, second)
+
+
+def _same_difference(a: Node, b: Node) -> bool:
+    """Whether both sides' difference is the same but for a factor: 2x = 4y and x - 2y = 0."""
+    if (
+        a.text != b.text
+        or a.text not in ("=", r"\ne", "<", r"\le")
+        or any(each.op in FORMS for each in (*a.args, *b.args))
+    ):
+        return False
+    differences = [Node("add", (each.args[0], Node("neg", (each.args[1],)))) for each in (a, b)]
+    symbols = [names(each) for each in differences]
+    if not symbols[0] or symbols[0] != symbols[1]:
+        return False
+    return proportional(*differences, positive=a.text in ("<", r"\le"))
+
+
+def _directed(relation: Node) -> Node:
+    """With less on the left."""
+    signs = relation.text.split()
+    if any(sign in (">", r"\ge") for sign in signs):
+        return Node("relation", relation.args[::-1], " ".join(FLIPPED.get(sign, sign) for sign in reversed(signs)))
+    return relation
+
+
+def _is_value_of(relation: Node, value: Node) -> bool:
+    """``x = 5`` and ``2 + 3 = 5`` say 5; ``x^2 - 4 = 0`` does not say 0."""
+    signs = relation.text.split()
+    if signs == [r"\in"] and relation.args[0].op in ("name", "tuple"):
+        return same(relation.args[1], value)
+    if set(signs) - {"=", r"\approx"} or (signs[-1] == r"\approx" and len(signs) == 1):
+        return False
+    first, last = relation.args[0], relation.args[-1]
+    if signs[-1] == r"\approx":
+        last = relation.args[signs.index(r"\approx")]
+    if _is_name(first) or first.op == "tuple":
+        return same(last, value)
+    if names(first) or first.op in FORMS or last.op in FORMS:
+        return False
+    return same(first, last) and same(last, value)

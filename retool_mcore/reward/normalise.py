@@ -1,7 +1,8 @@
-r"""Write an answer the way math-verify reads best, and compare plain numbers without it.
+r"""Take off what surrounds an answer, and read what is left.
 
-Normalising drops delimiters, spacing commands, currency signs, thousands separators, units and a
-full stop.
+Delimiters, spacing, currency signs, separators of thousands and a full stop go; what stands there
+is a plain number, mathematics (``reader``) or words. All of it takes linear time: it runs outside
+of the checkers' limits.
 """
 
 from __future__ import annotations
@@ -9,74 +10,123 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+
+from retool_mcore.reward.node import Node
+from retool_mcore.reward.reader import read
+from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
+from retool_mcore.reward.value import exact
+
+MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
+MAX_EXACT_DIGITS = 400
+MAX_WORDS = 6  # of a truth that is words
+NO_ANSWERS = {"proof", "prove", "proved", "proven", "solution", "vary", "varies", "omitted", "unknown", "null", "nan"}
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
-# No single letters: "5m" may be a product. A letter is dropped only when written \\text{ m}.
-_UNITS = (
-    "mm|cm|dm|km|inch|inches|ft|foot|feet|yd|yards?|miles?|kg|mg|lbs?|pounds?|oz|ounces?|tons?|ml|lit(?:er|re)s?|gallons?"
-    "|sec|seconds?|min|minutes?|hr|hours?|days?|weeks?|months?|years?|mph|cents?|dollars?|usd|euros?|degrees?|deg|rad"
-    "|radians|units?|square|cubic|sq|people|persons?|students?|ways?|points?|times?"
-)
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SCALED = re.compile(rf"({_NUMBER})\s*(?:\\text\{{)?\s*({'|'.join(_SCALES)})\s*\}}?", re.IGNORECASE)
-_POWER = r"(?:\^\{?[23]\}?|[²³])?"
-_UNIT = re.compile(
-    rf"(?P<number>[-+]?\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{_NUMBER}|{_NUMBER}/\d+|.*\\[dt]?frac\{{[^{{}}]*\}}\{{[^{{}}]*\}})\s*"
-    rf"(?:\\(?:text|textrm|mathrm|mbox)\{{(?P<text>[^{{}}]*)\}}{_POWER}"
-    rf"|(?P<words>(?:(?:{_UNITS}){_POWER}(?:\s*[/.]\s*|\s+|$))+)"
-    r"|\^\{?\\circ\}?|\\circ|°)\.?",
-    re.IGNORECASE,
-)
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
-_PERCENT = re.compile(r"\s*(?:\\?%|\\?\s*percent|\\text\{\s*percent\s*\})$", re.IGNORECASE)
-_MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+)\s*/\s*(\d+)")
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")
-_FRACTION = re.compile(r"([-+]?\d{1,50})\s*/\s*(\d{1,50})")
-_COLLECTION = re.compile(
-    r"(?:\\left)?\s*(?P<open>\(|\[|\\\{)(?P<inner>[^()\[\]{}\\]*,[^()\[\]{}\\]*)(?:\\right)?\s*(?P<close>\)|\]|\\\})"
-)
-MAX_EXACT_DIGITS = 400
+_FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
+_GROUPED = re.compile(r"(?<=\d)(?:,\\!|\\!,|\{,\}|\\,)\s?(?=\d{3}(?!\d))")
+_SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\quad(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])")
+_CURRENCY = re.compile(r"\\\$|[$€£¥]|\\(?:euro|pounds)(?![a-zA-Z])")
+_WRAPPED = re.compile(r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox|boldsymbol|fbox)\s*+\{")
+_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
+_NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
+_RUN = re.compile(r"[A-Za-z]++")
+_CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Z])[.):]")
 
 
 @dataclass(frozen=True)
 class Normal:
-    """``text`` without its percent sign, and its value in ``number`` if it is a plain number."""
+    """An answer without what surrounds it.
+
+    ``number`` is its value if it is rational and ``percent`` says that a percent sign stood behind
+    it; ``tree`` its reading as mathematics, ``words`` its words without case. Where all three are
+    None, ``problem`` says why it cannot be read.
+    """
 
     text: str
-    percent: bool
-    number: Fraction | None
+    percent: bool = False
+    number: Fraction | None = None
+    tree: Node | None = None
+    words: str | None = None
+    problem: str = ""
 
 
+@lru_cache(maxsize=4096)
 def normalise(answer: str) -> Normal:
-    """Bring an answer into normal form.
-
-    It never fails, and in practice takes linear time on texts of up to MAX_ANSWER_CHARS.
-    """
-    text = _unwrap(answer)
-    text = re.sub(r"(?<!\\)\\[,;:! ]|~|\\quad|\\displaystyle", _spacing, text).strip()
-    text = text.replace("{,}", ",").replace("−", "-")
-    text = re.sub(r"\\\$|[$€£¥]|\\euro|\\pounds", "", text).strip()
-    without = _PERCENT.sub("", text)
-    percent = without != text
-    text = without.strip().rstrip(".,;") if len(without) > 1 else without
-    if scaled := _SCALED.fullmatch(text):
-        text = f"{scaled[1].rstrip('.')}*{_SCALES[scaled[2].lower()]}"
-        return Normal(text, percent, Fraction(scaled[1].rstrip(".")) * _SCALES[scaled[2].lower()])
-    text = _without_unit(text)
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "").replace(" ", "")
-    if mixed := _MIXED.fullmatch(text):
-        sign, whole, over, under = mixed.groups()
-        text = f"{sign}({whole}+{over}/{under})"
-    return Normal(text, percent, plain_number(text))
+    """Bring an answer into normal form. It never fails, and takes linear time."""
+    text = _joined(_unwrapped(answer))
+    number = plain_number(text)
+    if number is not None:
+        return Normal(text, number=number)
+    if not text:
+        return Normal("", problem="it is empty")
+    if (words := _words(text)) is not None:
+        return Normal(text, words=words)
+    if len(text) > MAX_ANSWER_CHARS:
+        return Normal(text, problem=f"it has {len(text)} characters; {MAX_ANSWER_CHARS} are the most")
+    try:
+        tree = read(text)
+    except Unreadable as problem:
+        words = " ".join(text.casefold().split()) if _NAMED.fullmatch(text) else None
+        return Normal(text, words=words, problem=str(problem))
+    percent = tree.op == "percent"
+    return Normal(text, percent, exact(tree.args[0] if percent else tree), tree)
 
 
 def vote(answer: str | None) -> str:
-    """The answer as maj@k counts it: "034", "34" and "$34$" are the same vote; "" for no answer."""
+    r"""The answer as maj@k counts it; "" for no answer.
+
+    "034", "34" and "$34$" are one vote, and so are ``\frac{1}{2}``, ``\dfrac12``, 1/2 and 0.5.
+    """
     if answer is None:
         return ""
     normal = normalise(answer)
-    return (normal.text if normal.number is None else str(normal.number)) + ("%" if normal.percent else "")
+    if normal.number is not None:
+        return str(normal.number) + ("%" if normal.percent else "")
+    return normal.words if normal.words is not None else spelling(normal.text)
+
+
+def spelling(text: str) -> str:
+    r"""The text with one spelling of each sign: no spaces, no ``\left``, ``\frac`` for ``\dfrac``."""
+    if len(text) > MAX_ANSWER_CHARS:
+        return text
+    try:
+        found = tokens(text)
+    except Unreadable:
+        return text
+    said: list[str] = []
+    for index, each in enumerate(found):
+        text = each.text.lower().replace(" ", "") if each.kind in ("text", "word") else each.text
+        around = [token.text for token in found[max(index - 2, 0) : index + 3 : 2]]
+        if each.kind == "sign" and text == "{" and index + 2 < len(found) and around[-1] == "}":
+            text = "" if len(found[index + 1].text) == 1 else text
+        elif each.kind == "sign" and text == "}" and index > 1 and around[0] == "{":
+            text = "" if len(found[index - 1].text) == 1 else text
+        elif each.kind == "number" and index and found[index - 1].kind == "number":
+            text = " " + text
+        said.append(text)
+    return "".join(said)
+
+
+def judgeable(truth: str) -> str | None:
+    """Why answers cannot be judged against the truth of a data row; None where they can.
+
+    A truth can be judged when it is read as a number, as mathematics or as a few words.
+    """
+    normal = normalise(truth)
+    if normal.number is None and normal.tree is None and normal.words is None:
+        return normal.problem
+    if normal.words is None:
+        return None
+    words = normal.words.split()
+    if len(words) > MAX_WORDS:
+        return f"it is a text of {len(words)} words, and only the same words would equal it"
+    if NO_ANSWERS & set(words):
+        return f"{truth.strip()!r} is no answer"
+    return None
 
 
 def plain_number(text: str) -> Fraction | None:
@@ -95,46 +145,72 @@ def plain_number(text: str) -> Fraction | None:
     return None
 
 
-def numeric_collection(text: str) -> tuple[str, tuple[Fraction, ...], str] | None:
-    r"""Brackets and values of a tuple, interval or set of plain numbers: "(1, 1/2]"; else None.
-
-    The values of a set, ``\{2, 1\}``, are sorted and without repeats. math-verify would need fifty
-    milliseconds for each.
-    """
-    match = _COLLECTION.fullmatch(text)
-    if match is None or (match["open"] == "\\{") != (match["close"] == "\\}"):
-        return None
-    values = [plain_number(part.strip()) for part in match["inner"].split(",")]
-    if None in values:
-        return None
-    numbers = tuple(value for value in values if value is not None)
-    return match["open"], tuple(sorted(set(numbers))) if match["open"] == "\\{" else numbers, match["close"]
-
-
-def equal_numbers(answer: Fraction, answer_percent: bool, truth: Fraction, truth_percent: bool) -> bool:
+def equal_numbers(answer: Normal, truth: Normal) -> bool:
     """Exact equality, with a choice for a percent sign on one side only.
 
     The sign may be a unit (50% is 50) or mean a hundredth (50% is 0.5).
     """
-    if answer == truth:
+    if answer.number is None or truth.number is None:
+        return False
+    if answer.number == truth.number:
         return True
-    return answer_percent != truth_percent and answer == (truth / 100 if truth_percent else truth * 100)
+    if answer.percent == truth.percent:
+        return False
+    return answer.number == (truth.number / 100 if truth.percent else truth.number * 100)
 
 
-def _unwrap(text: str) -> str:
-    text = text.strip()
-    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
-        if text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening):
-            text = text[len(opening) : -len(closing)].strip()
-    while match := re.fullmatch(r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox)\s*\{([^{}]*)\}", text):
-        text = match[1].strip()
+def _unwrapped(text: str) -> str:
+    """Without delimiters, boxes, text commands around all of it, and a full stop behind it."""
+    while True:
+        before, text = text, text.strip().rstrip(",;.").rstrip()
+        for opening, closing in _DELIMITERS:
+            inside = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
+            if inside and opening not in text[len(opening) : -len(closing)]:
+                text = text[len(opening) : -len(closing)].strip()
+        if (match := _WRAPPED.match(text)) and _closes_at_end(text, match.end()):
+            text = text[match.end() : -1].strip()
+        if text == before or len(before) > MAX_ANSWER_CHARS:
+            return text
+
+
+def _closes_at_end(text: str, start: int) -> bool:
+    depth = 1
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return position == len(text) - 1
+    return False
+
+
+def _joined(text: str) -> str:
+    """Without spacing commands, currency signs and separators of thousands."""
+    text = _GROUPED.sub("", text)
+    text = _SPACING.sub(_space, text)
+    text = _CURRENCY.sub("", text.replace("{,}", ",").replace("−", "-").replace("\u00a0", " ")).strip()
+    start = text.rfind("=") + 1
+    start += len(text[start:]) - len(text[start:].lstrip())
+    if (match := _THOUSANDS.match(text, start)) and "," not in text[match.end() :]:
+        text = text[:start] + match[0].replace(",", "").replace(" ", "") + text[match.end() :]
     return text
 
 
-def _spacing(match: re.Match[str]) -> str:
-    return " " if match[0] in ("\\quad", "\\ ", "~", "\\;", "\\:") else ""
+def _space(match: re.Match[str]) -> str:
+    return "" if match[0] in ("\\,", "\\!", "\\displaystyle") else " "
 
 
-def _without_unit(text: str) -> str:
-    match = _UNIT.fullmatch(text)
-    return text if match is None else match["number"].strip()
+def _words(text: str) -> str | None:
+    """An answer that is words or the letter of a choice, without case; None for mathematics."""
+    if match := _CHOICE.fullmatch(text):
+        return (match[1] or match[2]).upper() if len(text) > 1 else text
+    if len(text) == 1 and text in "ABCDE":
+        return text
+    if not _LETTERS.fullmatch(text):
+        return None
+    if text.lower() in ("no", "ok"):
+        return text.lower()
+    runs = _RUN.findall(text)
+    if not any(len(run) > 2 or (len(run) == 2 and run[0].isupper()) for run in runs):
+        return None
+    if any(run in WORDS for run in runs):
+        return None
+    return " ".join(text.casefold().replace(".", "").replace(",", " ").split())

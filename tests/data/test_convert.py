@@ -65,8 +65,10 @@ async def test_a_converted_trace_becomes_the_inline_form_and_back():
     assert again.rows[0]["messages"] == CONVERTED["messages"]
 
 
-async def test_a_form_that_is_asked_for_and_there_is_kept():
-    assert (await convert([RAW], protocol="retool")).rows[0]["messages"] == RAW["messages"]
+async def test_a_form_that_is_asked_for_and_there_is_kept_but_for_the_instruction():
+    asked, said = (await convert([RAW], protocol="retool")).rows[0]["messages"]
+    assert said == RAW["messages"][1]
+    assert asked["content"] == f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\nWhat is 2 + 2?"
     assert (await convert([CONVERTED])).rows[0]["messages"] == CONVERTED["messages"]
 
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.files import write_parquet
-from retool_mcore.data.lint import histogram, lint_file, ngrams, overlap, read_problem_rows, require_disjoint
+from retool_mcore.data.leaks import ngrams, overlap
+from retool_mcore.data.lint import histogram, lint_file, read_problem_rows, require_disjoint
 from retool_mcore.data.rl import rl_row
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.tasks import TaskSpec, make_task
@@ -76,14 +77,15 @@ def test_a_benchmarks_own_file_is_compared_with_training_data(tmp_path):
     plain = tmp_path / "eval.jsonl"
     plain.write_text(json.dumps({"problem": f"Suppose: {LONG}", "answer": "8"}) + "\n")
     result = CliRunner().invoke(app, ["lint", train, str(plain)])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output
+    assert "1 nearly" in result.output and "'Suppose: In a town" in result.output
     assert "of 1 problems 0 are also in" in result.output and "1 share 13 words" in result.output.replace("\n", " ")
 
 
 def test_truths_that_nothing_can_be_compared_with_are_errors(tmp_path):
     path = rl_file(tmp_path / "a.parquet", "What is 1 + 1?", truth="\\frac{")
     (error,) = lint_file(path, None, None).errors
-    assert "row 0: nothing can be compared with the ground truth" in error
+    assert "row 0: nothing can be compared with the ground truth" in error and "it breaks off" in error
     assert CliRunner().invoke(app, ["lint", path]).exit_code == 1
 
 
@@ -95,7 +97,7 @@ def test_rows_that_cannot_be_rendered_are_errors(tmp_path, tokenizer):
 
 def test_overlap_is_found_by_text_and_by_thirteen_words():
     found = overlap(["What is 2 + 2?", LONG], ["what is 2+2 ?", f"Suppose: {LONG} Prove it.", "Else?"], ("a", "b"))
-    assert (found.same, found.ngram, found.total) == (1, 2, 3)
+    assert (found.same, found.near, found.ngram, found.total) == (1, 1, 2, 3)
     assert ngrams("one two") != ngrams("two one")
     assert len(ngrams(LONG)) == len(LONG.split()) - 12
 

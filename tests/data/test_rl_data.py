@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
-from retool_mcore.data.rl import convert_rl, name_and_split, read_problem
+from retool_mcore.data.layouts import read_problem
+from retool_mcore.data.rl import convert_rl, name_and_split
 from retool_mcore.data.sources import read_source, source_files
 from retool_mcore.errors import DataError
 
@@ -107,8 +108,11 @@ def test_the_command_reads_files_and_folders(tmp_path):
     write_parquet(folder / "train.parquet", [DAPO, DAPO])
     out, rejects = tmp_path / "out.parquet", tmp_path / "rejects.jsonl"
     result = CliRunner().invoke(app, ["rl", str(folder), "--out", str(out), "--rejects", str(rejects)])
+    assert result.exit_code == 2 and not out.exists()
+    assert "several splits: test.jsonl (test), train.parquet (train). Choose one with --split" in result.output
+    result = CliRunner().invoke(app, ["rl", str(folder / "train.parquet"), "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert "3 rows\n2 problems kept\n1 repeats" in result.output
+    assert "2 rows\n1 problems kept\n1 repeats" in result.output
     result = CliRunner().invoke(
         app, ["rl", str(folder), "--out", str(out), "--rejects", str(rejects), "--split", "test", "--name", "mine"]
     )

@@ -1,4 +1,4 @@
-"""The short cuts before math-verify say what math-verify says, and are right where it is not."""
+"""Ways to write one answer are equal, math-verify agrees, and no other pair is equal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 import pytest
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from retool_mcore.reward.equivalence import collection, equivalent
+from retool_mcore.reward.equivalence import equivalent
+from tests.reward.spellings import EQUAL, UNEQUAL
 
 # One answer a line, written in several ways; ways of one line are equal, and no other pair is.
 CLASSES = [
@@ -61,20 +62,17 @@ def test_ways_of_one_answer_are_math_verifys_too():
             assert math_verify(answer, truth), (answer, truth)
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        (r"\left(\sqrt{2}, f(1,2)\right]", ("(]", [r"\sqrt{2}", "f(1,2)"])),
-        (r"\{(1,2),(3,4)\}", (r"\{\}", ["(1,2)", "(3,4)"])),
-        (r"[\frac{1,5}{2},3)", ("[)", [r"\frac{1,5}{2}", "3"])),
-        (r"(1,2)\cup(3,4)", None),
-        (r"(1,2)+(3,4)", None),
-        ("(1)", None),
-        ("(1,)", None),
-        (r"\{1,2)", None),
-        (r"(1\pm\sqrt2, 3)", None),
-        ("1,2", None),
-    ],
-)
-def test_collections_are_cut_at_their_own_commas(text: str, parts: tuple[str, list[str]] | None):
-    assert collection(text) == parts
+@pytest.mark.parametrize("ways", EQUAL, ids=lambda ways: ways[0])
+def test_every_spelling_of_public_data_is_equal_to_every_other(ways: list[str]):
+    different = [(a, b) for a, b in itertools.permutations(ways, 2) if not equivalent(a, b)]
+    assert different == []
+
+
+def test_no_spelling_of_another_answer_is_equal():
+    firsts = [ways[0] for ways in EQUAL]
+    assert [(a, b) for a, b in itertools.permutations(firsts, 2) if equivalent(a, b)] == []
+
+
+@pytest.mark.parametrize("pair", UNEQUAL, ids="{0[0]} | {0[1]}".format)
+def test_what_differs_is_unequal_in_both_directions(pair: tuple[str, str]):
+    assert not equivalent(*pair) and not equivalent(*pair[::-1])

@@ -10,6 +10,7 @@ import pytest
 
 from retool_mcore.errors import RewardError
 from retool_mcore.reward.score import compute_score
+from tests.reward.spellings import SLOW
 
 OUTPUT = "<tool_call>\n{}\n</tool_call>\nuser\n<tool_response>\n{}\n</tool_response>\nassistant\n"
 
@@ -55,7 +56,7 @@ def test_the_agent_loops_answer_counts_and_a_data_column_of_that_name_does_not()
 
 
 def test_a_check_that_hangs_is_wrong_and_counted():
-    got = compute_score("math", r"\boxed{9^{9^{9^{9}}}}", r"\frac{355}{113}", None, timeout_s=0.3)
+    got = compute_score("math", rf"\boxed{{{SLOW[0]}}}", SLOW[1], None, timeout_s=0.1)
     assert (got["score"], got["check_failed"]) == (-1.0, 1.0)
 
 

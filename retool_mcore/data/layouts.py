@@ -1,0 +1,143 @@
+r"""Problem and ground truth of a row, in the layouts of public data sets or by named columns."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from retool_mcore.config.base import is_table
+from retool_mcore.data.wrappers import problem_of
+from retool_mcore.errors import DataError
+from retool_mcore.reward.extract import boxes
+
+_GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
+_COUNTED = re.compile(r"(-?[\d.,/]+) \([A-Za-z][A-Za-z .-]*\)")  # ASDiv: 9 (apples)
+_PLACE = re.compile(r"N_(\d\d)")  # MAWPS: the numbers stand in a column of their own
+OPTIONS = (
+    "Name the columns: --problem, and --answer, or --solution-box for a solution whose last \\boxed{} is the answer"
+)
+
+
+class NoTruth(DataError):
+    """A row whose layout is known, but that has no ground truth to compare with."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """``problem``: columns that together ask. ``box``: the truth is the last box in ``answer``."""
+
+    problem: tuple[str, ...]
+    answer: str
+    box: bool = False
+
+    def fit(self, row: Mapping[str, Any]) -> bool:
+        return all(name in row for name in (*self.problem, self.answer))
+
+    def __str__(self) -> str:
+        return f"{'+'.join(self.problem)}/{self.answer}"
+
+
+# The first that fits is read. An answer's own column goes before a box in a solution.
+LAYOUTS = (
+    Columns(("problem",), "answer"),  # AIME, Big-Math, NuminaMath-1.5, DAPO-Math-17k without wrappers
+    Columns(("Problem",), "Answer"),
+    Columns(("body", "question"), "answer"),  # ASDiv
+    Columns(("Body", "Question"), "Answer"),  # SVAMP
+    Columns(("question",), "final_answer"),  # OlympiadBench
+    Columns(("question",), "answer"),  # GSM8K
+    Columns(("Question",), "Answer"),  # MAWPS
+    Columns(("question",), "result"),  # MAWPS
+    Columns(("content",), "answer"),  # CARP
+    Columns(("input",), "output"),
+    Columns(("input",), "target"),  # MAWPS
+    Columns(("problem",), "solution", box=True),  # MATH, Minerva, NuminaMath-CoT
+    Columns(("prompt",), "solution"),  # Big-Math-RL-Verified-Processed; DAPO's has reward_model, too
+    Columns(("prompt",), "answer"),
+)
+
+
+def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> tuple[str, str]:
+    """Problem and ground truth of a row, from ``columns`` or by the layout that fits.
+
+    Known instructions around the problem are taken off. Raises NoTruth for a row without a truth,
+    DataError naming the row and the column for any other.
+    """
+    if columns is None and "prompt" in row and "reward_model" in row:
+        return _of_verl(row, where)
+    found = columns or next((each for each in LAYOUTS if each.fit(row)), None)
+    if found is None or not found.fit(row):
+        known = f"known are prompt/reward_model, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
+        raise DataError(f"{where}: columns {', '.join(row) or 'none'}; {known}. {OPTIONS}")
+    parts: list[str] = []
+    for name in found.problem:
+        if not isinstance(row[name], str) or not problem_of(row[name]):
+            raise DataError(f"{where}, column {name}: the problem is {row[name]!r:.80}, not a text")
+        parts.append(problem_of(row[name]))
+    problem = _filled("\n".join(parts), row.get("Numbers"))
+    if row.get("context") and isinstance(row["context"], str):  # OlympiadBench
+        problem = f"{row['context'].strip()}\n{problem}"
+    return problem, _truth(row[found.answer], f"{where}, column {found.answer}", box=found.box)
+
+
+def _truth(value: Any, where: str, *, box: bool) -> str:
+    if value is None and where.endswith("final_answer"):
+        raise NoTruth(f"{where}: it is a proof")
+    if where.endswith("final_answer") and isinstance(value, Sequence) and not isinstance(value, str):
+        answers = cast("Sequence[Any]", value)
+        if len(answers) != 1:
+            raise NoTruth(f"{where}: {len(answers)} answers, not one")
+        value = answers[0]
+    truth = truth_text(value, where)
+    if box:
+        if not (found := boxes(truth)):
+            raise NoTruth(f"{where}: no \\boxed{{}} in the solution")
+        return truth_text(found[-1], where)
+    if match := _GSM8K_ANSWER.search(truth):
+        return match[1].replace(",", "")
+    counted = _COUNTED.fullmatch(truth)
+    return counted[1] if counted else truth
+
+
+def _filled(problem: str, numbers: Any) -> str:
+    values = numbers.split() if isinstance(numbers, str) else []
+
+    def value(match: re.Match[str]) -> str:
+        place = int(match[1])
+        return values[place].removesuffix(".0") if place < len(values) else match[0]
+
+    return _PLACE.sub(value, problem)
+
+
+def truth_text(truth: Any, where: str) -> str:
+    """A ground truth as text. Numbers are written out: 12345678.0 becomes 12345678.
+
+    Raises DataError for anything that is neither text nor number.
+    """
+    if isinstance(truth, float) and math.isfinite(truth):
+        truth = int(truth) if truth.is_integer() else repr(truth)
+    if isinstance(truth, int) and not isinstance(truth, bool):
+        truth = str(truth)
+    if not isinstance(truth, str):
+        raise DataError(f"{where}: the answer is {truth!r:.80}, not a text or number")
+    if not truth.strip():
+        raise DataError(f"{where}: the answer is empty")
+    return truth.strip()
+
+
+def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, str]:
+    prompt, reward = row["prompt"], row["reward_model"]
+    if isinstance(prompt, str):  # DAPO-Math-17k-Processed
+        prompt = [{"role": "user", "content": prompt}]
+    turns = cast("Sequence[Any]", prompt) if isinstance(prompt, Sequence) else ()
+    users = [turn for turn in turns if is_table(turn) and turn.get("role") == "user"]
+    if not users or not isinstance(users[-1].get("content"), str):
+        raise DataError(f"{where}, column prompt: no user turn with text in {prompt!r:.120}")
+    if not is_table(reward) or "ground_truth" not in reward:
+        raise DataError(f"{where}, column reward_model: no ground_truth in {reward!r:.120}")
+    problem = problem_of(users[-1]["content"])
+    if not problem:
+        raise DataError(f"{where}, column prompt: the problem is empty")
+    return problem, truth_text(reward["ground_truth"], f"{where}, column reward_model")

@@ -1,0 +1,148 @@
+r"""Which problems of one file are also in another: by their text, and by their shingles.
+
+A shingle is a run of five words or numbers. An index from each shingle to the problems that hold it
+finds the near ones without comparing all pairs. Shingles that many problems hold are somebody's
+instructions: they count for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+NGRAM_WORDS = 13  # the usual length to tell copied text from common phrases
+SHINGLE_WORDS = 5
+NEAR = 0.6  # of the shingles of the shorter problem
+FEWEST_SHINGLES = 5  # shorter problems are alike by chance
+COMMON_ROWS, COMMON_SHARE = 20, 0.002  # a shingle in more problems than both is nobody's own
+SHOWN_PAIRS, SHOWN_CHARS = 3, 70
+_WORDS = re.compile(r"[^\W_]+", re.UNICODE)
+_SPACING = re.compile(r"[\s$]+|\\[()\[\],;!]|\\(?:left|right)(?![a-z])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A problem of the second file and the one of the first that it repeats.
+
+    ``score``: the share of the shorter one's shingles that both hold; 1 for equal texts.
+    """
+
+    first: str
+    second: str
+    score: float
+
+    def describe(self) -> str:
+        return f"{self.score:.0%}: {_short(self.second)!r} is in the first as {_short(self.first)!r}"
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How many of the ``total`` problems of ``second`` are also in ``first``.
+
+    ``same`` counts equal texts, ``near`` others that share most shingles and have the same numbers,
+    ``ngram`` problems that share a 13-gram of words. ``pairs`` are those of ``same`` and ``near``.
+    """
+
+    first: str
+    second: str
+    same: int
+    near: int
+    ngram: int
+    total: int
+    pairs: Sequence[Pair] = field(default=(), repr=False)
+
+    @property
+    def leaked(self) -> int:
+        return self.same + self.near
+
+    def describe(self) -> str:
+        return (
+            f"{self.second}: of {self.total} problems {self.same} are also in {self.first} by their text, {self.near} "
+            f"nearly, {self.ngram} share {NGRAM_WORDS} words in a row with one there"
+        )
+
+    def shown(self) -> list[str]:
+        """A few pairs as lines for people, equal texts and near ones."""
+        same = [pair for pair in self.pairs if pair.score == 1][:SHOWN_PAIRS]
+        near = [pair for pair in self.pairs if pair.score < 1][:SHOWN_PAIRS]
+        return [pair.describe() for pair in (*same, *near)]
+
+
+class Index:
+    """The problems of one file, for questions about others."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        texts = {normalised(problem): problem for problem in reversed(problems)}
+        self._texts = texts
+        self._problems = list(texts.values())
+        self._shingles = [shingles(problem) for problem in self._problems]
+        self._holders: dict[int, list[int]] = defaultdict(list)
+        for position, held in enumerate(self._shingles):
+            for shingle in held:
+                self._holders[shingle].append(position)
+        most = max(COMMON_ROWS, COMMON_SHARE * len(self._problems))
+        self._common = {shingle for shingle, held in self._holders.items() if len(held) > most}
+
+    def find(self, problem: str) -> tuple[Pair, bool] | None:
+        """The pair with the problem here that this one repeats, and whether by its whole text."""
+        if (same := self._texts.get(normalised(problem))) is not None:
+            return Pair(same, problem, 1.0), True
+        own = shingles(problem) - self._common
+        shared = Counter(position for shingle in own for position in self._holders.get(shingle, ()))
+        for position, count in shared.most_common():
+            fewest = min(len(own), len(self._shingles[position] - self._common))
+            if count < FEWEST_SHINGLES:
+                break
+            if count >= NEAR * fewest and _same_numbers(problem, self._problems[position]):
+                return Pair(self._problems[position], problem, min(count / fewest, 0.999)), False
+        return None
+
+
+def overlap(first: Sequence[str], second: Sequence[str], names: tuple[str, str]) -> Overlap:
+    """Compare the problems of two files."""
+    index = Index(first)
+    found = [index.find(problem) for problem in second]
+    grams = {gram for problem in first for gram in ngrams(problem)}
+    return Overlap(
+        *names,
+        same=sum(each is not None and each[1] for each in found),
+        near=sum(each is not None and not each[1] for each in found),
+        ngram=sum(any(gram in grams for gram in ngrams(problem)) for problem in second),
+        total=len(second),
+        pairs=[each[0] for each in found if each is not None],
+    )
+
+
+def normalised(problem: str) -> str:
+    r"""A problem's text for comparison, without case, spacing, delimiters or Unicode variants."""
+    return _SPACING.sub("", unicodedata.normalize("NFKC", problem)).casefold()
+
+
+def ngrams(problem: str) -> set[int]:
+    """Hashes of all runs of 13 words, or of the whole text if it has fewer words."""
+    return set(_runs(problem, NGRAM_WORDS))
+
+
+def shingles(problem: str) -> set[int]:
+    """Hashes of all runs of five words, or of the whole text if it has fewer words."""
+    return set(_runs(problem, SHINGLE_WORDS))
+
+
+def _runs(problem: str, length: int) -> Iterator[int]:
+    words = [word.casefold() for word in _WORDS.findall(problem)]
+    for start in range(max(len(words) - length, 0) + 1):
+        yield hash(tuple(words[start : start + length]))
+
+
+def _same_numbers(one: str, other: str) -> bool:
+    """Whether one has all numbers of the other: with other numbers it is another problem."""
+    mine, theirs = (Counter(re.findall(r"\d+", text)) for text in (one, other))
+    return mine <= theirs or theirs <= mine
+
+
+def _short(problem: str) -> str:
+    text = " ".join(problem.split())
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

@@ -1,0 +1,58 @@
+"""The tree of an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from retool_mcore.reward.tokens import Unreadable
+
+MAX_DEPTH = 60  # of nested groups; answers have fewer than ten
+MAX_TREE_DEPTH = 80  # of a tree, where a chain of signs such as !!! counts too
+MAX_DIGITS = 400  # of a number that is compared exactly
+_ZERO = Fraction(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """``op`` applied to ``args``; a number's ``value``, a name's or relation's ``text``.
+
+    A number's ``text`` is how it was written: its digits say how exact it is.
+    """
+
+    op: str
+    args: tuple[Node, ...] = ()
+    text: str = ""
+    value: Fraction = _ZERO
+
+
+def number(said: str | int) -> Node:
+    """The node of a number. Raises Unreadable for one with absurdly many digits."""
+    text = str(said)
+    if len(text) > MAX_DIGITS:
+        raise Unreadable(f"a number has {len(text)} digits; {MAX_DIGITS} are the most")
+    digits, _, exponent = text.lower().partition("e")
+    value = Fraction(digits.rstrip(".") or "0")
+    return Node("number", text=text, value=value * Fraction(10) ** int(exponent) if exponent else value)
+
+
+def name(said: str) -> Node:
+    """The node of a symbol."""
+    return Node("name", text=said)
+
+
+FUNCTIONS = {
+    "\\" + word
+    for word in (
+        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth asinh arcsinh arccosh "
+        "arctanh ln log exp abs gcd lcm max min cis"
+    ).split()
+}
+CONSTANTS = {r"\pi": "pi", r"\infty": "infinity", "e": "e", "i": "i"}
+GREEK = {
+    "\\" + word
+    for word in (
+        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi "
+        "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar nabla partial circ"
+    ).split()
+}

@@ -1,0 +1,195 @@
+r"""Sets of real numbers, in each of their spellings: ``1 < x \le 2``, ``(1, 2]``, ``x > 1 or x < 0``,
+``\{x \mid x \ge 1\}``, ``\mathbb{R} \setminus \{2\}``.
+
+A region is its intervals in order, none touching the next. Ends are numbers; a set whose ends hold
+symbols has no region and is compared by its form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retool_mcore.reward.node import Node
+from retool_mcore.reward.value import NoValue, constant, names
+
+# Low end, is it in, high end, is it in. Infinite ends are floats and never in.
+Interval = tuple[Any, bool, Any, bool]
+Region = list[Interval]
+_INFINITE = float("inf")
+_LINE: Interval = (-_INFINITE, False, _INFINITE, False)
+SAME = 1e-25
+
+
+def same_region(a: Region, b: Region) -> bool:
+    """Whether two regions have the same intervals."""
+    return len(a) == len(b) and all(
+        x[1] == y[1] and x[3] == y[3] and _same_end(x[0], y[0]) and _same_end(x[2], y[2])
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def region(node: Node) -> Region | None:
+    """The real numbers that a node describes; None where it describes something else."""
+    try:
+        found = _region(node)
+    except NoValue:
+        return None
+    return None if found is None else _merged(found)
+
+
+def _region(node: Node) -> Region | None:
+    if node.op == "space":
+        return [_LINE] if node.text == "R" else None
+    if node.op == "tuple":
+        return _interval(node)
+    if node.op == "set":
+        points = [_end(each) for each in node.args]
+        return [(point, True, point, True) for point in points]
+    if node.op in ("union", "intersection", "without"):
+        return _joined(node)
+    if node.op == "relation":
+        return _condition(node)
+    if node.op == "list":
+        return _several(node)
+    if node.op == "builder":
+        element, condition = node.args
+        known = _builder(element, condition)
+        return known if known is None or len(names(condition)) == 1 else None
+    return None
+
+
+def _builder(element: Node, condition: Node) -> Region | None:
+    if element.op == "relation" and element.text == r"\in" and element.args[1].op == "space":
+        if element.args[1].text != "R":
+            return None
+        element = element.args[0]
+    if element.op != "name" or element.text not in names(condition):
+        return None
+    if condition.op == "list" and condition.text != "or":
+        parts = [_region(each) for each in condition.args]
+        known = [part for part in parts if part is not None]
+        return _intersected(known) if len(known) == len(parts) else None
+    return _region(condition)
+
+
+def _interval(node: Node) -> Region | None:
+    if len(node.args) != 2:
+        return None
+    low, high = map(_end, node.args)
+    if not low < high and not (low == high and node.text == "[]"):
+        return None
+    return [(low, node.text[0] == "[" and low != -_INFINITE, high, node.text[1] == "]" and high != _INFINITE)]
+
+
+def _end(node: Node) -> Any:
+    if node.op in ("group", "neg") and (inner := _end(node.args[0])) in (_INFINITE, -_INFINITE):
+        return -inner if node.op == "neg" else inner
+    if node.op == "constant" and node.text == "infinity":
+        return _INFINITE
+    if names(node):
+        raise NoValue
+    value = constant(node)
+    if value.imag:
+        raise NoValue
+    return value.real
+
+
+def _joined(node: Node) -> Region | None:
+    parts = [_region(each) for each in node.args]
+    if parts[0] is None or parts[1] is None:
+        return None
+    if node.op == "union":
+        return parts[0] + parts[1]
+    if node.op == "intersection":
+        return _intersected([parts[0], parts[1]])
+    return _intersected([parts[0], _complement(_merged(parts[1]))])
+
+
+def _condition(node: Node) -> Region | None:
+    """A chain of inequalities about one symbol that stands alone, or ``x \\in`` a set."""
+    signs = node.text.split()
+    if signs == [r"\in"]:
+        return _region(node.args[1]) if node.args[0].op == "name" else None
+    regions: list[Region] = []
+    for left, sign, right in zip(node.args, signs, node.args[1:], strict=False):
+        one = _inequality(left, sign, right)
+        if one is None:
+            return None
+        regions.append(one)
+    return _intersected(regions) if len({name for name in names(node)}) == 1 else None
+
+
+def _inequality(left: Node, sign: str, right: Node) -> Region | None:
+    if left.op != "name":
+        left, right = right, left
+        sign = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}.get(sign, sign)
+    if left.op != "name" or names(right):
+        return None
+    end = _end(right)
+    if sign in ("<", r"\le"):
+        return [(-_INFINITE, False, end, sign == r"\le" and end != _INFINITE)]
+    if sign in (">", r"\ge"):
+        return [(end, sign == r"\ge" and end != -_INFINITE, _INFINITE, False)]
+    if sign == r"\ne":
+        return [(-_INFINITE, False, end, False), (end, False, _INFINITE, False)]
+    return [(end, True, end, True)] if sign == "=" else None
+
+
+def _several(node: Node) -> Region | None:
+    """Conditions joined by "or" (a union) or "and"; ``x \\ne 1, x \\ne 2`` holds both."""
+    if any(each.op != "relation" for each in node.args) or len(names(node)) != 1:
+        return None
+    parts = [_region(each) for each in node.args]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    if node.text == "or":
+        return [interval for part in known for interval in part]
+    if node.text == "and" or all(each.text == r"\ne" for each in node.args):
+        return _intersected(known)
+    return None
+
+
+def _merged(found: Region) -> Region:
+    merged: Region = []
+    for each in sorted(found, key=lambda one: (one[0], not one[1])):
+        if merged and (each[0] < merged[-1][2] or (_same_end(each[0], merged[-1][2]) and (each[1] or merged[-1][3]))):
+            low, low_in, high, high_in = merged[-1]
+            if each[2] > high or (_same_end(each[2], high) and each[3]):
+                high, high_in = each[2], each[3]
+            merged[-1] = (low, low_in, high, high_in)
+        else:
+            merged.append(each)
+    return merged
+
+
+def _intersected(regions: list[Region]) -> Region:
+    found: Region = [_LINE]
+    for each in regions:
+        pairs = [(x, y) for x in found for y in each]
+        found = [one for x, y in pairs if (one := _overlap(x, y)) is not None]
+    return found
+
+
+def _overlap(x: Interval, y: Interval) -> Interval | None:
+    low, low_in = max((x[0], not x[1]), (y[0], not y[1]))
+    high, high_in = min((x[2], x[3]), (y[2], y[3]))
+    if low < high or (low == high and not low_in and high_in):
+        return low, not low_in, high, high_in
+    return None
+
+
+def _complement(found: Region) -> Region:
+    ends: Region = []
+    low, low_in = -_INFINITE, False
+    for each in found:
+        if low < each[0] or (low == each[0] and low_in and not each[1]):
+            ends.append((low, low_in, each[0], not each[1] and each[0] != -_INFINITE))
+        low, low_in = each[2], not each[3]
+    if low != _INFINITE:
+        ends.append((low, low_in, _INFINITE, False))
+    return ends
+
+
+def _same_end(a: Any, b: Any) -> bool:
+    return a == b or (abs(a) != _INFINITE != abs(b) and abs(a - b) <= SAME * max(abs(a), abs(b)))

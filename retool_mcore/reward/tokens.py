@@ -1,0 +1,179 @@
+r"""Cut an answer into tokens: numbers, symbols, commands, words of text and units.
+
+One pass over the text, in linear time. Spellings that mean the same leave here as the same token:
+``\dfrac`` as ``\frac``, ``≤`` as ``\le``, ``\left(`` as ``(``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["number", "letter", "command", "word", "text", "sign"]
+
+
+class Unreadable(Exception):
+    """A text is no answer that can be read as a whole; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """``glued``: nothing, not even a space, stands between it and the token before it."""
+
+    kind: Kind
+    text: str
+    glued: bool = False
+
+
+_TOKEN = re.compile(
+    r"(?P<space>\s+|~|\\[ ,;:!>]|\\q?quad\b|\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![a-zA-Z])|&nbsp;"
+    r"|\\(?:left|right|[bB]ig+[lr]?)(?![a-zA-Z])\s*+\.?)"
+    r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
+    r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|mathcal|mbox|hbox|operatorname\*?|bold"
+    r"|boldsymbol|bm|textup)\s*+(?=\{|[A-Za-z])"
+    r"|(?P<command>\\(?:[a-zA-Z]++|.))"
+    r"|(?P<letters>[a-zA-Z]++)"
+    r"|(?P<sign>\*\*|<=|>=|!=|.)",
+    re.DOTALL,
+)
+_SIGNS = {
+    "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "∕": "/", "**": "^", "＝": "=",
+    "<=": r"\le", "≤": r"\le", "⩽": r"\le", ">=": r"\ge", "≥": r"\ge", "⩾": r"\ge", "!=": r"\ne", "≠": r"\ne",
+    "≈": r"\approx", "±": r"\pm", "∓": r"\mp", "∞": r"\infty", "π": r"\pi", "√": r"\sqrt", "∪": r"\cup", "∩": r"\cap",
+    "∈": r"\in", "°": r"\degree", "%": r"\%", "ℝ": r"\R", "∅": r"\emptyset", "’": "'", "′": "'", "，": ",", "（": "(",
+    "）": ")", "：": ":", "；": ";", "⟨": r"\langle", "⟩": r"\rangle", "∖": r"\setminus", "→": r"\to", "∠": r"\angle",
+}  # fmt: skip
+_SIGNS |= dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", (
+    "\\" + name for name in "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau "
+    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split()), strict=True))  # fmt: skip
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
+_METER = re.compile(r"(?<=\d )m(?=[²³])")  # the one letter that a raised digit marks as a unit
+_LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_VULGAR = {ord(sign): rf"\frac{{{over}}}{{{under}}}" for sign, over, under in (
+    ("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅙", 1, 6), ("⅛", 1, 8))}  # fmt: skip
+_COMMANDS = {
+    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\leq": r"\le", r"\leqslant": r"\le",
+    r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne", r"\lt": "<", r"\gt": ">", r"\cdot": "*", r"\times": "*",
+    r"\ast": "*", r"\div": "/", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]",
+    r"\lparen": "(", r"\rparen": ")", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": r"\mid", r"\colon": ":",
+    r"\dbinom": r"\binom", r"\tbinom": r"\binom", r"\varepsilon": r"\epsilon", r"\varphi": r"\phi",
+    r"\vartheta": r"\theta", r"\Re": r"\R", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
+    r"\lor": r"\vee", r"\bullet": "*", r"\backslash": r"\setminus", r"\rightarrow": r"\to", r"\smallsetminus":
+    r"\setminus", r"\arcsinh": r"\asinh", r"\tg": r"\tan", r"\ctg": r"\cot", r"\degrees": r"\degree", r"\doteq": "=",
+    r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
+    r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",
+    r"\widehat": r"\hat", r"\bar": r"\overline", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\lg": r"\log",
+    r"\implies": r"\iff", r"\approx": r"\approx", r"\|": "|", r"\neg": r"\neg", r"\degree": r"\degree",
+    r"\textdegree": r"\degree", r"\euro": "", r"\pounds": "", r"\ell": r"\ell", r"\prime": "'",
+}  # fmt: skip
+# Letters that stand for a function, constant or word where they stand together.
+WORDS = {
+    "sqrt": r"\sqrt", "sin": r"\sin", "cos": r"\cos", "tan": r"\tan", "cot": r"\cot", "sec": r"\sec", "csc": r"\csc",
+    "arcsin": r"\arcsin", "arccos": r"\arccos", "arctan": r"\arctan", "asin": r"\arcsin", "acos": r"\arccos",
+    "atan": r"\arctan", "sinh": r"\sinh", "cosh": r"\cosh", "tanh": r"\tanh", "ln": r"\ln", "log": r"\log",
+    "exp": r"\exp", "pi": r"\pi", "infinity": r"\infty", "infty": r"\infty", "inf": r"\infty", "oo": r"\infty",
+    "abs": r"\abs", "gcd": r"\gcd", "lcm": r"\lcm", "max": r"\max", "min": r"\min", "theta": r"\theta",
+    "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\log",
+    "percent": r"\%", "pct": r"\%", "arcctg": r"\arccot", "arccot": r"\arccot", "det": r"\det", "mod": r"\bmod",
+    "cis": r"\cis",
+}  # fmt: skip
+
+
+def tokens(text: str) -> list[Token]:
+    """The tokens of an answer. Raises Unreadable for braces that do not match in a text command."""
+    text = _METER.sub(r"\\text{m}", text)
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text.translate(_VULGAR))
+    found: list[Token] = []
+    position, glued = 0, False
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:  # pragma: no cover  the last alternative takes any character
+            raise Unreadable(f"{text[position]!r} is no part of an answer")
+        position, kind, said = match.end(), match.lastgroup, match[0]
+        if kind == "space":
+            glued = False
+            continue
+        if kind == "text":
+            content, position = _argument(text, position)
+            found.append(_text(match["text"], content, glued))
+        elif kind == "number":
+            found.append(Token("number", said, glued))
+        elif kind == "letters":
+            found.extend(_letters(said, glued))
+        elif kind == "command":
+            said = _COMMANDS.get(said, said)
+            if said:
+                found.append(Token("command" if said.startswith("\\") else "sign", said, glued))
+        else:
+            found.extend(_sign(said, glued))
+        glued = True
+    return found
+
+
+def _letters(run: str, glued: bool) -> list[Token]:
+    lower = run if run in WORDS else run.lower()
+    if lower in WORDS:
+        return [Token("command", WORDS[lower], glued)]
+    if len(run) > 3 or run in UNITS or run in ("or", "and"):
+        return [Token("word", run, glued)]
+    return [Token("letter", letter, glued or index > 0) for index, letter in enumerate(run)]
+
+
+def _sign(said: str, glued: bool) -> list[Token]:
+    if said in "$€£¥":
+        return []
+    said = _SIGNS.get(said, said)
+    return [Token("command" if said.startswith("\\") else "sign", said, glued)]
+
+
+def _argument(text: str, start: int) -> tuple[str, int]:
+    """The content of the braces at ``start``, or the one letter there, and where it ends."""
+    if text[start] != "{":
+        return text[start], start + 1
+    depth = 0
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start + 1 : position], position + 1
+    raise Unreadable("its braces do not match")
+
+
+def _text(command: str, content: str, glued: bool) -> Token:
+    plain = re.sub(r"[\s~]+|\\[ ,;:!]", " ", content).strip()
+    if command == "mathbb" and plain in ("R", "Z", "N", "Q", "C"):
+        return Token("command", "\\" + plain, glued)
+    if command.startswith("operatorname") or (command == "mathrm" and plain.lower() in WORDS):
+        return Token("command", WORDS.get(plain, "\\" + plain), glued)
+    if plain.lower() in ("%", r"\%", "percent", "pct", "per cent"):
+        return Token("command", r"\%", glued)
+    if command == "mathrm" and plain in ("i", "e", "d"):
+        return Token("letter", plain, glued)
+    if command in ("mathbf", "mathit", "boldsymbol", "bm", "bold", "mathcal", "mathsf"):
+        if len(plain) == 1 and plain.isalpha():
+            return Token("letter", plain, glued)
+        if plain.startswith("\\") and plain[1:].isalpha():
+            return Token("command", _COMMANDS.get(plain, plain), glued)
+    return Token("text", plain, glued)
+
+
+def _units() -> dict[str, str]:
+    """Every spelling of a unit that is dropped without being marked as text, and its own name.
+
+    No single letters: ``5m`` may be a product.
+    """
+    spellings = (
+        "mm millimeter millimeters millimetre millimetres, cm centimeter centimeters centimetre centimetres, dm, "
+        "km kilometer kilometers kilometre kilometres, meter meters metre metres, inch inches, ft foot feet, yd yard "
+        "yards, mile miles, kg kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound pounds, oz ounce "
+        "ounces, ton tons, ml milliliter milliliters, liter liters litre litres, gallon gallons, "
+        "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
+        "mph, cent cents, dollar dollars usd USD, euro euros, degree degrees deg, radian radians rad, unit units, "
+        "square squares sq, cubic, people persons person, student students, way ways, point points, times, bucks, "
+        "Hz hertz, kJ, eV, Pa, mol, joule joules, watt watts, newton newtons, volt volts, dozen, hundred, thousand, "
+        "million, billion, trillion, per, sec secs"
+    )
+    return {word: group.split()[0] for group in spellings.split(",") for word in group.split()}
+
+
+UNITS = _units()

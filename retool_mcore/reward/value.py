@@ -1,0 +1,362 @@
+"""Values of expressions: exact where they are rational, else at 40 and at 80 digits.
+
+Two expressions with symbols are the same when they have the same value at all of a few points. A
+difference is zero when it is small beside its sides, or shrinks with the rounding errors as the
+digits grow; there is no absolute tolerance, so 1/20! and 1/21! differ.
+"""
+
+# mpmath has no stubs.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import mpmath
+from mpmath.ctx_mp import MPContext
+
+from retool_mcore.reward.node import Node
+
+MAX_BITS = 4000  # of an exact number
+MAX_EXPONENT = 10**6  # base-2 exponent of a value; greater ones are compared as text only
+SAME = 1e-25  # relative
+ROUNDED_DIGITS = 6  # a decimal with so many digits equals an irrational value that rounds to it
+_DIGITS = (40, 80)
+
+
+class NoValue(Exception):
+    """An expression has no finite value, or one beyond all limits."""
+
+
+def exact(node: Node) -> Fraction | None:
+    """The value of a rational expression; None for others, and for absurdly long numbers."""
+    if node.op == "number":
+        return node.value
+    if node.op in ("unit", "group", "degree"):
+        return exact(node.args[0])
+    if node.op == "root":
+        return _exact_root(node)
+    if node.op not in ("neg", "add", "mul", "div", "pow", "factorial", "binomial", "abs"):
+        return None
+    values = [exact(each) for each in node.args]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or any(_bits(value) > MAX_BITS for value in known):
+        return None
+    return _exact_of(node.op, known)
+
+
+def _exact_of(op: str, known: list[Fraction]) -> Fraction | None:
+    a, b = known[0], known[-1]
+    if op == "neg":
+        return -a
+    if op == "abs":
+        return abs(a)
+    if op == "add":
+        return sum(known, Fraction(0))
+    if op == "mul":
+        return math.prod(known) if sum(map(_bits, known)) <= 4 * MAX_BITS else None
+    if op == "div":
+        return a / b if b else None
+    if op == "pow":
+        if b.denominator != 1 or (a == 0 and b <= 0) or _bits(a) * abs(b) > MAX_BITS:
+            return None
+        return a ** int(b)
+    if op == "factorial":
+        return Fraction(math.factorial(int(a))) if a.denominator == 1 and 0 <= a <= 300 else None
+    if b.denominator != 1 or a.denominator != 1 or not 0 <= b <= 60 or not 0 <= a <= 10**6:
+        return None
+    product = Fraction(1)
+    for index in range(int(b)):
+        product = product * (a - index) / (index + 1)
+    return product
+
+
+def _exact_root(node: Node) -> Fraction | None:
+    inner = exact(node.args[0])
+    if inner is None or inner < 0 or _bits(inner) > MAX_BITS or exact(node.args[1]) != 2:
+        return None
+    over, under = math.isqrt(inner.numerator), math.isqrt(inner.denominator)
+    return Fraction(over, under) if over**2 == inner.numerator and under**2 == inner.denominator else None
+
+
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def names(node: Node) -> frozenset[str]:
+    """The symbols of an expression."""
+    found = {node.text} if node.op == "name" else set[str]()
+    for each in node.args:
+        found |= names(each)
+    return frozenset(found)
+
+
+def same_value(a: Node, b: Node) -> bool:
+    """Whether two expressions have the same value wherever they have one.
+
+    Raises NoValue where that cannot be told.
+    """
+    return any(_all_same(a, b, ten) for ten in _logs(a, b))
+
+
+def _all_same(a: Node, b: Node, ten: bool) -> bool:
+    agreed = 0
+    for coarse, fine in _values(a, b, ten):
+        if not _close(coarse, fine):
+            return False
+        agreed += 1
+    if agreed < (2 if names(a) | names(b) else 1):
+        raise NoValue
+    return True
+
+
+def proportional(a: Node, b: Node, *, positive: bool) -> bool:
+    """Whether ``a`` is a constant multiple of ``b``, not 0 (if ``positive``, more than 0).
+
+    Raises NoValue where that cannot be told.
+    """
+    for ten in _logs(a, b):
+        ratios = [x / y for _, (x, y) in _values(a, b, ten) if x and y]
+        if len(ratios) < 3:
+            raise NoValue
+        first = ratios[0]
+        if all(abs(ratio - first) <= SAME * abs(first) for ratio in ratios):
+            return not positive or (abs(first.imag) <= SAME * abs(first) and first.real > 0)
+    return False
+
+
+def constant(node: Node) -> Any:
+    """The value of an expression without symbols, at 40 digits. Raises NoValue."""
+    try:
+        return _Evaluator(_DIGITS[0], {}, False).value(node)
+    except (ArithmeticError, ValueError, TypeError) as error:
+        raise NoValue from error
+
+
+def rounds_to(decimal: Node, node: Node) -> bool:
+    """Whether a decimal as written is the value of ``node``, rounded to the decimal's digits."""
+    digits = _significant(decimal)
+    known = exact(decimal)
+    if digits is None or digits < ROUNDED_DIGITS or not known or names(node):
+        return False
+    value = constant(node)
+    if value.imag or not value.real or not -MAX_EXPONENT < mpmath.log(abs(value.real), 10) < MAX_EXPONENT:
+        return False
+    unit = mpmath.mpf(10) ** (int(mpmath.floor(mpmath.log10(abs(value.real)))) + 1 - digits)
+    return bool(abs(value.real - mpmath.mpf(known.numerator) / known.denominator) <= unit * mpmath.mpf("0.5000001"))
+
+
+def _significant(node: Node) -> int | None:
+    """How many digits a decimal was written with; None for what is no decimal."""
+    if node.op in ("neg", "group", "unit"):
+        return _significant(node.args[0])
+    if node.op != "number" or "." not in node.text:
+        return None
+    return len(node.text.lower().partition("e")[0].replace(".", "").lstrip("0"))
+
+
+def _logs(a: Node, b: Node) -> tuple[bool, ...]:
+    """The bases that ``\\log`` without one may have: 10 or e, the same on both sides."""
+    return (False, True) if _has_log(a) or _has_log(b) else (False,)
+
+
+def _has_log(node: Node) -> bool:
+    return (node.op == "function" and node.text == "log") or any(map(_has_log, node.args))
+
+
+def _close(coarse: tuple[Any, Any], fine: tuple[Any, Any]) -> bool:
+    x, y = fine
+    difference = abs(x - y)
+    if difference <= SAME * max(abs(x), abs(y)):
+        return True
+    # Both may be zero but for rounding errors, which then shrink with the digits.
+    return bool(difference <= 1e-20 * abs(coarse[0] - coarse[1])) and bool(max(abs(x), abs(y)) < 1e-35)
+
+
+def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
+    """Values of both at each point where they have some, at few and at many digits.
+
+    With negative values of symbols only what stays real counts: sqrt(ab) is sqrt(a) sqrt(b) for
+    the quantities that answers are about, and sqrt(x^2) is x for no negative x.
+    """
+    for point, signed in _points(tuple(sorted(names(a) | names(b)))):
+        try:
+            coarse, fine = (_Evaluator(digits, point, ten) for digits in _DIGITS)
+            values = (coarse.value(a), coarse.value(b)), (fine.value(a), fine.value(b))
+        except (NoValue, ArithmeticError, ValueError, TypeError):
+            continue
+        if not (signed and fine.left_reals):
+            yield values
+
+
+@lru_cache(maxsize=64)
+def _points(symbols: tuple[str, ...]) -> list[tuple[dict[str, str], bool]]:
+    """Values of the symbols, as decimals, and whether some are negative."""
+    if not symbols:
+        return [({}, False)]
+    points: list[tuple[dict[str, str], bool]] = []
+    for index, (low, high) in enumerate(((0.05, 0.95), (0.3, 3.0), (1.1, 7.0), (-3.0, 3.0), (-4.0, -0.3), (-0.9, 0.9))):
+        draw = random.Random(f"{index}{len(symbols)}")
+        values = {symbol: f"{draw.uniform(low, high):.15f}{draw.randrange(10**12)}" for symbol in symbols}
+        points.append((values, low < 0))
+    return points
+
+
+@lru_cache(maxsize=4)
+def _context(digits: int) -> Any:
+    context: Any = MPContext()
+    context.dps = digits
+    return context
+
+
+class _Evaluator:
+    """Values at one point. ``ten``: ``log`` without a base is to base 10."""
+
+    def __init__(self, digits: int, point: Mapping[str, str], ten: bool) -> None:
+        self._mp = _context(digits)
+        self._point = point
+        self._ten = ten
+        self._angle = False
+        self.left_reals = False
+
+    def value(self, node: Node) -> Any:
+        """A complex value. Raises NoValue, or what mpmath raises."""
+        result = self._mp.mpc(self._of(node))
+        if not (self._mp.isfinite(result.real) and self._mp.isfinite(result.imag)):
+            raise NoValue
+        if abs(self._mp.mag(result)) > MAX_EXPONENT and result:
+            raise NoValue
+        return result
+
+    def _of(self, node: Node) -> Any:
+        mp = self._mp
+        if node.op == "number":
+            return mp.mpf(node.value.numerator) / node.value.denominator
+        if node.op == "name":
+            return mp.mpf(self._point[node.text])
+        if node.op == "constant":
+            return self._constant(node.text)
+        if node.op == "degree":
+            return self.value(node.args[0]) * (mp.pi / 180 if self._angle else 1)
+        if node.op in ("unit", "group"):
+            return self.value(node.args[0])
+        if node.op == "function":
+            return self._function(node)
+        if node.op == "call":
+            return sum(
+                mp.sin(self.value(each) * (index + 2) / 3 + len(node.text)) for index, each in enumerate(node.args)
+            )
+        operation = getattr(self, f"_{node.op}", None)
+        if operation is None:
+            raise NoValue
+        return operation(*map(self.value, node.args))
+
+    def _constant(self, said: str) -> Any:
+        if said == "infinity":
+            raise NoValue
+        return {"pi": self._mp.pi, "e": self._mp.e, "i": self._mp.mpc(0, 1)}[said] * 1
+
+    def _neg(self, a: Any) -> Any:
+        return -a
+
+    def _add(self, *parts: Any) -> Any:
+        return sum(parts, self._mp.mpc(0))
+
+    def _mul(self, *parts: Any) -> Any:
+        return math.prod(parts, start=self._mp.mpc(1))
+
+    def _div(self, a: Any, b: Any) -> Any:
+        return a / b
+
+    def _abs(self, a: Any) -> Any:
+        return abs(a)
+
+    def _pow(self, a: Any, b: Any) -> Any:
+        if a == 0:
+            if b.real <= 0:
+                raise NoValue
+            return a
+        if abs(b) > 1e15 or abs(self._mp.log(a)) * abs(b) > MAX_EXPONENT:
+            raise NoValue
+        if not b.imag and b.real == int(b.real):
+            return a ** int(b.real)
+        self.left_reals |= bool(a.imag) or a.real < 0
+        return a**b
+
+    def _root(self, a: Any, degree: Any) -> Any:
+        if a.imag == 0 and a.real < 0 and degree.imag == 0 and degree.real % 2 == 1:
+            return -((-a) ** (1 / degree))  # the real root, as \\sqrt[3]{-8} means
+        return self._mp.mpc(0) if a == 0 else self._pow(a, 1 / degree)
+
+    def _factorial(self, a: Any) -> Any:
+        self._small(a, 1e5)
+        return self._mp.gamma(a + 1)
+
+    def _binomial(self, a: Any, b: Any) -> Any:
+        self._small(a, 1e4)
+        self._small(b, 1e4)
+        return self._mp.binomial(a, b)
+
+    def _mod(self, a: Any, b: Any) -> Any:
+        return self._mp.mpf(a.real) % b.real
+
+    def _floor(self, a: Any) -> Any:
+        return self._mp.floor(a.real)
+
+    def _ceil(self, a: Any) -> Any:
+        return self._mp.ceil(a.real)
+
+    def _small(self, a: Any, limit: float) -> None:
+        if abs(a) > limit:
+            raise NoValue
+
+    def _function(self, node: Node) -> Any:
+        mp, function = self._mp, node.text
+        if function in TRIGONOMETRIC:
+            was, self._angle = self._angle, True
+            args = [self.value(each) for each in node.args]
+            self._angle = was
+        else:
+            args = [self.value(each) for each in node.args]
+        if function in ("gcd", "lcm", "max", "min"):
+            return self._several(function, args)
+        if function == "log_" and len(args) == 2:
+            self.left_reals |= args[0].real < 0
+            return mp.log(args[0]) / mp.log(args[1])
+        if len(args) != 1:
+            raise NoValue
+        argument = args[0]
+        if function == "exp":
+            return self._pow(mp.mpc(mp.e), argument)
+        if function in ("ln", "log"):
+            self.left_reals |= argument.real < 0
+            return mp.log(argument) / (mp.log(10) if function == "log" and self._ten else 1)
+        self._small(argument, MAX_EXPONENT)
+        if function == "cis":
+            return mp.expj(argument)
+        if function not in _NAMES:
+            raise NoValue
+        result = getattr(mp, _NAMES[function])(argument)
+        self.left_reals |= bool(mp.mpc(result).imag)
+        return result
+
+    def _several(self, function: str, args: list[Any]) -> Any:
+        reals = [each.real for each in args]
+        if function in ("max", "min"):
+            return max(reals) if function == "max" else min(reals)
+        if any(each != int(each) for each in reals):
+            raise NoValue
+        return self._mp.mpf((math.gcd if function == "gcd" else math.lcm)(*map(int, reals)))
+
+
+TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc", "cis"}
+_NAMES = {each: each for each in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth")} | {
+    **{"arc" + each: "a" + each for each in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
+    "asinh": "asinh",
+    "abs": "fabs",
+}

@@ -1,0 +1,92 @@
+"""Public layouts by their columns, columns by option, and splits that stay apart."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.data import app
+from retool_mcore.data.files import read_jsonl, read_rows
+from retool_mcore.data.layouts import read_problem
+from retool_mcore.data.rl import convert_rl, rl_row
+from retool_mcore.errors import DataError
+
+BOXED = "We add and get $\\boxed{\\frac{1}{2}}$."
+ROWS = {
+    "MATH": ({"problem": "P?", "level": "Level 1", "type": "Algebra", "solution": BOXED}, "P?", "\\frac{1}{2}"),
+    "NuminaMath-CoT": ({"source": "x", "problem": "P?", "solution": BOXED, "messages": []}, "P?", "\\frac{1}{2}"),
+    "NuminaMath-1.5": ({"problem": "P?", "solution": "So 3.", "answer": "3", "source": "x"}, "P?", "3"),
+    "DAPO-Processed": ({"prompt": "P?", "solution": "34", "reward_model": {"ground_truth": "34"}}, "P?", "34"),
+    "Big-Math": ({"problem": "P?", "answer": "5", "source": "x", "llama8b_solve_rate": 0.5}, "P?", "5"),
+    "Big-Math-Processed": ({"prompt": "P?", "solution": "5", "source": "x"}, "P?", "5"),
+    "SVAMP": ({"Body": "B.", "Question": "Q?", "Equation": "( 8 - 3 )", "Answer": 5.0}, "B.\nQ?", "5"),
+    "ASDiv": ({"body": "B.", "question": "Q?", "answer": "9 (apples)", "formula": "7+2=9"}, "B.\nQ?", "9"),
+    "MAWPS": ({"Question": "N_00 and N_01 ?", "Numbers": "3.0 4.5", "Answer": 7.5}, "3 and 4.5 ?", "7.5"),
+    "Calc-MAWPS": ({"question": "Q?", "chain": "<x>", "result": "7", "result_float": 7.0}, "Q?", "7"),
+    "OlympiadBench": ({"question": "Q?", "context": None, "final_answer": ["2"], "unit": None}, "Q?", "2"),
+    "CARP": ({"content": "C?", "answer": "$x=1$"}, "C?", "$x=1$"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_public_layouts_are_read_by_themselves(name):
+    row, problem, truth = ROWS[name]
+    assert read_problem(row, "here") == (problem, truth)
+
+
+def invoke(tmp_path, *rows, options=(), name="in.jsonl"):
+    (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return CliRunner().invoke(app, ["rl", str(tmp_path / name), "--out", str(tmp_path / "out.parquet"), *options])
+
+
+def test_columns_are_named_by_options(tmp_path):
+    row = {"aufgabe": "P?", "zusatz": "Q?", "loesung": BOXED, "wert": "7"}
+    refused = invoke(tmp_path, row)
+    assert refused.exit_code == 2
+    assert "columns aufgabe, zusatz, loesung, wert;" in refused.output
+    assert "--problem, and --answer, or --solution-box" in refused.output
+    for options, truth in ((("--answer", "wert"), "7"), (("--solution-box", "loesung"), "\\frac{1}{2}")):
+        result = invoke(tmp_path, row, options=("--problem", "aufgabe", "--problem", "zusatz", *options))
+        assert result.exit_code == 0, result.output
+        ((_, made),) = read_rows(tmp_path / "out.parquet", ("prompt", "reward_model"))
+        assert made["reward_model"]["ground_truth"] == truth
+        assert made["prompt"][0]["content"].startswith("P?\nQ?\n")
+    assert invoke(tmp_path, row, options=("--answer", "wert")).exit_code == 2
+    assert "not aufgabe/x" in invoke(tmp_path, row, options=("--problem", "aufgabe", "--answer", "x")).output
+
+
+def test_truths_that_cannot_be_judged_are_rejected_with_a_reason(tmp_path):
+    proof = {"question": "Show it.", "final_answer": None}
+    several = {"question": "Which?", "final_answer": ["1", "2"]}
+    told = {"problem": "Why?", "answer": "proof"}
+    boxless = {"problem": "How?", "solution": "Thus."}
+    result = invoke(tmp_path, {"problem": "P?", "answer": "1"}, proof, several, told, boxless)
+    assert result.exit_code == 0, result.output
+    assert "4 answers that nothing can be compared with" in result.output
+    why = [row["why"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
+    for reason, said in zip(("it is a proof", "2 answers", "'proof' is no answer", "no \\boxed{}"), why, strict=True):
+        assert reason in said
+
+
+def test_test_rows_are_never_marked_as_train(tmp_path):
+    for name, split in (("gsm_test.jsonl", "test"), ("train-00000-of-00001.jsonl", "train"), ("latest.jsonl", "train")):
+        assert invoke(tmp_path, {"problem": "P?", "answer": "1"}, name=name).exit_code == 0
+        ((_, row),) = read_rows(tmp_path / "out.parquet", ("extra_info",))
+        assert row["extra_info"]["split"] == split
+    rows = [rl_row("P?", "1", "x", "test", 0), rl_row("Q?", "1", "x", "train", 0)]
+    named = [("here", row) for row in rows]
+    with pytest.raises(DataError, match=r"a row of split 'train' after rows of 'test'. Choose one with --split"):
+        convert_rl(named, "x")
+    (kept,) = convert_rl(named, "x", "train", wanted="train").rows
+    assert kept["prompt"][0]["content"].startswith("Q?")
+    assert [row["extra_info"]["split"] for row in convert_rl(named[:1], "x", "train").rows] == ["test"]
+
+
+def test_thousands_of_truths_are_judged_in_seconds():
+    rows = [("here", {"problem": f"Find {n}.", "answer": f"\\frac{{{n}}}{{7}} + \\sqrt{{{n}}}"}) for n in range(3000)]
+    started = time.monotonic()
+    assert len(convert_rl(rows, "x").rows) == 3000
+    assert time.monotonic() - started < 10
