@@ -37,6 +37,7 @@ _REPORT_BYTES = 64 << 20
 _HIDDEN = ("<frozen ", "/proc/self/fd/")
 
 READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE, ENDED = b"R", b"E", b"H", b"N", b"D", b"X"
+_MAX_CORES = 8
 _leave = os._exit  # the code may replace it
 FRAME = struct.Struct("=cI")  # kind, length of the payload that follows
 
@@ -144,6 +145,8 @@ class Interpreter:
         sys.stdout = sys.__stdout__ = _text_writer(1)
         sys.stderr = sys.__stderr__ = _text_writer(2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        num_cores = cores_told()
+        os.cpu_count = lambda: num_cores
         if self._light:
             sys.meta_path.insert(0, _HeavyImports(self._control))
         gc.enable()
@@ -284,6 +287,14 @@ class Interpreter:
         except BaseException:  # noqa: BLE001  a failing exit handler of the model's is its failure
             return return_code or 1
         return return_code
+
+
+def cores_told() -> int:
+    """The number of cores that the code is told.
+
+    Pools start as many workers unasked: on a large node more than an execution may have.
+    """
+    return min(_MAX_CORES, os.cpu_count() or 1)
 
 
 def _set_limit(name: int, soft: int, hard: int) -> None:
