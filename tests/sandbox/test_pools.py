@@ -1,4 +1,4 @@
-"""Threads and pools of workers as programs start them, within the default limits, at every level."""
+"""Threads and pools of workers as programs start them, within the default limits, at each level."""
 
 from __future__ import annotations
 
