@@ -102,6 +102,9 @@ class ExecResult:
 class ExecRequest:
     """One validated request.
 
+    ``notebook`` runs the code as a notebook cell, which echoes the value of a last expression;
+    without it the code is a plain script, as SandboxFusion's clients expect.
+
     Raises ConfigError naming the value and the rule. Limits above the maximum are clamped to it
     (600 s, 65536 MB); zero, negative or non-finite ones are errors, since no caller can mean them.
     """
@@ -113,6 +116,7 @@ class ExecRequest:
     memory_limit_mb: int = 1024
     fetch_files: Sequence[str] = ()
     session: str | None = None
+    notebook: bool = True
 
     def __post_init__(self) -> None:
         code = cast("object", self.code)  # callers pass on what a model or a client wrote
@@ -153,8 +157,9 @@ class Sandbox(ABC):
         memory_limit_mb: int = 1024,
         fetch_files: Sequence[str] = (),
         session: str | None = None,
+        notebook: bool = True,
     ) -> ExecResult:
-        """Run ``code`` as a notebook cell: the value of a last expression is echoed.
+        """Run ``code`` as a notebook cell (the value of a last expression is echoed) or a script.
 
         The time limit counts from the start of execution, not from the call. ``files`` are written
         into the working directory first; ``fetch_files`` are read from it at the end. ``session``
@@ -172,6 +177,7 @@ class Sandbox(ABC):
             memory_limit_mb=memory_limit_mb,
             fetch_files=tuple(fetch_files),
             session=session,
+            notebook=notebook,
         )
         return await self.run(request)
 

@@ -274,6 +274,7 @@ def _pack(request: ExecRequest) -> bytes:
         "files": {name: base64.b64encode(content).decode() for name, content in request.files.items()},
         "fetch_files": list(request.fetch_files),
         "session": request.session,
+        "notebook": request.notebook,
     }
     return json.dumps(fields).encode()  # ASCII: a lone surrogate in the code travels as an escape
 

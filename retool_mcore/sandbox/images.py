@@ -35,6 +35,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # each thread's arena reserves 64 MiB or more of the limited address space
     "MPLBACKEND": "Agg",
     "PYTHONHASHSEED": "0",  # the order of a printed set does not depend on which zygote ran the code
 }

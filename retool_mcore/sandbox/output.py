@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-MAX_STREAM_BYTES = 64 << 10
+MAX_STREAM_BYTES = 64 << 10  # of a notebook cell, whose output a model reads
+MAX_SCRIPT_STREAM_BYTES = 1 << 20  # of a plain script, whose output a grader compares
 
 
 class BoundedOutput:

@@ -20,7 +20,7 @@ from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox import gvisor, runner
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
 from retool_mcore.sandbox.images import Child, Exit, WarmImage
-from retool_mcore.sandbox.output import BoundedOutput
+from retool_mcore.sandbox.output import MAX_SCRIPT_STREAM_BYTES, MAX_STREAM_BYTES, BoundedOutput
 from retool_mcore.sandbox.seats import Seat
 
 _SETUP_TIMEOUT_S = 30.0
@@ -171,7 +171,7 @@ class ChildProcess:
         self._return_code = None
         self._frames = _Frames(limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0))
         for fd in self._streams:
-            self._outputs[fd] = BoundedOutput()
+            self._outputs[fd] = BoundedOutput(MAX_STREAM_BYTES if request.notebook else MAX_SCRIPT_STREAM_BYTES)
         if self.child.exit.done():
             self._on_exit(self.child.exit)
 
@@ -185,6 +185,7 @@ class ChildProcess:
                 "memory_limit_mb": request.memory_limit_mb,
                 "run_timeout_s": request.run_timeout_s,
                 "session": session,
+                "notebook": request.notebook,
             }
         )
         with contextlib.suppress(OSError):  # the child ended already; its exit tells how

@@ -37,6 +37,8 @@ _REPORT_BYTES = 64 << 20
 _HIDDEN = ("<frozen ", "/proc/self/fd/")
 
 READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE, ENDED = b"R", b"E", b"H", b"N", b"D", b"X"
+_MAX_CORES = 8
+_leave = os._exit  # the code may replace it
 FRAME = struct.Struct("=cI")  # kind, length of the payload that follows
 
 
@@ -50,7 +52,7 @@ def _read_exactly(control: socket.socket, count: int) -> bytes:
     while count:
         chunk = control.recv(min(count, 1 << 20))
         if not chunk:
-            os._exit(0)  # the supervisor is gone or the call was cancelled
+            _leave(0)  # the supervisor is gone or the call was cancelled
         chunks.append(chunk)
         count -= len(chunk)
     return b"".join(chunks)
@@ -93,7 +95,7 @@ class _HeavyImports(importlib.abc.MetaPathFinder):
 def ask_for_full_image(control: socket.socket) -> NoReturn:
     """End this execution; the supervisor runs the code again, from the start, in the full image."""
     send_frame(control, NEEDS_FULL)
-    os._exit(0)
+    _leave(0)
 
 
 class Interpreter:
@@ -122,12 +124,15 @@ class Interpreter:
             self._limit(request["memory_limit_mb"], request["run_timeout_s"])
             self._open_stdin(request["stdin"])
             filename = f"cell_{self._cells + 1}.py" if session else "main.py"
-            return_code = self._lay_files(request["files"]) or self.run_cell(request["code"], filename)
+            return_code = self._lay_files(request["files"])
+            if not return_code and not request["notebook"]:
+                self._become_script(request["code"], filename, request["fetch_files"])
+            return_code = return_code or self.run_cell(request["code"], filename, echo=request["notebook"])
             if not session:
                 return_code = self._shut_down(return_code)
             self._send_files(request["fetch_files"])
             if not session:
-                os._exit(return_code)
+                _leave(return_code)
             send_frame(self._control, DONE, struct.pack("=i", return_code))
 
     def prepare(self, request: dict[str, Any]) -> None:
@@ -140,6 +145,8 @@ class Interpreter:
         sys.stdout = sys.__stdout__ = _text_writer(1)
         sys.stderr = sys.__stderr__ = _text_writer(2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        num_cores = cores_told()
+        os.cpu_count = lambda: num_cores
         if self._light:
             sys.meta_path.insert(0, _HeavyImports(self._control))
         gc.enable()
@@ -198,19 +205,41 @@ class Interpreter:
                 with os.fdopen(fd, "rb") as file:
                     send_frame(self._control, FILE, struct.pack("=I", index) + file.read())
 
-    def run_cell(self, source: str, filename: str) -> int:
-        """Execute one cell, echo a last expression, print a traceback. Returns the exit code."""
+    def _become_script(self, source: str, filename: str, fetch_files: Sequence[str]) -> None:
+        """Give a plain script what it has elsewhere: a file of its own, files fetched at any exit.
+
+        The process that runs the code also sends the files: ``os._exit`` would end it before that.
+        """
+        path = self._module.__dict__["__file__"] = os.path.join(os.getcwd(), filename)
+        with contextlib.suppress(OSError, UnicodeEncodeError), open(path, "x", encoding="utf-8") as file:
+            file.write(source)
+        if not fetch_files:
+            return
+        own_pid = os.getpid()
+
+        def send_and_leave(status: int) -> NoReturn:
+            if os.getpid() == own_pid:
+                self._send_files(fetch_files)
+            _leave(status)
+
+        os._exit = send_and_leave
+
+    def run_cell(self, source: str, filename: str, *, echo: bool) -> int:
+        """Execute one cell, print a traceback. Returns the exit code.
+
+        With ``echo``, a last expression's value is printed.
+        """
         self._cells += 1
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         try:
             tree = ast.parse(source, filename)
             if self._light and heavy_imports(tree):
                 ask_for_full_image(self._control)
-            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else None
             exec(compile(tree, filename, "exec", dont_inherit=True), self._module.__dict__)
             if last is not None:
-                echo = ast.Interactive(body=[last])
-                exec(compile(echo, filename, "single", dont_inherit=True), self._module.__dict__)
+                echoed = ast.Interactive(body=[last])
+                exec(compile(echoed, filename, "single", dont_inherit=True), self._module.__dict__)
         except SystemExit as stop:
             return _exit_code(stop.code)
         except BaseException as error:  # noqa: BLE001  whatever the model's code raised is its result
@@ -258,6 +287,14 @@ class Interpreter:
         except BaseException:  # noqa: BLE001  a failing exit handler of the model's is its failure
             return return_code or 1
         return return_code
+
+
+def cores_told() -> int:
+    """The number of cores that the code is told.
+
+    Pools start as many workers unasked: on a large node more than an execution may have.
+    """
+    return min(_MAX_CORES, os.cpu_count() or 1)
 
 
 def _set_limit(name: int, soft: int, hard: int) -> None:

@@ -22,7 +22,11 @@ DEFAULT_MEMORY_LIMIT_MB = 1024
 
 
 class RunCodeRequest(BaseModel):
-    """POST /run_code. ``memory_limit_MB`` -1, SandboxFusion's "no limit", is the default limit."""
+    """POST /run_code. ``memory_limit_MB`` -1, SandboxFusion's "no limit", is the default limit.
+
+    ``notebook`` and ``session`` are our additions. Without ``notebook`` a client gets what
+    SandboxFusion gives: a plain script, whose standard output a grader may compare.
+    """
 
     code: str
     language: Literal["python"]
@@ -33,6 +37,7 @@ class RunCodeRequest(BaseModel):
     files: dict[str, str | None] = Field(default_factory=dict[str, str | None])
     fetch_files: list[str] = Field(default_factory=list[str])
     session: str | None = Field(default=None, max_length=256)
+    notebook: bool = False
 
     def checked(self) -> ExecRequest:
         """Convert to the request that back ends take. Raises ConfigError."""
@@ -52,6 +57,7 @@ class RunCodeRequest(BaseModel):
             memory_limit_mb=DEFAULT_MEMORY_LIMIT_MB if self.memory_limit_MB == -1 else self.memory_limit_MB,
             fetch_files=tuple(self.fetch_files),
             session=self.session,
+            notebook=self.notebook,
         )
 
 

@@ -74,7 +74,7 @@ def test_the_public_client_runs_code(url: str):
     assert answer.status == sandbox_fusion.RunStatus.Success
     result = result_of(answer)
     assert result.status == sandbox_fusion.CommandRunStatus.Finished
-    assert (result.stdout, result.stderr, result.return_code) == ("given\n7\n", "", 0)
+    assert (result.stdout, result.stderr, result.return_code) == ("given\n", "", 0)
     assert answer.files == {"out": base64.b64encode(b"content").decode()}
     assert result.execution_time is not None and 0 < result.execution_time < 5
 
@@ -98,7 +98,7 @@ def test_the_public_client_sees_failure_and_time_limit(url: str):
 
 
 async def test_the_public_async_client(url: str):
-    request = sandbox_fusion.RunCodeRequest(code="1 + 1", language="python")
+    request = sandbox_fusion.RunCodeRequest(code="print(1 + 1)", language="python")
     answers = await asyncio.gather(
         *(sandbox_fusion.run_code_async(request, endpoint=url, max_attempts=1) for _ in range(8))
     )
@@ -159,7 +159,7 @@ def test_a_request_that_cannot_be_run_is_refused_in_their_form(url: str, fields:
 
 def test_empty_code_and_enormous_limits_run(url: str):
     assert post(url, code="").json()["status"] == "Success"
-    answer = post(url, code="1 + 1", run_timeout=1e12, memory_limit_MB=10**9).json()
+    answer = post(url, code="print(1 + 1)", run_timeout=1e12, memory_limit_MB=10**9).json()
     assert answer["run_result"]["stdout"] == "2\n"
 
 
@@ -175,7 +175,7 @@ def test_lone_surrogates_are_the_codes_mistake_and_no_500(url: str):
     assert (answer.status_code, answer.json()["status"]) == (200, "Failed")
     assert "UnicodeEncodeError" in answer.json()["run_result"]["stderr"]
     answer = post(url, code="print('\\udc80'); import os; os.write(1, b'\\xff')")
-    assert answer.json()["run_result"]["stdout"] == "\\udc80\n\\xff1\n"
+    assert answer.json()["run_result"]["stdout"] == "\\udc80\n\\xff"
 
 
 def test_a_huge_body_is_a_413(url: str):
@@ -193,7 +193,7 @@ def test_a_client_that_sends_slowly_does_not_hold_up_others(url: str):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as slow:
         slow.sendall(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-        assert post(url, code="1 + 1").json()["run_result"]["stdout"] == "2\n"
+        assert post(url, code="print(1 + 1)").json()["run_result"]["stdout"] == "2\n"
 
 
 def test_a_client_that_hangs_up_kills_its_execution(url: str):
