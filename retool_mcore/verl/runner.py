@@ -12,6 +12,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import ReToolError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
@@ -43,6 +44,7 @@ def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
     tree = ppo_tree(config, platform, resume_from)
     write_settings(config)
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
+    write_environment(config.run.dir, platform)
     begin(config.run.dir, "ray")
     try:
         run_ppo(tree, task_runner_class=ReToolTaskRunner)
