@@ -14,7 +14,7 @@ from retool_mcore.report.build import write_report
 from tests.report.generated import NOW_S, QUICKSTART, steps, write_evaluation, write_run
 
 RUNS = [QUICKSTART / name for name in ("sft", "tool_rl", "text_rl")]
-HOSTILE = "</td><script>alert(1)</script> & \"x\" 'y' ‮ | `z` [a](javascript:b)"
+HOSTILE = "</td><script>alert(1)</script> & \"x\" 'y' \u202e | `z` [a](javascript:b)"
 
 
 class Page(HTMLParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from retool_mcore.config.reference import reference
 from retool_mcore.report.record import read_run
@@ -45,6 +46,6 @@ def test_of_two_runs_a_key_stands_there_if_one_changes_it(tmp_path: Path):
     assert not found["optim.lr"].differs_between_runs
 
 
-def _changed(folder: Path, **sections: object) -> dict[str, str]:
+def _changed(folder: Path, **sections: Any) -> dict[str, str]:
     run = read_run(write_run(folder, **sections))
     return {setting.key: setting.values[0] for setting in changed_settings([run])}
