@@ -20,6 +20,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 12.0, 24.0
 LEGEND_HEIGHT = 18.0
 TICKS = 4
 MANY_POINTS = 80  # from here on a running mean is drawn over the points
+MOST_POINTS = 800  # of a line; a picture has fewer columns of pixels
 DASHES = ("", "5 3", "1.5 3")
 COLOURS = ("#2f6f9f", "#c2703d", "#5b8c5a", "#8a6fae", "#a8873a", "#6b7885")
 BAR_HEIGHT, BAR_GAP, BAR_LABEL, BAR_VALUE = 14.0, 8.0, 150.0, 96.0
@@ -92,8 +93,10 @@ def line_chart(lines: Sequence[Line], legend: Sequence[Key] = (), *, from_zero: 
 
     drawn = [
         _Drawn(
-            path=_path([place(*point) for point in line.points]),
-            mean=_path([place(*point) for point in smoothed(line.points)]) if len(line.points) >= MANY_POINTS else "",
+            path=_path([place(*point) for point in thinned(line.points)]),
+            mean=_path([place(*point) for point in thinned(smoothed(line.points))])
+            if len(line.points) >= MANY_POINTS
+            else "",
             end=place(*line.points[-1]),
             colour=colour(line.colour),
             index=line.colour % len(COLOURS),
@@ -152,6 +155,18 @@ def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
         window = [value for _, value in points[max(0, index - reach) : index + reach + 1]]
         out.append((step, sum(window) / len(window)))
     return out
+
+
+def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most MOST_POINTS: of each stretch its lowest and its highest, and the ends; peaks stay."""
+    if len(points) <= MOST_POINTS:
+        return list(points)
+    stretches = MOST_POINTS // 2 - 1
+    kept = {0, len(points) - 1}
+    for index in range(stretches):
+        stretch = range(len(points) * index // stretches, len(points) * (index + 1) // stretches)
+        kept |= {min(stretch, key=lambda each: points[each][1]), max(stretch, key=lambda each: points[each][1])}
+    return [points[index] for index in sorted(kept)]
 
 
 def _axis(low: float, high: float) -> _Axis:

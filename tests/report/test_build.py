@@ -14,7 +14,7 @@ from retool_mcore.report.build import write_report
 from tests.report.generated import NOW_S, QUICKSTART, steps, write_evaluation, write_run
 
 RUNS = [QUICKSTART / name for name in ("sft", "tool_rl", "text_rl")]
-HOSTILE = "</td><script>alert(1)</script> & \"x\" 'y' \u202e | `z` [a](javascript:b)"
+HOSTILE = "</td><script>alert(1)</script> & \"x\" 'y' \u202e | `z` [a](javascript:b)\n# heading"
 
 
 class Page(HTMLParser):
@@ -138,6 +138,7 @@ def test_hostile_names_stay_text(tmp_path: Path, form: str):
     assert "<script" not in text and "<img" not in text and "<b>0" not in text
     assert "alert(1)" in text, "it is shown"
     if form == ".md":
+        assert "\n# heading" not in text
         assert "\\[a\\](javascript" in text and "\\`z\\`" in text
         (line,) = [line for line in text.splitlines() if line.startswith("| model.path")]
         assert len(re.findall(r"(?<!\\)\|", line)) == 3  # the name has not ended its cell

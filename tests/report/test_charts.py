@@ -8,7 +8,19 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retool_mcore.report.charts import HEIGHT, MANY_POINTS, WIDTH, Bar, Key, Line, bar_chart, line_chart, smoothed
+from retool_mcore.report.charts import (
+    HEIGHT,
+    MANY_POINTS,
+    MOST_POINTS,
+    WIDTH,
+    Bar,
+    Key,
+    Line,
+    bar_chart,
+    line_chart,
+    smoothed,
+    thinned,
+)
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.watch import BLOCKS, sparkline
 
@@ -68,6 +80,15 @@ def test_a_running_mean_lies_within_its_window():
     points = [(step, float(step % 2)) for step in range(200)]
     assert all(0.3 < value < 0.7 for _, value in smoothed(points))
     assert [step for step, _ in smoothed(points)] == [step for step, _ in points]
+
+
+def test_a_long_run_stays_small_and_keeps_its_peaks():
+    points = [(step, 1.0) for step in range(50_000)]
+    points[31_234] = (31_234, 9.0)
+    kept = thinned(points)
+    assert len(kept) <= MOST_POINTS and (31_234, 9.0) in kept and kept == sorted(kept)
+    assert kept[0] == points[0] and kept[-1] == points[-1]
+    assert thinned(points[:MOST_POINTS]) == points[:MOST_POINTS]
 
 
 @given(values=st.lists(NUMBERS, min_size=1, max_size=500), width=st.integers(1, 60))

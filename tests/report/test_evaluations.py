@@ -47,10 +47,10 @@ def test_evaluations_of_other_problems_are_told_and_not_compared(tmp_path: Path)
     assert pair.before and pair.after and pair.change is None
 
 
-def test_the_newest_of_two_evaluations_of_one_model_counts(tmp_path: Path):
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_the_newest_of_two_evaluations_of_one_model_counts(tmp_path: Path, names: tuple[str, str]):
     run = read_run(write_run(tmp_path / "run"))
-    old = write_evaluation(tmp_path / "a_new_name" / "after", f"{tmp_path}/run/export", [1, 2])
-    new = write_evaluation(tmp_path / "run" / "eval" / "after", f"{tmp_path}/run/export", [3, 4])
+    old, new = (write_evaluation(tmp_path / "eval" / name, f"{tmp_path}/run/export", [1, 2]) for name in names)
     for age, folder in ((100, old), (50, new)):
         os.utime(folder / "report.json", (1e9 - age, 1e9 - age))
     (pair,) = before_and_after(run, all_reports([run], ())[0])

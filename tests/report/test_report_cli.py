@@ -46,7 +46,7 @@ def test_a_folder_that_is_no_whole_run_is_one_error(tmp_path: Path, command: tup
 
 def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
     shutil.copytree(QUICKSTART / "tool_rl", tmp_path / "a" / "tool_rl")
-    write_run(tmp_path / "halfway", rows=steps(4, accuracy=0.25, tokens_per_s=1234.0))
+    write_run(tmp_path / "[red]half", run={"name": "half"}, rows=steps(4, accuracy=0.25, tokens_per_s=1234.0))
     write_run(tmp_path / "now", kind="sft", rows=steps(2))
     (write_run(tmp_path / "torn") / "metrics.jsonl").write_text("{\n")
     with lock_run(tmp_path / "now"):
@@ -58,10 +58,10 @@ def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
         if row and row[0]:
             cells[row[0]] = row
     assert cells["a/tool_rl"][1:3] == ["rl", "ended"] and cells["a/tool_rl"][4:6] == ["24 of 24", "0.938"]
-    assert cells["halfway"][2] == "killed" and cells["halfway"][4:7] == ["4 of 10", "0.250", "1,234"]
+    assert cells["[red]half"][2] == "killed" and cells["[red]half"][4:7] == ["4 of 10", "0.250", "1,234"]
     assert cells["now"][1:4] == ["sft", "running", "steps"] and cells["now"][7].endswith("left")
     assert cells["torn"][2] == "damaged"
-    assert f"halfway    retool rl {tmp_path}/halfway/config.toml" in done.stdout
+    assert f"[red]half  retool rl '{tmp_path}/[red]half/config.toml'" in done.stdout
     assert f"now        retool watch {tmp_path}/now" in done.stdout
 
 
