@@ -13,7 +13,7 @@ MISSING = "not evaluated"
 FLIPS_SHOWN = 8
 WHAT_INTERVALS_ARE = (
     "Intervals are 95 % bootstrap intervals over the problems; those of differences are paired by problem. "
-    "An interval that holds 0 may be chance."
+    "A difference whose interval holds 0 may be chance."
 )
 
 

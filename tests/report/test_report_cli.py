@@ -48,7 +48,7 @@ def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
     shutil.copytree(QUICKSTART / "tool_rl", tmp_path / "a" / "tool_rl")
     write_run(tmp_path / "[red]half", run={"name": "half"}, rows=steps(4, accuracy=0.25, tokens_per_s=1234.0))
     write_run(tmp_path / "now", kind="sft", rows=steps(2))
-    (write_run(tmp_path / "torn") / "metrics.jsonl").write_text("{\n")
+    (write_run(tmp_path / "[i]torn", run={"name": "torn"}) / "metrics.jsonl").write_text("{\n")
     with lock_run(tmp_path / "now"):
         done = retool("runs", tmp_path)
     assert done.exit_code == 0
@@ -60,7 +60,7 @@ def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
     assert cells["a/tool_rl"][1:3] == ["rl", "ended"] and cells["a/tool_rl"][4:6] == ["24 of 24", "0.938"]
     assert cells["[red]half"][2] == "killed" and cells["[red]half"][4:7] == ["4 of 10", "0.250", "1,234"]
     assert cells["now"][1:4] == ["sft", "running", "steps"] and cells["now"][7].endswith("left")
-    assert cells["torn"][2] == "damaged"
+    assert cells["[i]torn"][2] == "damaged"
     assert f"[red]half  retool rl '{tmp_path}/[red]half/config.toml'" in done.stdout
     assert f"now        retool watch {tmp_path}/now" in done.stdout
 
