@@ -26,6 +26,7 @@ from rich.table import Table
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ReToolError
 from retool_mcore.process import END_WITH_PARENT_ENV
+from retool_mcore.report.build import write_report
 from retool_mcore.run.folder import lock_run, write_whole
 from retool_mcore.run.metrics import read_metrics
 
@@ -33,6 +34,7 @@ SFT_CONFIG = "configs/sft_tiny_cpu.toml"
 RL_CONFIG = "configs/rl_tiny_cpu.toml"
 RETOOL = ("-m", "retool_mcore")
 MODELS = ("sft", "tool_rl", "text_rl")
+REPORT = "report.html"
 SAMPLES_PER_PROBLEM = 8
 EVAL_PROBLEMS = 64
 LINE_EVERY_S = 30.0  # of a stage's progress, where there is no terminal for a bar
@@ -121,7 +123,7 @@ class Stages:
 
 
 def run(root: Path, seed: int) -> None:
-    """Run all stages under ``root``, then write ``summary.json``, ``summary.md`` and a table.
+    """Run all stages under ``root``, then write ``summary.json``, ``summary.md`` and a report.
 
     Raises StageFailed with the end of the stage's log.
     """
@@ -134,6 +136,7 @@ def run(root: Path, seed: int) -> None:
         _train(stages, root, seed)
         summary = _summarize(stages, seed, _evaluate(stages, root, seed))
         write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_report([root / name for name in MODELS], root / REPORT)
         _tell(console, root, summary)
 
 
@@ -234,6 +237,7 @@ def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
     lines += ["", "Versions: " + ", ".join(f"{name} {number}" for name, number in summary["versions"].items()) + "."]
     write_whole(root / "summary.md", "\n".join(lines) + "\n")
     console.print(table)
+    console.print(f"report       {root / REPORT}")
     console.print(f"summary      {root / 'summary.json'}, {root / 'summary.md'}")
     console.print(f"curves       tensorboard --logdir {root}")
     console.print(f"trajectories {root / 'tool_rl' / 'trajectories'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,3 +102,13 @@ def test_a_terminal_has_a_bar_and_no_such_lines(tmp_path: Path):
     with log.open("w") as file:
         Stages(tmp_path, Console(file=file, force_terminal=True, width=80)).run("short", "no watch", "-c", "pass")
     assert "starts" not in log.read_text() and "no watch" in log.read_text()
+
+
+def test_a_finished_quickstart_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """All stages were done before, so nothing is trained; the folder is a recorded quickstart's."""
+    root = tmp_path / "quickstart"
+    shutil.copytree(Path(__file__).with_name("report") / "quickstart", root)
+    run(root, 0)
+    assert f"report       {root}/report.html" in capsys.readouterr().out.replace("\n", "")
+    text = (root / "report.html").read_text(encoding="utf-8")
+    assert "sft, tool_rl and text_rl" in text and "0.322 → 0.918" in text

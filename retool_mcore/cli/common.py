@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from retool_mcore.errors import ReToolError, RolloutError, RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Config = Annotated[Path, typer.Argument(help="one TOML file of configs/")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)]
@@ -22,6 +26,8 @@ DryRun = Annotated[
 PlatformName = Annotated[
     str | None, typer.Option("--platform", help="cpu, cuda or ascend, instead of run.platform", show_default=False)
 ]
+
+WIDTH_OF_A_LOG = 120
 
 F = TypeVar("F", bound=Callable[..., Any])
 OTHER_RANKS_WAIT_S = 30.0
@@ -66,3 +72,10 @@ def guarded(function: F) -> F:
 def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:
     """The overrides of a command line, with --platform among them."""
     return [*(overrides or ()), *([f"run.platform={platform}"] if platform else ())]
+
+
+def wide_console() -> Console:
+    """A console for tables: as wide as the terminal; in a log, wide enough for a table."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)

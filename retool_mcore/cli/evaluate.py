@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,16 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from retool_mcore.cli.common import guarded
+from retool_mcore.cli.common import guarded, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from retool_mcore.evaluate.cases import Case
-
-WIDTH_OF_A_LOG = 120
 
 
 class _RunUnlessNamed(TyperGroup):
@@ -99,7 +94,7 @@ def evaluate(
         reports = evaluate_many(
             run, cases, data=data or (), out=out, n=n, limit=limit, url=url, on_start=bars.start, on_sample=bars.advance
         )
-    _console().print(summary_table(reports))
+    wide_console().print(summary_table(reports))
     for line in dict.fromkeys(interval_note(report) for report in reports.values()):
         typer.echo(line)
 
@@ -126,12 +121,6 @@ def compare_two(
     if out is not None:
         with replacing(out) as draft:
             Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)
 
 
 def _cases(models: list[str], tool: str) -> list[Case]:

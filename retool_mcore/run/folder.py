@@ -6,11 +6,14 @@ import contextlib
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
 from retool_mcore.errors import ConfigError
+
+ASKED_S = 0.05  # a look at the lock takes microseconds
 
 
 def lock_run(run_dir: Path) -> IO[str]:
@@ -21,7 +24,7 @@ def lock_run(run_dir: Path) -> IO[str]:
     run_dir.mkdir(parents=True, exist_ok=True)
     handle = (run_dir / ".lock").open("a+", encoding="utf-8")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(handle)
     except BlockingIOError as error:
         handle.seek(0)
         owner = handle.read().strip() or "unknown"
@@ -32,6 +35,27 @@ def lock_run(run_dir: Path) -> IO[str]:
     handle.write(str(os.getpid()))
     handle.flush()
     return handle
+
+
+def _lock(handle: IO[str]) -> None:
+    """Take the lock; a second try, as `is_locked` of another process may have held it just now."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(ASKED_S)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Whether a process holds the run's folder; asks for a shared lock, and keeps none."""
+    try:
+        with (run_dir / ".lock").open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no lock file, or a file system without locks
+    return False
 
 
 @contextlib.contextmanager

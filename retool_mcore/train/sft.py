@@ -23,6 +23,7 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
 from retool_mcore.run import checkpoint
+from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import lock_run
@@ -61,6 +62,8 @@ def train(config: SftConfig) -> None:
             with lock_run(config.run.dir) if rank == 0 else nullcontext():
                 dist.barrier()  # nobody writes before rank 0 holds the run
                 _require_equal_nodes(config)
+                if rank == 0:
+                    write_environment(config.run.dir, platform)  # before the model fills the devices
                 with Watchdog(config) if rank == 0 else nullcontext():
                     _loop(config, platform, rank, Console(file=terminal))
                 if rank == 0:

@@ -14,6 +14,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.base import Platform
+from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
 from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
 from retool_mcore.verl.failure import error_for_user
@@ -56,6 +57,7 @@ def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
     tree = ppo_tree(config, platform, resume_from)
     write_settings(config)
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
+    write_environment(config.run.dir, platform)
     begin(config.run.dir, "ray")
     try:
         run_ppo(tree, task_runner_class=Driver())

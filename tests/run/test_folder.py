@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.run.folder import lock_run, replacing, write_whole
+from retool_mcore.run.folder import is_locked, lock_run, replacing, write_whole
 
 
 def test_a_block_that_fails_leaves_the_old_content_and_no_draft(tmp_path: Path):
@@ -64,3 +66,14 @@ def test_a_folder_has_one_writer_and_the_second_is_told_who(tmp_path: Path):
         lock_run(tmp_path / "run")
     held.close()
     lock_run(tmp_path / "run").close()
+
+
+def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path):
+    """`retool runs` and `watch` ask for a shared lock for a moment."""
+    (tmp_path / ".lock").touch()
+    looking = (tmp_path / ".lock").open("rb")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.01, looking.close).start()
+    with lock_run(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)

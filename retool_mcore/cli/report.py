@@ -1,0 +1,76 @@
+"""`retool report`, `retool runs` and `retool watch`: what runs have left in their folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retool_mcore.cli.common import guarded, wide_console
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs, SFT or RL; several stand side by side")],
+    out: Annotated[Path, typer.Option(help="report.html, one file, or report.md with its pictures beside it")],
+    evaluation: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--eval",
+            help="a folder of `retool eval` that is neither in a run's folder nor beside it; may be repeated",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write what a run did, for somebody who was not there.
+
+    Evaluations before and after with intervals, curves, behaviour, throughput, phases of a step,
+    what was dropped, settings that differ from the defaults, versions and hardware. Several runs
+    are compared problem by problem where the same problems were evaluated.
+    """
+    from retool_mcore.report.build import write_report
+
+    for note in write_report(runs, out, evaluation or ()):
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+@guarded
+def runs(
+    root: Annotated[Path, typer.Argument(help="the folder that run.root says")] = Path("runs"),
+) -> None:
+    """List the runs under a folder: how far each is, in which state, and how it goes on.
+
+    A run that holds its folder's lock is running; one that made all its steps has ended; any other
+    was killed, or stopped by an error.
+    """
+    from retool_mcore.report.table import find_runs, runs_table
+
+    console = wide_console()
+    table, commands = runs_table(root, find_runs(root))
+    console.print(table)
+    width = max((len(label) for label, _ in commands), default=0)
+    for label, command in commands:
+        typer.echo(f"{label:{width}}  {command}")
+
+
+@app.command()
+@guarded
+def watch(
+    run: Annotated[Path, typer.Argument(help="a run's folder, SFT or RL")],
+    once: Annotated[
+        bool, typer.Option("--once", help="print one frame; so does an output that is no terminal")
+    ] = False,
+) -> None:
+    """Watch a run in the terminal: progress, the last steps' metrics, the start's stage, warnings.
+
+    Reads only the run's files, so it may be started and stopped at any time. It ends with the run.
+    """
+    from retool_mcore.report.watch import watch as follow
+
+    follow(run, wide_console(), once=once)

@@ -1,0 +1,127 @@
+"""Put a report together and write it: one HTML file, or Markdown with its pictures beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.report import facts, results, sections
+from retool_mcore.report.document import Picture, Pictures, Report, Section, Tile, Tiles
+from retool_mcore.report.evaluations import BeforeAfter, all_reports, before_and_after
+from retool_mcore.report.numbers import duration, number, share
+from retool_mcore.report.record import RunRecord, read_run
+from retool_mcore.report.render import environment
+from retool_mcore.report.state import state_of
+from retool_mcore.run.folder import write_whole
+
+FORMS = (".html", ".md")
+NEWEST = 5  # steps whose mean stands for where a curve has come to
+
+
+def write_report(paths: Sequence[Path], out: Path, named_reports: Sequence[Path] = ()) -> list[str]:
+    """Write the report of one run or several to ``out``; returns notes on what was left out.
+
+    The form follows from the name's end. Raises DataError for a damaged or foreign folder, and
+    ConfigError for another form.
+    """
+    if out.suffix not in FORMS:
+        raise ConfigError(f"--out {out}: a report is written as {' or '.join(FORMS)}, by the end of the name.")
+    report, notes = make_report([read_run(path) for path in paths], named_reports)
+    if out.suffix == ".html":
+        write_whole(out, environment().get_template("report.html.jinja").render(report=report))
+    else:
+        _write_markdown(report, out)
+    return notes
+
+
+def _write_markdown(report: Report, out: Path) -> None:
+    folder = out.with_name(f"{out.stem}_pictures")
+    shutil.rmtree(folder, ignore_errors=True)
+    files: dict[int, str] = {}
+    for section in report.sections:
+        pictures = [each for block in section.blocks if isinstance(block, Pictures) for each in block.pictures]
+        for index, picture in enumerate(pictures, 1):
+            file = folder / f"{section.anchor}_{index}.svg"
+            write_whole(file, picture.svg)
+            files[id(picture)] = f"{folder.name}/{file.name}"
+
+    def file_of(picture: Picture) -> str:
+        return files[id(picture)]
+
+    text = environment().get_template("report.md.jinja").render(report=report, file_of=file_of)
+    write_whole(out, text)
+
+
+def labels_of(runs: Sequence[RunRecord]) -> list[str]:
+    """The runs' names; where two are alike, their folders."""
+    names = [run.path.name if run.path.name not in ("", ".") else run.name for run in runs]
+    return [str(run.path) if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)]
+
+
+def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -> tuple[Report, list[str]]:
+    """The report of these runs, and notes on reports of evaluations that could not be read."""
+    labels = labels_of(runs)
+    labelled = list(zip(labels, runs, strict=True))
+    reports, notes = all_reports(runs, named_reports)
+    evaluated = [before_and_after(run, reports) for run in runs]
+    made = [
+        Section(title="At a glance", blocks=[_tiles(*each) for each in zip(labels, runs, evaluated, strict=True)]),
+        results.before_after(labels, evaluated, notes),
+        *([results.between(labels, [run.kind for run in runs], evaluated)] if len(runs) > 1 else []),
+        sections.learning(labelled),
+        sections.behaviour(labelled),
+        sections.speed(labelled),
+        sections.phases(labelled),
+        sections.start_stages(labelled),
+        sections.dropped(labelled),
+        facts.settings(labelled),
+        facts.environment(labelled),
+    ]
+    title = " and ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+    return Report(title=title, subtitle=_subtitle(runs), sections=made), notes
+
+
+def _subtitle(runs: Sequence[RunRecord]) -> str:
+    kinds = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
+    models = dict.fromkeys(str(run.setting("model.path", "a model that is not named")) for run in runs)
+    words = ", ".join(dict.fromkeys(kinds[run.kind] for run in runs))
+    return f"{words[:1].upper()}{words[1:]}, from {' and '.join(models)}"
+
+
+def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tiles:
+    state = state_of(run)
+    tiles = [Tile(label="steps", value=f"{run.step} of {run.steps}", note=f"{state.name}: {state.stage}")]
+    mine = next((each for each in evaluated if each.after or each.before), None)
+    if mine is not None:
+        tiles.append(_accuracy_tile(mine))
+    elif run.values("accuracy"):
+        newest = run.values("accuracy")[-NEWEST:]
+        note = f"mean of the last {len(newest)} steps, on training prompts"
+        tiles.append(Tile(label="accuracy", value=share(sum(newest) / len(newest)), note=note))
+    metric, word = ("val_loss", "validation loss") if run.values("val_loss") else ("loss", "loss")
+    if run.kind == "sft" and run.values(metric):
+        first, last = run.values(metric)[0], run.values(metric)[-1]
+        tiles.append(Tile(label=word, value=number(last), note=f"first measured: {number(first)}, nats a token"))
+    rate, mfu = sections.usual(run, "tokens_per_s"), sections.usual(run, "mfu")
+    if rate is not None:
+        note = f"MFU {mfu:.1%}" if mfu is not None else "MFU not recorded"
+        tiles.append(Tile(label="tokens a second", value=number(rate), note=note))
+    step_s = sections.usual(run, "time_step_s")
+    if step_s is not None:
+        whole = sum(sections.phase_means(run).values()) * len(run.rows)
+        tiles.append(Tile(label="a step", value=duration(step_s), note=f"about {duration(whole)} in all steps"))
+    return Tiles(title=label, tiles=tiles)
+
+
+def _accuracy_tile(pair: BeforeAfter) -> Tile:
+    one = pair.after or pair.before
+    assert one is not None, "a pair holds at least one evaluation"
+    if pair.before and pair.after:
+        value = f"{share(pair.before.mean[0])} → {share(pair.after.mean[0])}"
+    else:
+        value = share(one.mean[0])
+    tool = "with the tool" if one.key[1] else "text only"
+    which = "" if pair.after else ", before the run"
+    return Tile(label="held-out accuracy", value=value, note=f"{one.report['problems']} problems, {tool}{which}")

@@ -1,0 +1,77 @@
+"""Which metrics are drawn, under which title, and in which unit.
+
+run/metrics.py and rollout/metrics.py say what each is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One picture: metrics over steps. ``lines``: the metric and its word in the legend."""
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str], ...]
+    from_zero: bool = True
+    kinds: tuple[str, ...] = ("sft", "rl")  # of runs that can have it
+
+
+RL = ("rl",)
+
+
+def _one(
+    title: str, unit: str, metric: str, *, from_zero: bool = True, kinds: tuple[str, ...] = ("sft", "rl")
+) -> Panel:
+    return Panel(title=title, unit=unit, lines=((metric, ""),), from_zero=from_zero, kinds=kinds)
+
+
+LEARNING = (
+    Panel(
+        title="Accuracy",
+        unit="share of answers",
+        lines=(("accuracy", "train"), ("val/accuracy", "validation")),
+        kinds=RL,
+    ),
+    _one("Reward", "mean", "reward", from_zero=False, kinds=RL),
+    Panel(
+        title="Loss",
+        unit="nats a token",
+        lines=(("loss", "train"), ("val_loss", "validation")),
+        kinds=("sft",),
+    ),
+    _one("Policy loss", "mean of the updates", "loss", from_zero=False, kinds=RL),
+    _one("Entropy", "nats a token", "actor/entropy", kinds=RL),
+    _one("Gradient norm", "before clipping", "grad_norm"),
+    _one("Learning rate", "last update", "lr"),
+    Panel(
+        title="Engine against actor",
+        unit="log-probability gap, nats",
+        lines=(("mismatch/p99", "99 % below"), ("mismatch/max", "largest")),
+        kinds=RL,
+    ),
+    Panel(
+        title="Groups that taught nothing",
+        unit="share of groups",
+        lines=(("groups/all_right", "all right"), ("groups/all_wrong", "all wrong")),
+        kinds=RL,
+    ),
+)
+BEHAVIOUR = (
+    _one("Code ratio", "trajectories with a call", "behavior/code_ratio", kinds=RL),
+    _one("Lines of code", "a call", "behavior/code_lines", kinds=RL),
+    _one("Code pass rate", "calls that ran", "behavior/executable_fraction", kinds=RL),
+    _one("Right with working code", "share, of those with a call", "behavior/correct_code_fraction", kinds=RL),
+    _one("Position of the first call", "share of the response", "behavior/first_call_position", kinds=RL),
+    _one("Response length", "tokens", "behavior/response_tokens", kinds=RL),
+    _one("Self-corrections", "a trajectory", "behavior/self_corrections", kinds=RL),
+    _one("Calls", "a trajectory", "behavior/calls", kinds=RL),
+)
+SPEED = (
+    _one("Throughput", "tokens a second", "tokens_per_s"),
+    _one("MFU", "of the device's peak", "mfu"),
+    _one("Seconds a step", "s", "time_step_s"),
+    _one("Memory", "GiB, highest so far on any rank", "memory_gib"),
+)

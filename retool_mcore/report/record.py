@@ -1,0 +1,175 @@
+"""What a run has left in its folder, read once; a folder that is damaged or foreign is an error.
+
+Settings are read as they stand in config.toml, and not checked against today's schema: a report of
+an old run, whose keys have moved since, is still a report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.config.base import is_table
+from retool_mcore.errors import DataError
+from retool_mcore.run import start
+from retool_mcore.run.checkpoint import STATE_FILE
+from retool_mcore.run.environment import read_environment
+
+CONFIG = "config.toml"
+METRICS = "metrics.jsonl"
+DEPTH = 4  # folders below a root in which `runs_below` looks
+Row = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run as its files tell it. ``rows``: of metrics.jsonl, oldest first."""
+
+    path: Path
+    kind: str  # "sft" or "rl"
+    settings: dict[str, Any]
+    steps: int  # that it is to make
+    rows: Sequence[Row]
+    begun: Sequence[tuple[str, float]]  # stages of the newest start, RL only: name, seconds since 1970
+    checkpoints: Sequence[int]  # steps of the complete ones
+    exported: bool
+    environment: dict[str, dict[str, str]]
+
+    @property
+    def name(self) -> str:
+        return str(self.settings["run"]["name"])
+
+    @property
+    def step(self) -> int:
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The value of ``section.key`` in config.toml."""
+        section, _, name = key.partition(".")
+        table = self.settings.get(section)
+        return table.get(name, default) if is_table(table) else default
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """(step, value) of each row with a finite value of this metric."""
+        pairs = [(int(row["step"]), row[metric]) for row in self.rows if metric in row]
+        return [(step, value) for step, value in pairs if math.isfinite(value)]
+
+    def values(self, metric: str) -> list[float]:
+        return [value for _, value in self.series(metric)]
+
+
+class MetricsFile:
+    """The rows of a ``metrics.jsonl`` that may still grow; each look reads only what is new.
+
+    A resumed run replaces the file, which is then read from its start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        self._inode, self._offset = 0, 0
+
+    def look(self) -> list[Row]:
+        """All rows so far, without a last line that is not whole. Raises DataError."""
+        try:
+            with self.path.open("rb") as file:
+                self._read(file)
+        except FileNotFoundError:
+            self.rows, self._offset = [], 0
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror}") from error
+        return self.rows
+
+    def _read(self, file: Any) -> None:
+        status = os.fstat(file.fileno())
+        if status.st_ino != self._inode or status.st_size < self._offset:
+            self.rows, self._inode, self._offset = [], status.st_ino, 0
+        file.seek(self._offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break  # a kill, or a write that goes on
+            self._offset += len(line)
+            self.rows.append(self._row(line, len(self.rows) + 1))
+
+    def _row(self, line: bytes, number: int) -> Row:
+        try:
+            row: Any = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{self.path}, line {number}, is not JSON: {error}. The file is damaged.") from error
+        numeric = is_table(row) and all(isinstance(value, int | float) for value in row.values())
+        if not numeric or "step" not in row or not math.isfinite(row["step"]):
+            raise DataError(f"{self.path}, line {number}, is not a row of metrics: an object of numbers with a step.")
+        return row
+
+
+def read_run(path: Path, metrics: MetricsFile | None = None) -> RunRecord:
+    """Read a run's folder, its rows by ``metrics`` if that has read them before.
+
+    Raises DataError when it is none, or when one of its files is damaged.
+    """
+    settings = _settings(path)
+    checkpoints = path.glob("checkpoints/global_step_*")
+    return RunRecord(
+        path=path,
+        kind="rl" if "rollout" in settings else "sft",
+        settings=settings,
+        steps=settings["train"]["steps"],
+        rows=(metrics or MetricsFile(path / METRICS)).look(),
+        begun=_begun(path),
+        checkpoints=sorted(_step(folder) for folder in checkpoints if (folder / STATE_FILE).is_file()),
+        exported=(path / "export" / "config.json").is_file(),
+        environment=read_environment(path),
+    )
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    file = path / CONFIG
+    if not file.is_file():
+        inside = ", ".join(str(run) for run in runs_below(path)) if path.is_dir() else ""
+        what = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
+        raise DataError(f"{path} is not a run's folder: {what}.{f' Name one of these: {inside}' if inside else ''}")
+    try:
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read as a run's settings: {error}") from error
+    run, train = settings.get("run"), settings.get("train")
+    known = is_table(run) and isinstance(run.get("name"), str) and is_table(train)
+    if not known or not isinstance(settings["train"].get("steps"), int):
+        raise DataError(f"{file} holds no settings of a run: it lacks run.name, or train.steps as a whole number.")
+    return settings
+
+
+def _begun(path: Path) -> list[tuple[str, float]]:
+    try:
+        return [(str(stage), float(at)) for stage, at in start.begun(path)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path / 'start.jsonl'} is damaged: its lines name a stage and its unix_s.") from error
+
+
+def _step(folder: Path) -> int:
+    digits = folder.name.removeprefix("global_step_")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def runs_below(root: Path) -> list[Path]:
+    """The folders under ``root``, and itself, that hold a run's settings, in the order of names."""
+    return sorted(_walk(root, DEPTH))
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / CONFIG).is_file():
+        yield folder
+        return  # a run's folder holds no other run
+    if depth:
+        try:
+            inner = [child for child in folder.iterdir() if child.is_dir() and not child.is_symlink()]
+        except OSError:
+            return
+        for child in inner:
+            yield from _walk(child, depth - 1)

@@ -1,0 +1,239 @@
+"""The sections of a report that read a run's metrics: curves, behaviour, speed, phases, drops.
+
+What a run has not recorded is named as missing; nothing is filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+from retool_mcore.report.charts import Bar, Key, Line, bar_chart, line_chart
+from retool_mcore.report.document import Block, Picture, Pictures, Section, Table, Text
+from retool_mcore.report.numbers import duration, number
+from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
+from retool_mcore.report.record import RunRecord
+from retool_mcore.run.start import STAGES
+
+OUTSIDE = ("time_step_s", "time_start_s")  # sums of other phases
+PARTS_OF_OTHERS = "time_start/"
+FEW_ROWS = 3  # with fewer the first step, which warms up, counts as well
+SMALL_PHASE = 0.005  # of the step; smaller ones are drawn as one
+
+Labelled = Sequence[tuple[str, RunRecord]]
+
+
+def learning(runs: Labelled) -> Section:
+    return Section(title="Learning", blocks=_by_kind(LEARNING, runs))
+
+
+def behaviour(runs: Labelled) -> Section:
+    """The paper's panel of how the model uses the tool, over steps."""
+    of_rl = [label for label, run in runs if run.kind == "rl"]
+    if not of_rl:
+        return Section(title="Behaviour", blocks=[Text(text="An SFT run samples nothing.", quiet=True)])
+    blocks = _panels(BEHAVIOUR, runs, "rl")
+    without = [label for label, run in runs if run.kind == "rl" and not any(run.values("behavior/calls"))]
+    if without:
+        text = f"No calls in {', '.join(without)}: what is measured on calls has no values there."
+        blocks.append(Text(text=text, quiet=True))
+    return Section(title="Behaviour", blocks=blocks)
+
+
+def _by_kind(panels: Sequence[Panel], runs: Labelled) -> list[Block]:
+    """SFT and RL apart, since a step of the one is none of the other."""
+    kinds = list(dict.fromkeys(run.kind for _, run in runs))
+    blocks: list[Block] = []
+    for kind in kinds:
+        blocks += _panels(panels, runs, kind, suffix=f", {kind.upper()}" if len(kinds) > 1 else "")
+    return blocks
+
+
+def _panels(panels: Sequence[Panel], runs: Labelled, kind: str, suffix: str = "") -> list[Block]:
+    """The panels of this kind that a run has numbers for, and which it has none for."""
+    pictures: list[Picture] = []
+    missing: list[str] = []
+    for panel in panels:
+        if kind not in panel.kinds:
+            continue
+        title = f"{panel.title}{suffix}"
+        lines, legend = _lines(panel, runs, kind)
+        if lines:
+            svg = line_chart(lines, legend, from_zero=panel.from_zero, title=title)
+            pictures.append(Picture(title=title, unit=panel.unit, svg=svg))
+        else:
+            missing.append(title)
+    blocks: list[Block] = [Pictures(pictures=pictures)] if pictures else []
+    if missing:
+        blocks.append(Text(text=f"Not recorded: {', '.join(missing)}.", quiet=True))
+    return blocks
+
+
+def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Key]]:
+    """Lines, and what tells them apart.
+
+    Of several runs, each has its colour, and metrics differ in dashes; of one run, in colour.
+    """
+    several = len(runs) > 1
+    lines: list[Line] = []
+    of_runs: dict[str, Key] = {}
+    of_metrics: dict[str, Key] = {}
+    for index, (label, run) in enumerate(runs):
+        for number_, (metric, word) in enumerate(panel.lines):
+            points = run.series(metric) if run.kind == kind else []
+            if not points:
+                continue
+            look = (index, number_) if several else (number_, 0)
+            lines.append(Line(label=f"{label} {word}".strip(), points=points, colour=look[0], style=look[1]))
+            if several:
+                of_runs[label] = Key(label=label, colour=index)
+            if word:
+                of_metrics[word] = Key(label=word, colour=None if several else number_, style=look[1])
+    keys = [*of_runs.values(), *(of_metrics.values() if len(of_metrics) > 1 or not several else ())]
+    return lines, keys
+
+
+def speed(runs: Labelled) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for metric, words in (
+        ("tokens_per_s", "tokens a second"),
+        ("tokens_per_s_per_gpu", "tokens a second and device"),
+        ("mfu", "MFU"),
+        ("time_step_s", "seconds a step"),
+        ("memory_gib", "memory, highest on any rank (GiB)"),
+        ("engine/cache_hit_rate", "prefix cache's hit rate"),
+    ):
+        values = [_usual(run, metric, max if metric == "memory_gib" else median) for _, run in runs]
+        if any(value is not None for value in values):
+            rows.append((words, *("not recorded" if value is None else number(value) for value in values)))
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(Table(head=("median over steps", *(label for label, _ in runs)), rows=rows))
+    blocks += _by_kind([panel for panel in SPEED if _has_any(panel, runs)], runs)
+    without = [label for label, run in runs if not run.values("mfu")]
+    if without:
+        text = f"No MFU of {', '.join(without)}: no row has one, as where the device's peak is not known."
+        blocks.append(Text(text=text, quiet=True))
+    return Section(title="Throughput", blocks=blocks)
+
+
+def _has_any(panel: Panel, runs: Labelled) -> bool:
+    return any(run.series(metric) for _, run in runs for metric, _ in panel.lines)
+
+
+def _usual(run: RunRecord, metric: str, of: object = median) -> float | None:
+    values = run.values(metric)
+    if not values:
+        return None
+    if of is max:
+        return max(values)
+    return median(values[1:] if len(values) > FEW_ROWS else values)
+
+
+def usual(run: RunRecord, metric: str) -> float | None:
+    """The median over steps, without the first one, which warms up."""
+    return _usual(run, metric)
+
+
+def phases(runs: Labelled) -> Section:
+    """Where a step's seconds go: means over steps, which add up to the mean step."""
+    blocks: list[Block] = []
+    for index, (label, run) in enumerate(runs):
+        means = phase_means(run)
+        if not means:
+            blocks.append(Text(text=f"{label}: no phases are recorded.", quiet=True))
+            continue
+        whole = sum(means.values())
+        bars = [
+            Bar(label=name.replace("_", " "), value=value, text=f"{value:.3g} s, {value / whole:.0%}", colour=index)
+            for name, value in _largest_first(means, whole)
+        ]
+        svg = bar_chart(bars, title=f"Phases of a step, {label}")
+        blocks.append(Pictures(pictures=[Picture(title=label, unit=f"mean of a step: {duration(whole)}", svg=svg)]))
+    note = "Means over all steps but the first. Validation and checkpoints are spread over all steps."
+    return Section(title="Phases of a step", blocks=[*_joined(blocks), Text(text=note, quiet=True)])
+
+
+def phase_means(run: RunRecord) -> dict[str, float]:
+    """Phase -> its mean seconds over the steps but the first."""
+    rows = run.rows[1:] if len(run.rows) > FEW_ROWS else run.rows
+    names = dict.fromkeys(
+        name for row in rows for name in row if name.startswith("time_") and name not in OUTSIDE and "/" not in name
+    )
+    return {name.removeprefix("time_").removesuffix("_s"): fmean(row.get(name, 0.0) for row in rows) for name in names}
+
+
+def _largest_first(means: dict[str, float], whole: float) -> list[tuple[str, float]]:
+    large = {name: value for name, value in means.items() if value >= SMALL_PHASE * whole}
+    rest = whole - sum(large.values())
+    ordered = sorted(large.items(), key=lambda item: -item[1])
+    return [*ordered, *([("all smaller ones", rest)] if rest > 0 else [])]
+
+
+def _joined(blocks: Iterable[Block]) -> list[Block]:
+    """Pictures that follow each other stand side by side."""
+    out: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Pictures) and out and isinstance(out[-1], Pictures):
+            out[-1] = Pictures(pictures=[*out[-1].pictures, *block.pictures])
+        else:
+            out.append(block)
+    return out
+
+
+def start_stages(runs: Labelled) -> Section:
+    """The newest start of each RL run, from its first check to its first step."""
+    blocks: list[Block] = []
+    for index, (label, run) in enumerate(runs):
+        if run.kind != "rl":
+            continue
+        if len(run.begun) < 2:
+            blocks.append(Text(text=f"{label}: the stages of its start are not recorded.", quiet=True))
+            continue
+        spans = [(stage, after - at) for (stage, at), (_, after) in pairwise(run.begun)]
+        bars = [
+            Bar(label=stage.replace("_", " "), value=max(0.0, span), text=duration(max(0.0, span)), colour=index)
+            for stage, span in spans
+        ]
+        whole = duration(max(0.0, run.begun[-1][1] - run.begun[0][1]))
+        svg = bar_chart(bars, title=f"Stages of the start, {label}")
+        blocks.append(Pictures(pictures=[Picture(title=label, unit=f"{whole} to the first step", svg=svg)]))
+        if run.begun[-1][0] != next(reversed(STAGES)):
+            words = STAGES.get(run.begun[-1][0], run.begun[-1][0])
+            blocks.append(Text(text=f"{label}: the newest start did not come further than: {words}.", quiet=True))
+    if not blocks:
+        blocks.append(Text(text="An SFT run records no stages of its start.", quiet=True))
+    return Section(title="Start", blocks=_joined(blocks))
+
+
+DROPS = (  # metric, words, how it is put together over steps
+    ("rollout/dropped", "trajectories dropped by outages", sum),
+    ("rollout/refilled_prompts", "prompts asked for in place of others", sum),
+    ("training/filter_groups/discarded_surplus_samples", "trajectories left over after the filter of groups", sum),
+    ("groups/all_right", "groups that were all right (mean share)", fmean),
+    ("groups/all_wrong", "groups that were all wrong (mean share)", fmean),
+    ("behavior/stop/length", "responses cut by their length (mean share)", fmean),
+    ("behavior/stop/malformed_calls", "ended by unreadable calls (mean share)", fmean),
+    ("behavior/stop/tool_time", "ended by the interpreter's time (mean share)", fmean),
+    ("behavior/cut_tokens", "tokens cut from results, a trajectory", fmean),
+    ("reward/check_failed", "answers that the check could not judge (mean share)", fmean),
+)
+
+
+def dropped(runs: Labelled) -> Section:
+    of_rl = [(label, run) for label, run in runs if run.kind == "rl"]
+    rows: list[tuple[str, ...]] = []
+    for metric, words, put in DROPS:
+        values = [run.values(metric) for _, run in of_rl]
+        if any(values):
+            rows.append((words, *(number(put(each)) if each else "not recorded" for each in values)))
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(Table(head=("over all steps", *(label for label, _ in of_rl)), rows=rows))
+    elif of_rl:
+        blocks.append(Text(text="Not recorded.", quiet=True))
+    if len(of_rl) < len(runs):
+        text = "SFT: the rows that were left out for their length are told at its start and stand in no file."
+        blocks.append(Text(text=text, quiet=True))
+    return Section(title="What was dropped or cut", blocks=blocks)

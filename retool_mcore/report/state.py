@@ -1,0 +1,96 @@
+"""Is a run running, has it ended, or was it killed; how far it is, and how it goes on.
+
+All of it comes from the run's files. A running run holds the lock of its folder, and the lock ends
+with its process, however that ends. Whoever reads the files over a network needs a file system
+that shares locks between machines; on others a run elsewhere looks killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from retool_mcore.report.record import Row, RunRecord
+from retool_mcore.run.folder import is_locked
+from retool_mcore.run.start import STAGES
+
+RECENT = 20  # steps by which the time of one is told
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """``name``: running, ended, killed or not started; ``stage``: what it does or where it stopped.
+
+    ``go_on``: the command that continues the run, or takes the next step with what it made.
+    """
+
+    name: str
+    stage: str
+    go_on: str
+    seconds_left: float | None = None  # of a running one that has made two steps
+
+
+def state_of(run: RunRecord) -> State:
+    """The run's state now."""
+    starting = stage_of_start(run)
+    if is_locked(run.path):
+        stage = STAGES.get(starting, starting) if starting else "steps"
+        return State(name="running", stage=stage, go_on=f"retool watch {_quoted(run.path)}", seconds_left=eta_s(run))
+    if run.step >= run.steps:
+        return State(name="ended", stage="exported" if run.exported else "all steps made", go_on=_next(run))
+    saved = f"checkpoint of step {run.checkpoints[-1]}" if run.checkpoints else "no checkpoint"
+    if starting or run.rows:
+        where = f"while {STAGES.get(starting, starting)}" if starting else f"after step {run.step}"
+        return State(name="killed", stage=f"{where}; {saved}", go_on=_resume(run))
+    return State(name="not started", stage="no step, no start", go_on=_resume(run))
+
+
+def stage_of_start(run: RunRecord) -> str:
+    """The stage of the newest start, if that has not come to a step yet; else ""."""
+    if not run.begun:
+        return ""
+    stage, at = run.begun[-1]
+    return stage if not run.rows or run.rows[-1].get("unix_s", 0.0) < at else ""
+
+
+def step_seconds(rows: Sequence[Row]) -> float | None:
+    """The usual time between two rows: the median of the newest ones; None before there are two."""
+    times = [row["unix_s"] for row in rows[-RECENT - 1 :] if "unix_s" in row]
+    return median(after - before for before, after in pairwise(times)) if len(times) > 1 else None
+
+
+def eta_s(run: RunRecord) -> float | None:
+    """Seconds until the last step, at the usual time of one."""
+    one_s = step_seconds(run.rows)
+    return None if one_s is None else one_s * max(0, run.steps - run.step)
+
+
+def _resume(run: RunRecord) -> str:
+    changes = [*_moved(run), *(["checkpoint.resume=auto"] if run.setting("checkpoint.resume") == "never" else [])]
+    return " ".join(["retool", run.kind, _quoted(run.path / "config.toml"), *map(shlex.quote, changes)])
+
+
+def _moved(run: RunRecord) -> list[str]:
+    """Settings that say where the folder is now, if it is not where the run was started."""
+    before = Path(str(run.setting("run.root", "runs"))) / run.name
+    if os.path.abspath(before) == os.path.abspath(run.path):
+        return []
+    return [f"run.root={run.path.parent}", f"run.name={run.path.name}"]
+
+
+def _next(run: RunRecord) -> str:
+    if not run.exported:
+        return f"retool export {_quoted(run.path)} --to {_quoted(run.path / 'export')}"
+    export, config = run.path / "export", run.path / "config.toml"
+    if run.kind == "sft":
+        return f"retool rl CONFIG model.path={_quoted(export)}"
+    return f"retool eval {_quoted(config)} --model {shlex.quote(f'{run.name}={export}')} --out {_quoted(run.path)}/eval"
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

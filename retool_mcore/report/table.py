@@ -1,0 +1,63 @@
+"""`retool runs`: the runs under a folder as one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from retool_mcore.errors import DataError
+from retool_mcore.report.numbers import duration, number, share
+from retool_mcore.report.record import RunRecord, read_run, runs_below
+from retool_mcore.report.state import State, state_of
+
+COLOURS = {"running": "green", "ended": "default", "killed": "red", "not started": "yellow", "damaged": "red"}
+NONE = "-"
+
+
+def find_runs(root: Path) -> list[Path]:
+    """The runs under ``root``. Raises DataError where there are none."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder. Name the one that run.root says, or a run's own.")
+    found = runs_below(root)
+    if not found:
+        raise DataError(f"{root} holds no runs: no folder in it has a config.toml. Name the folder that run.root says.")
+    return found
+
+
+def runs_table(root: Path, paths: Sequence[Path]) -> tuple[Table, list[tuple[str, str]]]:
+    """A row for each run, and each run's command to go on. A damaged one is a row that says so."""
+    table = Table()
+    for heading in ("run", "kind", "state", "stage", "step", "accuracy", "tokens/s", "last step"):
+        table.add_column(heading, justify="right" if heading in ("step", "accuracy", "tokens/s") else "left")
+    commands: list[tuple[str, str]] = []
+    for path in paths:
+        label = str(path.relative_to(root)) if path != root else path.name or str(path)
+        try:
+            run = read_run(path)
+        except DataError as error:
+            table.add_row(escape(label), NONE, _coloured("damaged"), escape(str(error)), *[NONE] * 4)
+            continue
+        state = state_of(run)
+        table.add_row(escape(label), run.kind, _coloured(state.name), escape(state.stage), *_numbers(run, state))
+        commands.append((label, state.go_on))
+    return table, commands
+
+
+def _coloured(state: str) -> str:
+    return f"[{COLOURS[state]}]{state}[/]"
+
+
+def _numbers(run: RunRecord, state: State) -> tuple[str, str, str, str]:
+    accuracies, rates = run.values("accuracy"), run.values("tokens_per_s")
+    if state.seconds_left is not None:
+        when = f"{duration(state.seconds_left)} left"
+    elif run.rows and "unix_s" in run.rows[-1]:
+        when = f"{duration(max(0.0, time.time() - run.rows[-1]['unix_s']))} ago"
+    else:
+        when = NONE
+    accuracy = share(accuracies[-1]) if accuracies else NONE
+    return f"{run.step} of {run.steps}", accuracy, number(rates[-1]) if rates else NONE, when

@@ -1,0 +1,151 @@
+"""`retool watch`: one run in the terminal, from nothing but the files that it writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from retool_mcore.report.numbers import duration, number
+from retool_mcore.report.record import METRICS, MetricsFile, RunRecord, read_run
+from retool_mcore.report.state import State, stage_of_start, state_of
+from retool_mcore.report.table import COLOURS
+from retool_mcore.report.warnings import warnings_of
+from retool_mcore.run.start import STAGES
+
+LOOK_EVERY_S = 1.0
+SPARK_WIDTH = 40
+BLOCKS = "▁▂▃▄▅▆▇█"
+SHOWN = {  # of each kind of run: metric -> its word
+    "rl": {
+        "accuracy": "accuracy",
+        "reward": "reward",
+        "val/accuracy": "validation accuracy",
+        "behavior/code_ratio": "code ratio",
+        "behavior/executable_fraction": "code that ran",
+        "response_tokens": "response tokens",
+        "actor/entropy": "entropy",
+        "grad_norm": "gradient norm",
+        "mismatch/kl": "mismatch (KL)",
+        "tokens_per_s": "tokens a second",
+        "mfu": "MFU",
+        "time_step_s": "seconds a step",
+    },
+    "sft": {
+        "loss": "loss",
+        "val_loss": "validation loss",
+        "grad_norm": "gradient norm",
+        "lr": "learning rate",
+        "tokens_per_s": "tokens a second",
+        "mfu": "MFU",
+        "memory_gib": "memory (GiB)",
+        "time_step_s": "seconds a step",
+    },
+}
+
+
+def watch(path: Path, console: Console, *, once: bool) -> None:
+    """Show the run until it ends, or one frame.
+
+    Raises DataError for a damaged or foreign folder.
+    """
+    metrics = MetricsFile(path / METRICS)
+    if once or not console.is_terminal:
+        console.print(_look(path, metrics)[0])
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                picture, state = _look(path, metrics)
+                live.update(picture, refresh=True)
+                if state.name != "running":
+                    return
+                time.sleep(LOOK_EVERY_S)
+        except KeyboardInterrupt:
+            return  # how a watch is ended; the run goes on
+
+
+def _look(path: Path, metrics: MetricsFile) -> tuple[RenderableType, State]:
+    run = read_run(path, metrics)
+    state = state_of(run)
+    return frame(run, state, time.time()), state
+
+
+def frame(run: RunRecord, state: State, now_s: float) -> RenderableType:
+    """All that is told of the run at one moment; ``now_s``: seconds since 1970."""
+    parts: list[RenderableType] = [_progress(run, state)]
+    if stage_of_start(run):
+        parts += [Text(), _stages(run, now_s)]
+    if run.rows:
+        parts += [Text(), _metrics(run)]
+    parts += [Text(), *_warnings(warnings_of(run, state, now_s))]
+    if state.name != "running":
+        parts += [Text(f"go on: {state.go_on}", style="dim", overflow="fold")]
+    title = Text.assemble((run.name, "bold"), f"  {run.kind}  ", (state.name, COLOURS[state.name]))
+    return Panel(Group(*parts), title=title, title_align="left", subtitle=Text(str(run.path), style="dim"))
+
+
+def _progress(run: RunRecord, state: State) -> RenderableType:
+    words = [f"step {run.step} of {run.steps}", state.stage]
+    if state.seconds_left is not None:
+        words.append(f"{duration(state.seconds_left)} left")
+    if run.checkpoints:
+        words.append(f"checkpoint {run.checkpoints[-1]}")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=SPARK_WIDTH)
+    grid.add_column()
+    grid.add_row(ProgressBar(total=run.steps, completed=min(run.step, run.steps)), Text(", ".join(words)))
+    return grid
+
+
+def _stages(run: RunRecord, now_s: float) -> RenderableType:
+    """The stages of a start that has not come to a step: those done, and the one it is at."""
+    grid = Table.grid(padding=(0, 2))
+    ends = [*(at for _, at in run.begun[1:]), now_s]
+    for (stage, at), end in zip(run.begun, ends, strict=True):
+        newest = end is ends[-1]
+        style = "bold" if newest else "dim"
+        grid.add_row(Text(duration(max(0.0, end - at)), style=style), Text(STAGES.get(stage, stage), style=style))
+    return grid
+
+
+def _metrics(run: RunRecord) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(width=SPARK_WIDTH, no_wrap=True)
+    table.add_column(justify="right")
+    for metric, word in SHOWN[run.kind].items():
+        values = run.values(metric)
+        if values:
+            table.add_row(word, Text(sparkline(values, SPARK_WIDTH), style="cyan"), number(values[-1]))
+    return table
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as at most ``width`` blocks, the newest to the right, each a mean of its share."""
+    means = list(_means(values, width))
+    low, high = min(means), max(means)
+    if high == low:
+        return BLOCKS[0] * len(means)
+    top = len(BLOCKS) - 1
+    return "".join(BLOCKS[round((mean - low) / (high - low) * top)] for mean in means)
+
+
+def _means(values: Sequence[float], width: int) -> Iterator[float]:
+    count = min(width, len(values))
+    for index in range(count):
+        part = values[len(values) * index // count : len(values) * (index + 1) // count]
+        yield sum(part) / len(part)
+
+
+def _warnings(found: Sequence[str]) -> list[Text]:
+    if not found:
+        return [Text("no warnings", style="dim")]
+    return [Text(f"! {each}", style="yellow", overflow="fold") for each in found]

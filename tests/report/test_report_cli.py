@@ -1,0 +1,76 @@
+"""`retool report`, `retool runs` and `retool watch` as a user types them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.run.folder import lock_run
+from tests.report.generated import QUICKSTART, steps, write_evaluation, write_run
+
+
+def retool(*argv: object) -> Result:
+    return CliRunner().invoke(all_commands(), [str(each) for each in argv])
+
+
+def test_report_says_where_it_lies_and_what_it_left_out(tmp_path: Path):
+    run = write_run(tmp_path / "run", rows=steps(3, reward=0.2))
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "report.json").write_text("[]")
+    done = retool("report", run, "--out", tmp_path / "r.html")
+    assert done.exit_code == 0 and done.stdout == f"wrote {tmp_path}/r.html\n"
+    assert "note: Left out:" in done.stderr and "plots/report.json" in done.stderr
+
+
+def test_report_takes_evaluations_from_elsewhere(tmp_path: Path):
+    run = write_run(tmp_path / "runs" / "run", rows=steps(3))
+    write_evaluation(tmp_path / "far" / "after", f"{run}/export", [1, 2, 3])
+    done = retool("report", run, "--out", tmp_path / "r.md", "--eval", tmp_path / "far")
+    assert done.exit_code == 0 and "0.500 (0.450 to 0.550)" in (tmp_path / "r.md").read_text()
+
+
+@pytest.mark.parametrize("command", [("report", "--out", "x.html"), ("watch",)])
+@pytest.mark.parametrize("folder", ["nowhere", "foreign", "damaged"])
+def test_a_folder_that_is_no_whole_run_is_one_error(tmp_path: Path, command: tuple[str, ...], folder: str):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.toml").write_text("[tool]\nx = 1\n")
+    (write_run(tmp_path / "damaged") / "metrics.jsonl").write_bytes(b"\x00\n")
+    done = retool(command[0], tmp_path / folder, *command[1:])
+    assert done.exit_code == 2 and not done.stdout
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and folder in done.stderr
+
+
+def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
+    shutil.copytree(QUICKSTART / "tool_rl", tmp_path / "a" / "tool_rl")
+    write_run(tmp_path / "[red]half", run={"name": "half"}, rows=steps(4, accuracy=0.25, tokens_per_s=1234.0))
+    write_run(tmp_path / "now", kind="sft", rows=steps(2))
+    (write_run(tmp_path / "[i]torn", run={"name": "torn"}) / "metrics.jsonl").write_text("{\n")
+    with lock_run(tmp_path / "now"):
+        done = retool("runs", tmp_path)
+    assert done.exit_code == 0
+    cells = {}
+    for line in done.stdout.splitlines():
+        row = [cell.strip() for cell in line.split("│")[1:-1]]
+        if row and row[0]:
+            cells[row[0]] = row
+    assert cells["a/tool_rl"][1:3] == ["rl", "ended"] and cells["a/tool_rl"][4:6] == ["24 of 24", "0.938"]
+    assert cells["[red]half"][2] == "killed" and cells["[red]half"][4:7] == ["4 of 10", "0.250", "1,234"]
+    assert cells["now"][1:4] == ["sft", "running", "steps"] and cells["now"][7].endswith("left")
+    assert cells["[i]torn"][2] == "damaged"
+    assert f"[red]half  retool rl '{tmp_path}/[red]half/config.toml'" in done.stdout
+    assert f"now        retool watch {tmp_path}/now" in done.stdout
+
+
+def test_runs_of_an_empty_or_missing_folder_is_one_error(tmp_path: Path):
+    for root, words in ((tmp_path, "holds no runs"), (tmp_path / "nowhere", "is not a folder")):
+        done = retool("runs", root)
+        assert done.exit_code == 2 and words in done.stderr
+
+
+def test_watch_prints_one_frame_where_it_is_asked_to():
+    done = retool("watch", QUICKSTART / "tool_rl", "--once")
+    assert done.exit_code == 0 and done.stdout.count("24 of 24") == 1
