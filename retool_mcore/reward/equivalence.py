@@ -49,7 +49,7 @@ def told_at_once(answer: Normal, truth: Normal) -> bool | None:
         return True
     if answer.words is not None or truth.words is not None:
         return answer.words == truth.words
-    if answer.tree is None and answer.number is None or truth.tree is None and truth.number is None:
+    if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
         return spelling(answer.text) == spelling(truth.text)
     if answer.number is not None and truth.number is not None:
         units = [normal.tree.text if normal.tree and normal.tree.op == "unit" else "" for normal in (answer, truth)]
@@ -215,10 +215,11 @@ def _is_region(node: Node) -> bool:
 
 
 def _named_value(node: Node) -> tuple[Node, Node] | None:
-    """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last."""
-    if node.op != "relation" or any(sign != "=" for sign in node.text.split()):
+    """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last, if a is b."""
+    if node.op != "relation" or any(sign != "=" for sign in node.text.split()) or not _is_name(node.args[0]):
         return None
-    return (node.args[0], node.args[-1]) if _is_name(node.args[0]) else None
+    last = node.args[-1]
+    return (node.args[0], last) if all(_told_same(each, last) for each in node.args[1:-1]) else None
 
 
 def _is_name(node: Node) -> bool:
@@ -250,17 +251,17 @@ def _same_relations(a: Node, b: Node) -> bool:
 
 def _same_difference(a: Node, b: Node) -> bool:
     """Whether both sides' difference is the same but for a factor: 2x = 4y and x - 2y = 0."""
-    if (
-        a.text != b.text
-        or a.text not in ("=", r"\ne", "<", r"\le")
-        or any(each.op in FORMS for each in (*a.args, *b.args))
-    ):
+    if a.text != b.text or a.text not in ("=", r"\ne", "<", r"\le") or _holds_form(a) or _holds_form(b):
         return False
     differences = [Node("add", (each.args[0], Node("neg", (each.args[1],)))) for each in (a, b)]
     symbols = [names(each) for each in differences]
     if not symbols[0] or symbols[0] != symbols[1]:
         return False
     return proportional(*differences, positive=a.text in ("<", r"\le"))
+
+
+def _holds_form(relation: Node) -> bool:
+    return any(each.op in FORMS or _holds(each, "unit") or _holds(each, "percent") for each in relation.args)
 
 
 def _directed(relation: Node) -> Node:
@@ -281,6 +282,8 @@ def _is_value_of(relation: Node, value: Node) -> bool:
     first, last = relation.args[0], relation.args[-1]
     if signs[-1] == r"\approx":
         last = relation.args[signs.index(r"\approx")]
+    if signs[-1] == "=" and not all(_told_same(each, last) for each in relation.args[1:-1]):
+        return False
     if _is_name(first) or first.op == "tuple":
         return same(last, value)
     if names(first) or first.op in FORMS or last.op in FORMS:

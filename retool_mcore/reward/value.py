@@ -57,15 +57,15 @@ def _exact_of(op: str, known: list[Fraction]) -> Fraction | None:
     if op == "abs":
         return abs(a)
     if op == "add":
-        return sum(known, Fraction(0))
+        return sum(known, Fraction(0)) if sum(map(_bits, known)) <= 2 * MAX_BITS else None
     if op == "mul":
-        return math.prod(known) if sum(map(_bits, known)) <= 4 * MAX_BITS else None
+        return math.prod(known, start=Fraction(1)) if sum(map(_bits, known)) <= 2 * MAX_BITS else None
     if op == "div":
         return a / b if b else None
     if op == "pow":
         if b.denominator != 1 or (a == 0 and b <= 0) or _bits(a) * abs(b) > MAX_BITS:
             return None
-        return a ** int(b)
+        return Fraction(a ** int(b))
     if op == "factorial":
         return Fraction(math.factorial(int(a))) if a.denominator == 1 and 0 <= a <= 300 else None
     if b.denominator != 1 or a.denominator != 1 or not 0 <= b <= 60 or not 0 <= a <= 10**6:

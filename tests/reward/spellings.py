@@ -65,13 +65,15 @@ EQUAL = [
     ["2:3", r"2 : 3"],
     [r"x\leq 3", "3 \\ge x", "x<=3", "x ≤ 3"],
     # Sets and intervals
-    [r"\{x \mid x \geq 1\}", r"[1,\infty)", r"x \ge 1", r"\{x: x\ge1\}", r"x \in [1, \infty)", r"\{x \in \mathbb{R} | x \ge 1\}"],
+    [r"\{x \mid x \geq 1\}", r"[1,\infty)", r"x \ge 1", r"\{x: x\ge1\}", r"x \in [1, \infty)",
+     r"\{x \in \mathbb{R} | x \ge 1\}"],
     [r"1<x\le 2", "(1,2]", r"\{x | 1 < x \leq 2\}", r"2 \ge x > 1", r"x\in(1,2]"],
     [r"x<1\text{ or }x>3", r"(-\infty,1)\cup(3,\infty)", r"(3,+\infty)\cup(-\infty, 1)", r"(-∞, 1) ∪ (3, ∞)"],
     [r"\mathbb{R}\setminus\{2\}", r"(-\infty,2)\cup(2,\infty)", r"x \neq 2", r"\{x \mid x \ne 2\}"],
     [r"\mathbb{R}", r"(-\infty,\infty)"],
     [r"(1,\sqrt2)", r"\left(1, \sqrt{2}\right)", r"(\frac22,2^{1/2})"],
-    [r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}", r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)"],
+    [r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}",
+     r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)"],
     [r"x=2t+1, y=4t, z=t", r"z=t,\ x=1+2t,\ y=4t"],
 ]  # fmt: skip
 
