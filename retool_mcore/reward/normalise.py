@@ -90,7 +90,7 @@ def vote(answer: str | None) -> str:
 
 
 def spelling(text: str) -> str:
-    r"""The text with one spelling of each sign: no spaces, no ``\left``, ``\frac`` not ``\dfrac``."""
+    r"""The text with one spelling of each sign: no spaces, no ``\left``, no ``\dfrac``."""
     if len(text) > MAX_ANSWER_CHARS:
         return text
     try:

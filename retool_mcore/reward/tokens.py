@@ -60,7 +60,7 @@ _COMMANDS = {
     r"\ast": "*", r"\div": "/", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]",
     r"\lparen": "(", r"\rparen": ")", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": r"\mid", r"\colon": ":",
     r"\dbinom": r"\binom", r"\tbinom": r"\binom", r"\varepsilon": r"\epsilon", r"\varphi": r"\phi",
-    r"\vartheta": r"\theta", r"\Re": r"\R", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
+    r"\vartheta": r"\theta", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
     r"\lor": r"\vee", r"\bullet": "*", r"\backslash": r"\setminus", r"\rightarrow": r"\to", r"\smallsetminus":
     r"\setminus", r"\arcsinh": r"\asinh", r"\tg": r"\tan", r"\ctg": r"\cot", r"\degrees": r"\degree", r"\doteq": "=",
     r"\oslash": r"\emptyset", r"\quad": ";", r"\qquad": ";",
@@ -150,7 +150,12 @@ def _text(command: str, content: str, glued: bool) -> Token:
         return Token("command", WORDS.get(plain, "\\" + plain), glued)
     if plain.lower() in ("%", r"\%", "percent", "pct", "per cent"):
         return Token("command", r"\%", glued)
-    if command == "mathrm" and plain in ("i", "e", "d"):
+    if (
+        len(plain) == 1
+        and plain.isalpha()
+        and plain not in UNIT_LETTERS
+        and not (command == "text" and plain.isupper())
+    ):
         return Token("letter", plain, glued)
     if command in ("mathbf", "mathit", "boldsymbol", "bm", "bold", "mathcal", "mathsf"):
         if len(plain) == 1 and plain.isalpha():
@@ -158,6 +163,9 @@ def _text(command: str, content: str, glued: bool) -> Token:
         if plain.startswith("\\") and plain[1:].isalpha():
             return Token("command", _COMMANDS.get(plain, plain), glued)
     return Token("text", plain, glued)
+
+
+UNIT_LETTERS = "msghlLNJWVKCA"  # in roman type or as text; any other letter is a name
 
 
 def _units() -> dict[str, str]:

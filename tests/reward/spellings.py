@@ -52,6 +52,8 @@ EQUAL = [
     [r"10!", "3628800"],
     [r"\binom{10}{3}", "120"],
     ["1.414214", r"\sqrt{2}"],
+    [r"\left\lfloor\frac{2n-1}{5}\right\rfloor", r"\lfloor \frac{2 n-1}{5} \rfloor", r"\lfloor 0.4n-0.2\rfloor"],
+    [r"2\mathrm{x}", "2x"],
     # Relations
     [r"m_{\max }=\frac{3}{2}", r"m_{\max}=1.5", "3/2", r"m_{\text{max}} = \frac32"],
     ["x=19", "19", "x = 19"],
@@ -161,6 +163,12 @@ UNEQUAL = [
     ("(3,4)", "3.4"),
     ("5 apples", "6 apples"),
     ("5abcd", "5"),
+    (r"2\mathrm{x}", "2"),
+    (r"\lfloor\frac{2 n-1}{5}\rfloor", r"\lfloor\frac{2 n-1}{6}\rfloor"),
+    (r"\max(a,b)", r"\max(a,2b)"),
+    (r"I(0)e^{-t}", "I(0)e^{t}"),
+    (r"x=\frac{1}{3}=\frac{1}{2}", r"\frac12"),
+    (r"V=5\text{ cm}^3", r"V=5\text{ cm}^2"),
     (r"\frac{\pi}{6}", r"\frac{\pi}{6}+2\pi"),
 ]  # fmt: skip
 
