@@ -19,6 +19,7 @@ from retool_mcore.reward.value import NoValue, exact, names, proportional, round
 
 MAX_ELEMENTS = 24  # of a set or list without order: each is compared with each
 FLIPPED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
+DEGREE = Node("div", (Node("constant", text="pi"), number(180)))
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
 
 
@@ -77,6 +78,9 @@ def same(a: Node, b: Node) -> bool:
     a, b = _bare(a), _bare(b)
     if a == b:
         return True
+    if (a.op == "degree") != (b.op == "degree"):
+        angle, other = (a, b) if a.op == "degree" else (b, a)
+        return same(angle.args[0], other) or same(Node("mul", (angle.args[0], DEGREE)), other)
     if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
         return _same_measured(a, b)
     if _is_region(a) or _is_region(b):
@@ -140,6 +144,8 @@ def _spread(node: Node) -> Node:
     if node.op == "list":
         sides = [_named_value(each) for each in node.args]
         known = [side for side in sides if side is not None]
+        if sides[0] is not None and not any(each.op == "relation" for each in node.args[1:]):
+            return Node("list", (sides[0][1], *node.args[1:]))  # x = 1, 2
         if len(known) == len(sides) and len({side[0] for side in known}) == 1:
             return Node("list", tuple(side[1] for side in known))
     if _holds(node, "pm") and node.op not in FORMS[:-1]:
@@ -162,6 +168,8 @@ def _signed(node: Node, sign: int) -> Node:
 def _same_elements(a: Node, b: Node) -> bool:
     """Lists and sets without order. A list says how often each element stands in it."""
     mine, theirs = list(a.args), list(b.args)
+    if any(each.op == "relation" for each in mine) != any(each.op == "relation" for each in theirs):
+        return False  # x=1, y=2 says more than 1, 2
     if max(len(mine), len(theirs)) > MAX_ELEMENTS:
         return len(mine) == len(theirs) and all(map(_told_same, mine, theirs))
     if a.op == b.op == "list":

@@ -153,6 +153,8 @@ class _Reader(Atoms):
                 mixed = Node("group", (Node("add", (whole, right)),))
                 parts[-1] = mixed if last is whole else Node("neg", (mixed,))
                 return
+            if is_fraction and right.op == "div" and all(part.text.isdigit() for part in right.args):
+                raise Unreadable("a whole number before a fraction above 1 is neither a product nor mixed")
         if beside:
             raise Unreadable("two numbers stand side by side")
         parts.append(right)

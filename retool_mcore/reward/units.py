@@ -15,7 +15,26 @@ _MARKED["L"] = "liter"
 VOWELS = set("aeiouy")
 _GENERIC = {f"{base}^{power}" for base in ("unit", "times", "way", "point") for power in (1, 2, 3)}
 _SEPARATORS = ("and", "or", "", ",")
-_CLAUSES = ("if", "for", "when", "where", "with", "otherwise", "is", "are", "not", "all", "no", "mod", "to", "from")
+_CLAUSES = (
+    "or",
+    "and",
+    "so",
+    "about",
+    "if",
+    "for",
+    "when",
+    "where",
+    "with",
+    "otherwise",
+    "is",
+    "are",
+    "not",
+    "all",
+    "no",
+    "mod",
+    "to",
+    "from",
+)
 
 
 def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:

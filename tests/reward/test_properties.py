@@ -20,7 +20,7 @@ SEEDS = st.integers(0, 2**32)
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 @given(seed=SEEDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_ways_are_equal_exactly_if_their_values_are(family: Family, seed: int):
     for answer, truth, equal in pairs(family, random.Random(seed)):
         assert equivalent(answer, truth) == equal, (answer, truth)
