@@ -54,8 +54,8 @@ _NUMBER = re.compile(r"-?[\d.]+")
 def listed() -> Iterator[Pair]:
     for ways in EQUAL:
         yield from ((answer, truth, True) for answer, truth in itertools.permutations(ways, 2))
-    for pair in UNEQUAL:
-        yield from ((*pair, False), (*pair[::-1], False))
+    for answer, truth in UNEQUAL:
+        yield from ((answer, truth, False), (truth, answer, False))
     yield from ((a[0], b[0], False) for a, b in itertools.permutations(EQUAL, 2))
 
 
