@@ -165,7 +165,7 @@ def _text(command: str, content: str, glued: bool) -> Token:
     return Token("text", plain, glued)
 
 
-UNIT_LETTERS = "msghlLNJWVKCA"  # in roman type or as text; any other letter is a name
+UNIT_LETTERS = "msghlLNJWVKCAT"  # in roman type or as text; any other letter is a name
 
 
 def _units() -> dict[str, str]:

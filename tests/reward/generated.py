@@ -124,7 +124,7 @@ def line(draw: Draw) -> tuple[Hashable, list[str]]:
 
 def surd(draw: Draw) -> tuple[Hashable, list[str]]:
     whole, root, under = draw.randint(2, 9), draw.choice((2, 3, 5, 6, 7, 10, 11)), draw.choice((3, 7, 11, 13))
-    return (whole**2 * root, under), [
+    return Fraction(whole**2 * root, under**2), [
         rf"\frac{{{whole}\sqrt{{{root}}}}}{{{under}}}",
         rf"\dfrac{{{whole}\sqrt {root}}}{{{under}}}",
         rf"\frac{{{whole}}}{{{under}}}\sqrt{{{root}}}",
