@@ -8,7 +8,8 @@ SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**
 # Units that are written as text or in roman type, where single letters are no names.
 _MARKED = {
     "m": "meter", "meters": "meter", "s": "second", "g": "gram", "h": "hr", "in": "inch", "min": "minute", "L": "ml",
-    "l": "liter", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "C": "coulomb", "A": "ampere", "T": "tesla",
+    "l": "liter", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "C": "coulomb", "A": "ampere",
+    "T": "tesla",
     "sec": "second", "cm": "cm", "nm": "nm",
 } | UNITS  # fmt: skip
 _MARKED["L"] = "liter"
