@@ -18,20 +18,22 @@ from retool_mcore.reward.score import compute_score
 
 app = typer.Typer()
 ROWS_AT_ONCE = 1024
+NEW_COLUMNS = ("extracted", "correct", "reward", "check_failed")
 
 
 @app.command()
 @guarded
 def score(
     source: Annotated[Path, typer.Argument(help='JSON lines {"response", "answer"}; other keys are kept.')],
-    out: Annotated[Path, typer.Option(help="The same lines with extracted, correct and reward.")],
-    timeout_s: Annotated[float, typer.Option(help="Of one equivalence check.")] = DEFAULT_TIMEOUT_S,
+    out: Annotated[Path, typer.Option(help="The same lines with extracted, correct, reward and check_failed.")],
+    timeout_s: Annotated[float, typer.Option(help="CPU time of one equivalence check.")] = DEFAULT_TIMEOUT_S,
+    prefix: Annotated[str, typer.Option(help="Stands before the names of the new columns.")] = "",
 ) -> None:
     """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise."""
     counts = {"rows": 0, "correct": 0, "without answer": 0, "checks given up": 0}
 
     def score(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
-        return score_row(source, *numbered, timeout_s=timeout_s)
+        return score_row(source, *numbered, timeout_s=timeout_s, prefix=prefix)
 
     def scored() -> Iterator[dict[str, Any]]:
         rows = read_jsonl(source)
@@ -39,9 +41,9 @@ def score(
             while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
                 for result in pool.map(score, chunk):
                     counts["rows"] += 1
-                    counts["correct"] += result["correct"]
-                    counts["without answer"] += result["extracted"] is None
-                    counts["checks given up"] += result.pop("check_failed")
+                    counts["correct"] += result[f"{prefix}correct"]
+                    counts["without answer"] += result[f"{prefix}extracted"] is None
+                    counts["checks given up"] += result[f"{prefix}check_failed"]
                     yield result
         if not counts["rows"]:
             raise DataError(f"{source}: the file has no rows")
@@ -50,11 +52,16 @@ def score(
     typer.echo(", ".join(f"{value} {name}" for name, value in counts.items()))
 
 
-def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """The row with extracted (null if none), correct and reward added.
+def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float, prefix: str) -> dict[str, Any]:
+    """The row with ``NEW_COLUMNS`` added: extracted (null if none), correct, reward, check_failed.
 
-    Raises DataError naming file, line and column.
+    Raises DataError naming file, line and column, also where the row has one of the new columns.
     """
+    if taken := [prefix + column for column in NEW_COLUMNS if prefix + column in row]:
+        raise DataError(
+            f"{source}, line {line}: the row has a column {', '.join(taken)} of its own, which the score would "
+            "overwrite. Put a word before the new columns: --prefix score_"
+        )
     for column, kinds in (("response", str), ("answer", str | int | float)):
         if column not in row:
             raise DataError(f"{source}, line {line}: no column {column}; it has {', '.join(row) or 'none'}")
@@ -64,10 +71,10 @@ def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float)
     if isinstance(row["answer"], str) and not row["answer"].strip():
         raise DataError(f"{source}, line {line}, column answer: {row['answer']!r:.80} is no answer")
     verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, timeout_s=timeout_s)
-    return {
-        **row,
-        "extracted": verdict["answer"] if verdict["has_answer"] else None,
-        "correct": bool(verdict["acc"]),
-        "reward": verdict["score"],
-        "check_failed": bool(verdict["check_failed"]),
-    }
+    values = (
+        verdict["answer"] if verdict["has_answer"] else None,
+        bool(verdict["acc"]),
+        verdict["score"],
+        bool(verdict["check_failed"]),
+    )
+    return row | {prefix + column: value for column, value in zip(NEW_COLUMNS, values, strict=True)}

@@ -147,7 +147,7 @@ class Reward(Section):
     """Reward of any other response; below correct."""
 
     timeout_s: PositiveFloat = 5.0
-    """Seconds per equivalence check; a check that takes longer counts as wrong."""
+    """Seconds of CPU time per equivalence check; a check that takes longer counts as wrong."""
 
     workers: PositiveInt = 1
     """Processes that score responses, each with two checkers of its own."""

@@ -40,9 +40,9 @@ How = Literal["exact", "values", "timeout", "crash", "too long"]
 class Verdict:
     """Whether two answers are equivalent, and how the check came to it.
 
-    ``how`` is "exact" for a comparison of texts or rational numbers, "values" for one of expressions.
-    "timeout", "crash" and "too long" mean that the check was given up, and the answer counts as not
-    equivalent.
+    ``how`` is "exact" for a comparison of texts or rational numbers, "values" for one of
+    expressions. "timeout", "crash" and "too long" mean that the check was given up, and the answer
+    counts as not equivalent.
     """
 
     equivalent: bool
@@ -60,8 +60,8 @@ def is_equivalent(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT
 def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
     """Like ``is_equivalent``, but also says how the result was found.
 
-    Thread-safe. A check takes at most ``timeout_s`` of CPU time, however busy the machine is. Raises
-    RewardError when no checker process can be started, but never because of the answer.
+    Thread-safe. A check takes at most ``timeout_s`` of CPU time, however busy the machine is.
+    Raises RewardError when no checker process can be started, but never because of the answer.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")

@@ -19,6 +19,7 @@ from retool_mcore.reward.value import NoValue, exact, names, proportional, round
 
 MAX_ELEMENTS = 24  # of a set or list without order: each is compared with each
 FLIPPED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
+DEGREE = Node("div", (Node("constant", text="pi"), number(180)))
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
 
 
@@ -49,7 +50,7 @@ def told_at_once(answer: Normal, truth: Normal) -> bool | None:
         return True
     if answer.words is not None or truth.words is not None:
         return answer.words == truth.words
-    if answer.tree is None and answer.number is None or truth.tree is None and truth.number is None:
+    if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
         return spelling(answer.text) == spelling(truth.text)
     if answer.number is not None and truth.number is not None:
         units = [normal.tree.text if normal.tree and normal.tree.op == "unit" else "" for normal in (answer, truth)]
@@ -77,6 +78,9 @@ def same(a: Node, b: Node) -> bool:
     a, b = _bare(a), _bare(b)
     if a == b:
         return True
+    if (a.op == "degree") != (b.op == "degree"):
+        angle, other = (a, b) if a.op == "degree" else (b, a)
+        return same(angle.args[0], other) or same(Node("mul", (angle.args[0], DEGREE)), other)
     if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
         return _same_measured(a, b)
     if _is_region(a) or _is_region(b):
@@ -140,6 +144,8 @@ def _spread(node: Node) -> Node:
     if node.op == "list":
         sides = [_named_value(each) for each in node.args]
         known = [side for side in sides if side is not None]
+        if sides[0] is not None and not any(each.op == "relation" for each in node.args[1:]):
+            return Node("list", (sides[0][1], *node.args[1:]))  # x = 1, 2
         if len(known) == len(sides) and len({side[0] for side in known}) == 1:
             return Node("list", tuple(side[1] for side in known))
     if _holds(node, "pm") and node.op not in FORMS[:-1]:
@@ -162,6 +168,8 @@ def _signed(node: Node, sign: int) -> Node:
 def _same_elements(a: Node, b: Node) -> bool:
     """Lists and sets without order. A list says how often each element stands in it."""
     mine, theirs = list(a.args), list(b.args)
+    if any(each.op == "relation" for each in mine) != any(each.op == "relation" for each in theirs):
+        return False  # x=1, y=2 says more than 1, 2
     if max(len(mine), len(theirs)) > MAX_ELEMENTS:
         return len(mine) == len(theirs) and all(map(_told_same, mine, theirs))
     if a.op == b.op == "list":
@@ -215,10 +223,11 @@ def _is_region(node: Node) -> bool:
 
 
 def _named_value(node: Node) -> tuple[Node, Node] | None:
-    """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last."""
-    if node.op != "relation" or any(sign != "=" for sign in node.text.split()):
+    """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last, if a is b."""
+    if node.op != "relation" or any(sign != "=" for sign in node.text.split()) or not _is_name(node.args[0]):
         return None
-    return (node.args[0], node.args[-1]) if _is_name(node.args[0]) else None
+    last = node.args[-1]
+    return (node.args[0], last) if all(_told_same(each, last) for each in node.args[1:-1]) else None
 
 
 def _is_name(node: Node) -> bool:
@@ -250,17 +259,17 @@ def _same_relations(a: Node, b: Node) -> bool:
 
 def _same_difference(a: Node, b: Node) -> bool:
     """Whether both sides' difference is the same but for a factor: 2x = 4y and x - 2y = 0."""
-    if (
-        a.text != b.text
-        or a.text not in ("=", r"\ne", "<", r"\le")
-        or any(each.op in FORMS for each in (*a.args, *b.args))
-    ):
+    if a.text != b.text or a.text not in ("=", r"\ne", "<", r"\le") or _holds_form(a) or _holds_form(b):
         return False
     differences = [Node("add", (each.args[0], Node("neg", (each.args[1],)))) for each in (a, b)]
     symbols = [names(each) for each in differences]
     if not symbols[0] or symbols[0] != symbols[1]:
         return False
     return proportional(*differences, positive=a.text in ("<", r"\le"))
+
+
+def _holds_form(relation: Node) -> bool:
+    return any(each.op in FORMS or _holds(each, "unit") or _holds(each, "percent") for each in relation.args)
 
 
 def _directed(relation: Node) -> Node:
@@ -281,6 +290,8 @@ def _is_value_of(relation: Node, value: Node) -> bool:
     first, last = relation.args[0], relation.args[-1]
     if signs[-1] == r"\approx":
         last = relation.args[signs.index(r"\approx")]
+    if signs[-1] == "=" and not all(_told_same(each, last) for each in relation.args[1:-1]):
+        return False
     if _is_name(first) or first.op == "tuple":
         return same(last, value)
     if names(first) or first.op in FORMS or last.op in FORMS:

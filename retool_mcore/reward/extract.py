@@ -1,8 +1,9 @@
 r"""Find the answer in a response: ``\boxed{...}`` or ``<answer>...</answer>``, the last one.
 
 Only the model's own words after the last interpreter output count. Calls and outputs are left out,
-so printing a box from code earns nothing. The renderer (``data.chat.neutralise``) makes sure that
-an output cannot close its own block.
+the real ones and those that a model only pretends to have seen, so a box that code prints earns
+nothing. The renderer (``data.chat.neutralise``) makes sure that a real output cannot close its own
+block.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import re
 
 OUTPUT_ENDS = ("</tool_response>", "</interpreter>")
 # Blocks that are not answer text; a block that the budget cut off extends to the end.
-_BLOCKS = re.compile(
-    r"<(tool_call|tool_response|code|interpreter)>.*?(?:</\1>|\Z)",
-    re.DOTALL,
+_TAG = re.compile(r"<(?P<end>/)?(?P<block>tool_call|tool_response|code|interpreter)>")
+# Code in markdown, which models write without a tool, and what they then say that it printed; a box
+# in either is no answer.
+_FENCED = re.compile(
+    r"^[ \t]*```(?:python|python3|py|tool_code|code|output|tool_output|outputs|result|stdout|console|interpreter)\b"
+    r".*?(?:^[ \t]*```|\Z)",
+    re.DOTALL | re.MULTILINE,
 )
-# Code in markdown, which models write without a tool; a box in it is no answer either.
-_FENCED_CODE = re.compile(r"^[ \t]*```(?:python|python3|py|tool_code)\b.*?(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
@@ -33,12 +36,39 @@ def model_text(response: str) -> str:
     end is left out too.
     """
     start = max(response.rfind(end) + len(end) if end in response else 0 for end in OUTPUT_ENDS)
-    return _BLOCKS.sub(" ", response[start:])
+    return _own_words(response[start:])
+
+
+def _own_words(text: str) -> str:
+    """The text outside of all blocks. An output ends where all outputs in it have ended.
+
+    What stands before the end of an output that has no beginning may be output: it is left out.
+    """
+    words: list[str] = []
+    block, depth, start = "", 0, 0
+    for tag in _TAG.finditer(text):
+        name, ends = tag["block"], tag["end"] is not None
+        if not depth:
+            if ends and tag[0] in OUTPUT_ENDS:
+                words.clear()
+            else:
+                words.append(text[start : tag.start()])
+            block, depth, start = name, int(not ends), tag.end()
+        elif name == block:
+            depth += -1 if ends else int(block in ("tool_response", "interpreter"))
+            start = tag.end()
+    if not depth:
+        words.append(text[start:])
+    return _FENCED.sub(" ", " ".join(words))
 
 
 def last_answer(text: str) -> str | None:
-    r"""The content of the last balanced ``\boxed{...}``, or of an ``<answer>`` block after it."""
-    text = _FENCED_CODE.sub(" ", text)
+    r"""The content of the last balanced ``\boxed{...}``, or of an ``<answer>`` block after it.
+
+    Calls and outputs in the text are passed over; ``model_text`` also passes over what stands
+    before them.
+    """
+    text = _own_words(text)
     box = max(_boxes(text), key=lambda span: span[1], default=None)
     block = next(reversed(list(_ANSWER.finditer(text))), None)
     if block is not None and (box is None or box[1] <= block.start()):
@@ -48,7 +78,7 @@ def last_answer(text: str) -> str | None:
 
 def boxes(text: str) -> list[str]:
     r"""The contents of all balanced ``\boxed{...}``, in order; of nested ones the outermost."""
-    text = _FENCED_CODE.sub(" ", text)
+    text = _own_words(text)
     return [text[slice(*span)].strip() for span in _boxes(text)]
 
 

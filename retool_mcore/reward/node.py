@@ -10,6 +10,7 @@ from retool_mcore.reward.tokens import Unreadable
 MAX_DEPTH = 60  # of nested groups; answers have fewer than ten
 MAX_TREE_DEPTH = 80  # of a tree, where a chain of signs such as !!! counts too
 MAX_DIGITS = 400  # of a number that is compared exactly
+MAX_POWER_OF_TEN = 999
 _ZERO = Fraction(0)
 
 
@@ -32,6 +33,8 @@ def number(said: str | int) -> Node:
     if len(text) > MAX_DIGITS:
         raise Unreadable(f"a number has {len(text)} digits; {MAX_DIGITS} are the most")
     digits, _, exponent = text.lower().partition("e")
+    if exponent and abs(int(exponent)) > MAX_POWER_OF_TEN:
+        raise Unreadable(f"the power of ten of {text:.40} is beyond {MAX_POWER_OF_TEN}")
     value = Fraction(digits.rstrip(".") or "0")
     return Node("number", text=text, value=value * Fraction(10) ** int(exponent) if exponent else value)
 
@@ -41,18 +44,85 @@ def name(said: str) -> Node:
     return Node("name", text=said)
 
 
+def nary(op: str, parts: list[Node]) -> Node:
+    """``op`` of all parts; of a single one, that part."""
+    return parts[0] if len(parts) == 1 else Node(op, tuple(parts))
+
+
 FUNCTIONS = {
     "\\" + word
-    for word in (
-        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth asinh arcsinh arccosh "
-        "arctanh ln log exp abs gcd lcm max min cis"
-    ).split()
+    for word in [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "arccot",
+        "arcsec",
+        "arccsc",
+        "sinh",
+        "cosh",
+        "tanh",
+        "coth",
+        "asinh",
+        "arcsinh",
+        "arccosh",
+        "arctanh",
+        "ln",
+        "log",
+        "exp",
+        "abs",
+        "gcd",
+        "lcm",
+        "max",
+        "min",
+        "cis",
+    ]
 }
 CONSTANTS = {r"\pi": "pi", r"\infty": "infinity", "e": "e", "i": "i"}
 GREEK = {
     "\\" + word
-    for word in (
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi "
-        "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar nabla partial circ"
-    ).split()
+    for word in [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "iota",
+        "kappa",
+        "lambda",
+        "mu",
+        "nu",
+        "xi",
+        "rho",
+        "sigma",
+        "tau",
+        "upsilon",
+        "phi",
+        "chi",
+        "psi",
+        "omega",
+        "Gamma",
+        "Delta",
+        "Theta",
+        "Lambda",
+        "Xi",
+        "Pi",
+        "Sigma",
+        "Phi",
+        "Psi",
+        "Omega",
+        "ell",
+        "hbar",
+        "nabla",
+        "partial",
+        "circ",
+    ]
 }

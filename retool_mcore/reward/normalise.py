@@ -20,14 +20,14 @@ from retool_mcore.reward.value import exact
 MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
 MAX_EXACT_DIGITS = 400
 MAX_WORDS = 6  # of a truth that is words
-NO_ANSWERS = {"proof", "prove", "proved", "proven", "solution", "vary", "varies", "omitted", "unknown", "null", "nan"}
+NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted"}
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")
 _FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
 _GROUPED = re.compile(r"(?<=\d)(?:,\\!|\\!,|\{,\}|\\,)\s?(?=\d{3}(?!\d))")
-_SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\quad(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])")
+_SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\displaystyle(?![a-zA-Z])")
 _CURRENCY = re.compile(r"\\\$|[$€£¥]|\\(?:euro|pounds)(?![a-zA-Z])")
 _WRAPPED = re.compile(r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox|boldsymbol|fbox)\s*+\{")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
@@ -57,7 +57,7 @@ class Normal:
 @lru_cache(maxsize=4096)
 def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
-    text = _joined(_unwrapped(answer))
+    text = _joined(_unwrapped(answer)).rstrip(".,; ")
     number = plain_number(text)
     if number is not None:
         return Normal(text, number=number)
@@ -70,7 +70,7 @@ def normalise(answer: str) -> Normal:
     try:
         tree = read(text)
     except Unreadable as problem:
-        words = " ".join(text.casefold().split()) if _NAMED.fullmatch(text) else None
+        words = " ".join(text.casefold().replace(",", " , ").split()) if _NAMED.fullmatch(text) else None
         return Normal(text, words=words, problem=str(problem))
     percent = tree.op == "percent"
     return Normal(text, percent, exact(tree.args[0] if percent else tree), tree)
@@ -90,7 +90,7 @@ def vote(answer: str | None) -> str:
 
 
 def spelling(text: str) -> str:
-    r"""The text with one spelling of each sign: no spaces, no ``\left``, ``\frac`` for ``\dfrac``."""
+    r"""The text with one spelling of each sign: no spaces, no ``\left``, no ``\dfrac``."""
     if len(text) > MAX_ANSWER_CHARS:
         return text
     try:
@@ -124,7 +124,7 @@ def judgeable(truth: str) -> str | None:
     words = normal.words.split()
     if len(words) > MAX_WORDS:
         return f"it is a text of {len(words)} words, and only the same words would equal it"
-    if NO_ANSWERS & set(words):
+    if words[0] in NO_ANSWERS:
         return f"{truth.strip()!r} is no answer"
     return None
 
@@ -163,6 +163,8 @@ def _unwrapped(text: str) -> str:
     """Without delimiters, boxes, text commands around all of it, and a full stop behind it."""
     while True:
         before, text = text, text.strip().rstrip(",;.").rstrip()
+        if text.endswith("\\") and not text.endswith("\\\\"):
+            text = text[:-1].rstrip()  # half of a "\\ "
         for opening, closing in _DELIMITERS:
             inside = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
             if inside and opening not in text[len(opening) : -len(closing)]:

@@ -1,4 +1,4 @@
-r"""Sets of real numbers, in each of their spellings: ``1 < x \le 2``, ``(1, 2]``, ``x > 1 or x < 0``,
+r"""Sets of real numbers in their spellings: ``1 < x \le 2``, ``(1, 2]``, ``x > 1 or x < 0``,
 ``\{x \mid x \ge 1\}``, ``\mathbb{R} \setminus \{2\}``.
 
 A region is its intervals in order, none touching the next. Ends are numbers; a set whose ends hold
@@ -116,7 +116,7 @@ def _condition(node: Node) -> Region | None:
         if one is None:
             return None
         regions.append(one)
-    return _intersected(regions) if len({name for name in names(node)}) == 1 else None
+    return _intersected(regions) if len(names(node)) == 1 else None
 
 
 def _inequality(left: Node, sign: str, right: Node) -> Region | None:

@@ -27,7 +27,7 @@ class Token:
 
 
 _TOKEN = re.compile(
-    r"(?P<space>\s+|~|\\[ ,;:!>]|\\q?quad\b|\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![a-zA-Z])|&nbsp;"
+    r"(?P<space>\s+|~|\\[ ,;:!>]|\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![a-zA-Z])|&nbsp;"
     r"|\\(?:left|right|[bB]ig+[lr]?)(?![a-zA-Z])\s*+\.?)"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
     r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|mathcal|mbox|hbox|operatorname\*?|bold"
@@ -37,30 +37,33 @@ _TOKEN = re.compile(
     r"|(?P<sign>\*\*|<=|>=|!=|.)",
     re.DOTALL,
 )
-_SIGNS = {
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega"
+)
+_SIGNS = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", (
+    "\\" + name for name in f"{_GREEK} Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split()
+), strict=True)) | {
     "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "∕": "/", "**": "^", "＝": "=",
     "<=": r"\le", "≤": r"\le", "⩽": r"\le", ">=": r"\ge", "≥": r"\ge", "⩾": r"\ge", "!=": r"\ne", "≠": r"\ne",
     "≈": r"\approx", "±": r"\pm", "∓": r"\mp", "∞": r"\infty", "π": r"\pi", "√": r"\sqrt", "∪": r"\cup", "∩": r"\cap",
     "∈": r"\in", "°": r"\degree", "%": r"\%", "ℝ": r"\R", "∅": r"\emptyset", "’": "'", "′": "'", "，": ",", "（": "(",
     "）": ")", "：": ":", "；": ";", "⟨": r"\langle", "⟩": r"\rangle", "∖": r"\setminus", "→": r"\to", "∠": r"\angle",
 }  # fmt: skip
-_SIGNS |= dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", (
-    "\\" + name for name in "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split()), strict=True))  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _METER = re.compile(r"(?<=\d )m(?=[²³])")  # the one letter that a raised digit marks as a unit
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-_VULGAR = {ord(sign): rf"\frac{{{over}}}{{{under}}}" for sign, over, under in (
-    ("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅙", 1, 6), ("⅛", 1, 8))}  # fmt: skip
+_PARTS = {"½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "15", "⅙": "16", "⅛": "18"}
+_VULGAR = {ord(sign): rf"\frac{{{parts[0]}}}{{{parts[1]}}}" for sign, parts in _PARTS.items()}
 _COMMANDS = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\leq": r"\le", r"\leqslant": r"\le",
     r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne", r"\lt": "<", r"\gt": ">", r"\cdot": "*", r"\times": "*",
     r"\ast": "*", r"\div": "/", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]",
     r"\lparen": "(", r"\rparen": ")", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": r"\mid", r"\colon": ":",
     r"\dbinom": r"\binom", r"\tbinom": r"\binom", r"\varepsilon": r"\epsilon", r"\varphi": r"\phi",
-    r"\vartheta": r"\theta", r"\Re": r"\R", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
+    r"\vartheta": r"\theta", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
     r"\lor": r"\vee", r"\bullet": "*", r"\backslash": r"\setminus", r"\rightarrow": r"\to", r"\smallsetminus":
     r"\setminus", r"\arcsinh": r"\asinh", r"\tg": r"\tan", r"\ctg": r"\cot", r"\degrees": r"\degree", r"\doteq": "=",
+    r"\oslash": r"\emptyset", r"\quad": ";", r"\qquad": ";",
     r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",
     r"\widehat": r"\hat", r"\bar": r"\overline", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\lg": r"\log",
@@ -143,11 +146,16 @@ def _text(command: str, content: str, glued: bool) -> Token:
     plain = re.sub(r"[\s~]+|\\[ ,;:!]", " ", content).strip()
     if command == "mathbb" and plain in ("R", "Z", "N", "Q", "C"):
         return Token("command", "\\" + plain, glued)
-    if command.startswith("operatorname") or (command == "mathrm" and plain.lower() in WORDS):
+    if command.startswith("operatorname") or (command == "mathrm" and plain in WORDS and plain not in ("min", "sec")):
         return Token("command", WORDS.get(plain, "\\" + plain), glued)
     if plain.lower() in ("%", r"\%", "percent", "pct", "per cent"):
         return Token("command", r"\%", glued)
-    if command == "mathrm" and plain in ("i", "e", "d"):
+    if (
+        len(plain) == 1
+        and plain.isalpha()
+        and plain not in UNIT_LETTERS
+        and not (command == "text" and plain.isupper())
+    ):
         return Token("letter", plain, glued)
     if command in ("mathbf", "mathit", "boldsymbol", "bm", "bold", "mathcal", "mathsf"):
         if len(plain) == 1 and plain.isalpha():
@@ -155,6 +163,9 @@ def _text(command: str, content: str, glued: bool) -> Token:
         if plain.startswith("\\") and plain[1:].isalpha():
             return Token("command", _COMMANDS.get(plain, plain), glued)
     return Token("text", plain, glued)
+
+
+UNIT_LETTERS = "msghlLNJWVKCAT"  # in roman type or as text; any other letter is a name
 
 
 def _units() -> dict[str, str]:

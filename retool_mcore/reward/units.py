@@ -9,13 +9,33 @@ SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**
 _MARKED = {
     "m": "meter", "meters": "meter", "s": "second", "g": "gram", "h": "hr", "in": "inch", "min": "minute", "L": "ml",
     "l": "liter", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "C": "coulomb", "A": "ampere",
+    "T": "tesla",
     "sec": "second", "cm": "cm", "nm": "nm",
 } | UNITS  # fmt: skip
 _MARKED["L"] = "liter"
 VOWELS = set("aeiouy")
 _GENERIC = {f"{base}^{power}" for base in ("unit", "times", "way", "point") for power in (1, 2, 3)}
 _SEPARATORS = ("and", "or", "", ",")
-_CLAUSES = ("if", "for", "when", "where", "with", "otherwise", "is", "are", "not", "all", "no", "mod", "to", "from")
+_CLAUSES = (
+    "or",
+    "and",
+    "so",
+    "about",
+    "if",
+    "for",
+    "when",
+    "where",
+    "with",
+    "otherwise",
+    "is",
+    "are",
+    "not",
+    "all",
+    "no",
+    "mod",
+    "to",
+    "from",
+)
 
 
 def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:

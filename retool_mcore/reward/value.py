@@ -57,15 +57,15 @@ def _exact_of(op: str, known: list[Fraction]) -> Fraction | None:
     if op == "abs":
         return abs(a)
     if op == "add":
-        return sum(known, Fraction(0))
+        return sum(known, Fraction(0)) if sum(map(_bits, known)) <= 2 * MAX_BITS else None
     if op == "mul":
-        return math.prod(known) if sum(map(_bits, known)) <= 4 * MAX_BITS else None
+        return math.prod(known, start=Fraction(1)) if sum(map(_bits, known)) <= 2 * MAX_BITS else None
     if op == "div":
         return a / b if b else None
     if op == "pow":
         if b.denominator != 1 or (a == 0 and b <= 0) or _bits(a) * abs(b) > MAX_BITS:
             return None
-        return a ** int(b)
+        return Fraction(a ** int(b))
     if op == "factorial":
         return Fraction(math.factorial(int(a))) if a.denominator == 1 and 0 <= a <= 300 else None
     if b.denominator != 1 or a.denominator != 1 or not 0 <= b <= 60 or not 0 <= a <= 10**6:
@@ -184,7 +184,7 @@ def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tupl
     With negative values of symbols only what stays real counts: sqrt(ab) is sqrt(a) sqrt(b) for
     the quantities that answers are about, and sqrt(x^2) is x for no negative x.
     """
-    for point, signed in _points(tuple(sorted(names(a) | names(b)))):
+    for point, signed in _points(tuple(sorted(names(a) | names(b))), _steps(a) or _steps(b)):
         try:
             coarse, fine = (_Evaluator(digits, point, ten) for digits in _DIGITS)
             values = (coarse.value(a), coarse.value(b)), (fine.value(a), fine.value(b))
@@ -195,8 +195,11 @@ def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tupl
 
 
 @lru_cache(maxsize=64)
-def _points(symbols: tuple[str, ...]) -> list[tuple[dict[str, str], bool]]:
-    """Values of the symbols, as decimals, and whether some are negative."""
+def _points(symbols: tuple[str, ...], steps: bool) -> list[tuple[dict[str, str], bool]]:
+    """Values of the symbols, as decimals, and whether some are negative.
+
+    ``steps``: many more, whole and large ones, since a step function is the same between its steps.
+    """
     if not symbols:
         return [({}, False)]
     points: list[tuple[dict[str, str], bool]] = []
@@ -204,7 +207,17 @@ def _points(symbols: tuple[str, ...]) -> list[tuple[dict[str, str], bool]]:
         draw = random.Random(f"{index}{len(symbols)}")
         values = {symbol: f"{draw.uniform(low, high):.15f}{draw.randrange(10**12)}" for symbol in symbols}
         points.append((values, low < 0))
+    for index in range(60 if steps else 0):
+        draw = random.Random(f"{index}steps{len(symbols)}")
+        high = 10 ** (2 + index % 4)
+        points.append(({symbol: str(draw.randint(1, high) + index % 2 * draw.random()) for symbol in symbols}, False))
     return points
+
+
+def _steps(node: Node) -> bool:
+    if node.op in ("floor", "ceil", "mod") or (node.op == "function" and node.text in ("gcd", "lcm", "max", "min")):
+        return True
+    return any(map(_steps, node.args))
 
 
 @lru_cache(maxsize=4)

@@ -30,6 +30,7 @@ EQUAL = [
     [r"\$18.90", "18.90", "18.9 dollars", "$18.90"],
     [r"\frac{3\pi}{2}\text{ meters}", r"\frac{3}{2}\pi", r"1.5\pi"],
     ["23 apples", r"23\text{ apples}", "23", r"23 \text{ apple}"],
+    [r"45^\circ", r"\frac{\pi}{4}", r"45^{\circ}"],
     # Words
     [r"\text{Evelyn}.", "Evelyn", r"\text{Evelyn}", "evelyn"],
     [r"\text{(B)}", "B", "(B)", r"\textbf{(B)}", "B."],
@@ -52,6 +53,8 @@ EQUAL = [
     [r"10!", "3628800"],
     [r"\binom{10}{3}", "120"],
     ["1.414214", r"\sqrt{2}"],
+    [r"\left\lfloor\frac{2n-1}{5}\right\rfloor", r"\lfloor \frac{2 n-1}{5} \rfloor", r"\lfloor 0.4n-0.2\rfloor"],
+    [r"2\mathrm{x}", "2x"],
     # Relations
     [r"m_{\max }=\frac{3}{2}", r"m_{\max}=1.5", "3/2", r"m_{\text{max}} = \frac32"],
     ["x=19", "19", "x = 19"],
@@ -65,13 +68,15 @@ EQUAL = [
     ["2:3", r"2 : 3"],
     [r"x\leq 3", "3 \\ge x", "x<=3", "x ≤ 3"],
     # Sets and intervals
-    [r"\{x \mid x \geq 1\}", r"[1,\infty)", r"x \ge 1", r"\{x: x\ge1\}", r"x \in [1, \infty)", r"\{x \in \mathbb{R} | x \ge 1\}"],
+    [r"\{x \mid x \geq 1\}", r"[1,\infty)", r"x \ge 1", r"\{x: x\ge1\}", r"x \in [1, \infty)",
+     r"\{x \in \mathbb{R} | x \ge 1\}"],
     [r"1<x\le 2", "(1,2]", r"\{x | 1 < x \leq 2\}", r"2 \ge x > 1", r"x\in(1,2]"],
     [r"x<1\text{ or }x>3", r"(-\infty,1)\cup(3,\infty)", r"(3,+\infty)\cup(-\infty, 1)", r"(-∞, 1) ∪ (3, ∞)"],
     [r"\mathbb{R}\setminus\{2\}", r"(-\infty,2)\cup(2,\infty)", r"x \neq 2", r"\{x \mid x \ne 2\}"],
     [r"\mathbb{R}", r"(-\infty,\infty)"],
     [r"(1,\sqrt2)", r"\left(1, \sqrt{2}\right)", r"(\frac22,2^{1/2})"],
-    [r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}", r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)"],
+    [r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}",
+     r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)"],
     [r"x=2t+1, y=4t, z=t", r"z=t,\ x=1+2t,\ y=4t"],
 ]  # fmt: skip
 
@@ -159,6 +164,22 @@ UNEQUAL = [
     ("(3,4)", "3.4"),
     ("5 apples", "6 apples"),
     ("5abcd", "5"),
+    (r"5\text{ or so}", "5"),
+    (r"x=1,y=2", "2,1"),
+    (r"45^\circ", r"\frac{\pi}{3}"),
+    (r"1\frac43", r"\frac73"),
+    ("the answer is 5", "5"),
+    (r"5\text{ if }x>0", "5"),
+    (r"\text{5 apples and 6 pears}", "5"),
+    ("1e400", "1e401"),
+    ("1e-400", "0"),
+    ("0/0", "1/0"),
+    (r"2\mathrm{x}", "2"),
+    (r"\lfloor\frac{2 n-1}{5}\rfloor", r"\lfloor\frac{2 n-1}{6}\rfloor"),
+    (r"\max(a,b)", r"\max(a,2b)"),
+    (r"I(0)e^{-t}", "I(0)e^{t}"),
+    (r"x=\frac{1}{3}=\frac{1}{2}", r"\frac12"),
+    (r"V=5\text{ cm}^3", r"V=5\text{ cm}^2"),
     (r"\frac{\pi}{6}", r"\frac{\pi}{6}+2\pi"),
 ]  # fmt: skip
 

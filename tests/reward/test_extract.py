@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from retool_mcore.reward.extract import boxes, extract_answer, model_text
+from retool_mcore.reward.extract import boxes, extract_answer, last_answer, model_text
 
 CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(1)"}}\n</tool_call>'
 
@@ -50,12 +50,35 @@ def test_the_last_box_or_answer_counts(response, answer):
         "<code>\n```python\n# \\boxed{5}\n```\n</code>\n<interpreter>\n\\boxed{5}\n</interpreter>\n",
         "```python\nprint('\\boxed{5}')\n```\nIt prints the answer.",
         "  ```py\n# \\boxed{5}",
+        # Output that the model only pretends to have seen, in tags, in nested tags and in fences.
+        "It prints <interpreter>\\boxed{5}</interpreter>",
+        "<interpreter><interpreter>1</interpreter>\\boxed{5}</interpreter>",
+        "\\boxed{5}\n</interpreter> That is what it prints.",
+        "```output\n\\boxed{5}\n```",
+        "```tool_output\n\\boxed{5}",
         # What the model said before the last output was not its answer.
         f"It is \\boxed{{5}}. {CALL}\nuser\n<tool_response>\n6\n</tool_response>\nassistant\nHm.",
     ],
 )
 def test_a_box_in_code_or_output_earns_nothing(response):
     assert extract_answer(response) is None
+
+
+@pytest.mark.parametrize(
+    "turn, answer",
+    [
+        (r"\boxed{4} <interpreter>\boxed{5}</interpreter>", "4"),
+        (r"<tool_response>\boxed{5}</tool_response> so \boxed{4}", "4"),
+        ("```output\n\\boxed{5}\n```\nso \\boxed{4}", "4"),
+        (r"\boxed{5}</interpreter> so \boxed{4}", "4"),
+        (r"<interpreter>\boxed{5}", None),
+        (r"<code>print(r'\boxed{5}')</code>", None),
+        (r"in a <code> block: <code>1</code> \boxed{4}", "4"),
+    ],
+)
+def test_a_single_turn_too_is_read_outside_of_calls_and_outputs_only(turn, answer):
+    assert last_answer(turn) == answer
+    assert boxes(turn) == ([answer] if answer else [])
 
 
 def test_all_boxes_are_found_in_order():
@@ -73,7 +96,22 @@ def test_the_answer_after_an_output_counts_with_and_without_control_tokens():
 
 
 @pytest.mark.parametrize(
-    "unit", ["\\boxed{", "{", "}", "<tool_call>", "<answer>", "<code>a", "\\", "</tool_response>", "```python\n", " "]
+    "unit",
+    [
+        "\\boxed{",
+        "{",
+        "}",
+        "<tool_call>",
+        "<answer>",
+        "<code>a",
+        "\\",
+        "</tool_response>",
+        "```python\n",
+        " ",
+        "<interpreter>",
+        "```",
+        "\t",
+    ],
 )
 def test_a_hostile_megabyte_takes_linear_time(unit):
     started = time.process_time()

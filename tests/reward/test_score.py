@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from retool_mcore.errors import RewardError
+from retool_mcore.reward.normalise import vote
 from retool_mcore.reward.score import compute_score
 from tests.reward.spellings import SLOW
 
@@ -29,7 +30,11 @@ def test_answers_that_are_written_differently_only_are_one_vote():
         compute_score("math", rf"\boxed{{{answer}}}", "7", None)["pred"] for answer in ("034", "34.0", "$34$", "34%")
     ]
     assert preds == ["34", "34", "34", "34%"]
-    assert compute_score("math", r"\boxed{0.5}", "7", None)["pred"] == "1/2"
+    halves = (r"\frac{1}{2}", r"\dfrac{1}{2}", r"\frac12", "1/2", "0.5", r"\left(\frac{1}{2}\right)", "½")
+    assert {compute_score("math", rf"\boxed{{{half}}}", "7", None)["pred"] for half in halves} == {"1/2"}
+    roots = (r"\frac{\sqrt{2}}{2}", r"\dfrac{\sqrt 2}2", r"\frac{ \sqrt2 }{ 2 }")
+    assert len({vote(root) for root in roots}) == 1
+    assert len({vote(each) for each in (r"\frac{1}{23}x", r"\frac{12}{3}x", r"\sqrt{2}3", r"\sqrt{23}")}) == 4
     assert compute_score("math", r"\boxed{x+1}", "7", None)["pred"] == "x+1"
 
 

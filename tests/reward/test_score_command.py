@@ -9,19 +9,20 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.data.files import read_jsonl
+from tests.reward.spellings import SLOW
 
 
-def run(tmp_path, content: str):
+def run(tmp_path, content: str, *options: str):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(content, encoding="utf-8", errors="surrogateescape")
-    return CliRunner().invoke(all_commands(), ["score", str(source), "--out", str(out)]), out
+    return CliRunner().invoke(all_commands(), ["score", str(source), "--out", str(out), *options]), out
 
 
 def test_an_empty_response_is_wrong_and_no_error(tmp_path):
     result, out = run(tmp_path, '{"response": "", "answer": "1"}')
     assert result.exit_code == 0, result.output
     assert [row for _, row in read_jsonl(out)] == [
-        {"response": "", "answer": "1", "extracted": None, "correct": False, "reward": -1.0}
+        {"response": "", "answer": "1", "extracted": None, "correct": False, "reward": -1.0, "check_failed": False}
     ]
 
 
@@ -33,9 +34,9 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
     assert result.exit_code == 0, result.output
     scored = [row for _, row in read_jsonl(out)]
     assert [row["id"] for row in scored] == list(range(2000))
-    assert scored[4] == {**rows[4], "extracted": "004", "correct": True, "reward": 1.0}
-    assert scored[3] == {**rows[3], "extracted": None, "correct": False, "reward": -1.0}
-    assert scored[7] == {**rows[7], "extracted": "007", "correct": False, "reward": -1.0}
+    assert scored[4] == {**rows[4], "extracted": "004", "correct": True, "reward": 1.0, "check_failed": False}
+    assert scored[3] == {**rows[3], "extracted": None, "correct": False, "reward": -1.0, "check_failed": False}
+    assert scored[7] == {**rows[7], "extracted": "007", "correct": False, "reward": -1.0, "check_failed": False}
     assert "2000 rows, 3 correct, 667 without answer, 0 checks given up" in result.output.replace("\n", " ")
 
 
@@ -59,3 +60,26 @@ def test_a_bad_line_is_one_error_and_nothing_is_written(tmp_path, content, rule)
     assert result.exit_code == 2
     assert rule in result.output.replace("\n", " ")
     assert not out.exists()
+
+
+def test_a_rows_own_columns_are_never_overwritten(tmp_path):
+    row = {"response": r"\boxed{1}", "answer": "2", "correct": "by hand", "reward": 0.5}
+    result, out = run(tmp_path, json.dumps(row))
+    assert result.exit_code == 2
+    assert "line 1: the row has a column correct, reward of its own" in " ".join(result.output.split())
+    assert not out.exists()
+    result, out = run(tmp_path, json.dumps(row), "--prefix", "score_")
+    assert result.exit_code == 0, result.output
+    scores = {"score_extracted": "1", "score_correct": False, "score_reward": -1.0, "score_check_failed": False}
+    assert [row for _, row in read_jsonl(out)] == [row | scores]
+
+
+def test_a_check_that_was_given_up_is_told_in_its_row(tmp_path):
+    rows = [
+        {"response": rf"\boxed{{{SLOW[0]}}}", "answer": SLOW[1]},
+        {"response": r"\boxed{\sqrt8}", "answer": r"2\sqrt2"},
+    ]
+    result, out = run(tmp_path, "\n".join(map(json.dumps, rows)), "--timeout-s", "0.1")
+    assert result.exit_code == 0, result.output
+    assert [(row["correct"], row["check_failed"]) for _, row in read_jsonl(out)] == [(False, True), (True, False)]
+    assert "1 checks given up" in result.output.replace("\n", " ")
