@@ -10,13 +10,13 @@ Each pair is judged as one response, ``\\boxed{answer}``, against one truth. Thr
   another line's answer (unequal). A changed digit may leave the value as it was (1^2 and 1^3), so a
   few tenths of a percent there are no errors.
 
-The tests' pairs were in sight when our judge was written, and the others' were not: read the rows
-of generated and of golds first.
+All three were in sight while our judge was written: answers of public test sets were read to see
+what it could not read. Other golds say more than these.
 
 Scorers: ours; math-verify as installed; verl's math_dapo, math_reward and prime_math. ``--grader
 PATH`` adds, as "grader", the ``math_equal(prediction, reference)`` of a folder with a grader.py, as
-Qwen2.5-Math has one. It needs antlr 4.11, which verl's imports do not bear:
-put it on PYTHONPATH and measure ``--scorers grader`` alone. A scorer that raises has said "not
+Qwen2.5-Math has one. It needs antlr 4.11, which verl's imports do not bear: put it on PYTHONPATH
+and measure ``--scorers grader`` alone. A scorer that raises has said "not
 equal".
 """
 
