@@ -187,13 +187,14 @@ class SharedPaths:
 
     readable: tuple[int, ...]
     devices: tuple[int, ...]
+    landlock_abi: int
 
     @classmethod
-    def open(cls) -> SharedPaths:
+    def open(cls, landlock_abi: int) -> SharedPaths:
         def open_all(paths: Iterable[str]) -> tuple[int, ...]:
             return tuple(os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths)
 
-        return cls(readable=open_all(visible_paths()), devices=open_all(_DEVICES))
+        return cls(readable=open_all(visible_paths()), devices=open_all(_DEVICES), landlock_abi=landlock_abi)
 
 
 def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int | None, processes: int) -> None:
@@ -202,7 +203,7 @@ def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int 
     The working directory already belongs to this execution alone.
     """
     _drop_to(uid, processes)
-    abi = kernel.landlock_abi()
+    abi = paths.landlock_abi
     cwd = os.open(".", os.O_PATH)
     reading = kernel.LANDLOCK_READ_FILE | kernel.LANDLOCK_READ_DIR
     rules = [(cwd, kernel.landlock_directory_rights(abi))]

@@ -91,7 +91,7 @@ async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
             raise SandboxUnavailable(f"{gvisor.find_runsc()} did not start a container: {words}") from error
         raise
     finally:
-        seat.clean()
+        await seat.clean()
 
 
 async def _probe(image: WarmImage, level: Level, seat: Seat) -> None:

@@ -217,7 +217,7 @@ class LocalSandbox(Sandbox):
             finally:
                 await process.close()
         finally:
-            seat.clean()
+            await seat.clean()
         if turn.needs_full and image.light:
             return None
         return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
@@ -239,7 +239,7 @@ class LocalSandbox(Sandbox):
             return spare
         if spare is not None:
             await spare.close()
-            seat.clean()
+            await seat.clean()
         seat.prepare(memory_limit_mb)
         return await ChildProcess.spawn(image, seat)
 
@@ -257,9 +257,9 @@ class LocalSandbox(Sandbox):
             spare = await ChildProcess.spawn(image, seat)
         except SandboxUnavailable as error:
             logger.warning("no container could be started ahead: %s", error)
-            seat.clean()
+            await seat.clean()
         except asyncio.CancelledError:
-            seat.clean()
+            await seat.clean()
             raise
         else:
             self.spares[seat] = spare

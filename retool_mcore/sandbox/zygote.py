@@ -22,6 +22,7 @@ import marshal
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -61,6 +62,7 @@ class Zygote:
         self._seccomp: bytes = config["seccomp"]
         self._root: str = config["root"]
         self._runsc: str = config["runsc"]
+        self._landlock_abi: int = config["landlock_abi"]
         self._jobs: dict[int, int] = {}  # pid -> job
         self._pid_namespace = -1
         self._has_proc = True
@@ -89,7 +91,9 @@ class Zygote:
             kernel.adopt_orphans()
             self._open_own_proc()
             if self._level == "landlock":
-                self._shared = confine.SharedPaths.open()
+                self._shared = confine.SharedPaths.open(self._landlock_abi)
+                if os.geteuid() != 0:
+                    _copy_contents_only()
             if os.geteuid() == 0:
                 self._reach_python_by_fd()
         missing = preload((_LIGHT if self._light else _LIGHT + _FULL).split())
@@ -329,6 +333,14 @@ def _take_fds(fds: Sequence[int]) -> socket.socket:
     os.dup2(stderr, 2)
     os.dup2(control, _CONTROL_FD, inheritable=False)
     return socket.socket(fileno=_CONTROL_FD)
+
+
+def _copy_contents_only() -> None:
+    """Have shutil copy files without modes and times, which the system-call filter keeps."""
+
+    def keep(src: object, dst: object, *, follow_symlinks: bool = True) -> None: ...
+
+    shutil.copymode = shutil.copystat = keep
 
 
 def _parents(path: str) -> list[str]:
