@@ -8,16 +8,20 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 import uvicorn
 
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
+from retool_mcore.sandbox.guard import is_loopback, read_token
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
-from retool_mcore.sandbox.server import create_app
+from retool_mcore.sandbox.server import MAX_PENDING, create_app
+
+logger = logging.getLogger(__name__)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -29,20 +33,27 @@ _KEEP_ALIVE_S = 75
 @app.command()
 def serve(
     *,
-    host: Annotated[str, typer.Option(help="address to listen on; there is no authentication")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on; others than loopback want a token")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free port, told on the first line")] = 8080,
     socket_path: Annotated[Path | None, typer.Option("--socket", help="Unix socket, instead of host and port")] = None,
     workers: Annotated[int | None, typer.Option(help="executions at the same time [default: the CPUs]")] = None,
     min_level: Annotated[Level, typer.Option(help="refuse to start below this isolation")] = Level.NAMESPACES,
+    token_file: Annotated[Path | None, typer.Option(help="bearer token that clients must send")] = None,
     sessions: Annotated[int, typer.Option(help="interpreters kept alive between calls; 0 turns sessions off")] = 0,
 ) -> None:
     """Answer SandboxFusion's POST /run_code and GET /v1/ping, and GET /metrics, until stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
+        token = read_token(token_file)
+        if socket_path is None and token is None and not is_loopback(host):
+            logger.warning(
+                "listening on %s without a token: whoever reaches this port runs code here. "
+                "Give --token-file, or listen on 127.0.0.1 or a --socket.", host,
+            )  # fmt: skip
         listener, url = _listen(host, port, socket_path)
         sandbox = LocalSandbox(min_level=min_level, workers=workers, sessions=sessions)
-        asyncio.run(_serve(sandbox, listener, url))
+        asyncio.run(_serve(sandbox, listener, url, token))
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
@@ -73,16 +84,23 @@ async def _ping(url: str, min_level: Level) -> str:
     return result.level
 
 
-async def _serve(sandbox: LocalSandbox, listener: socket.socket, url: str) -> None:
+async def _serve(sandbox: LocalSandbox, listener: socket.socket, url: str, token: str | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
     with listener:
         async with sandbox:
+            descriptors = raise_descriptor_limit()
+            connections = Connections(connection_limit(descriptors, executions=sandbox.workers + sandbox.num_sessions))
+            app = create_app(sandbox, token=token, max_pending=min(MAX_PENDING, connections.limit * 7 // 8))
             config = uvicorn.Config(
-                create_app(sandbox), access_log=False, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S
+                app,
+                http=cast("type[asyncio.Protocol]", connections.protocol),
+                access_log=False,
+                log_level="warning",
+                timeout_keep_alive=_KEEP_ALIVE_S,
             )
             typer.echo(url)
-            await uvicorn.Server(config).serve(sockets=[listener])
+            await GuardedServer(config).serve(sockets=[listener])
 
 
 def _stop(number: int, _: object) -> None:

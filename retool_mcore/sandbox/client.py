@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
+from retool_mcore.sandbox.guard import read_token
 from retool_mcore.sandbox.wire import LEVEL_HEADER, SESSIONS_HEADER, RunCodeResponse
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,9 @@ class _Endpoint:
             limits=httpx.Limits(max_connections=connections, keepalive_expiry=_KEEP_ALIVE_S),
         )
         base_url = "http://sandbox" if url.startswith("unix://") else url
-        self.http = httpx.AsyncClient(base_url=base_url, transport=transport, trust_env=False)
+        token = read_token(None)
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self.http = httpx.AsyncClient(base_url=base_url, transport=transport, trust_env=False, headers=headers)
         self.num_in_flight = 0
         self.failed_at = -_COOL_DOWN_S
 

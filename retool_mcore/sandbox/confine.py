@@ -60,6 +60,11 @@ def visible_paths() -> list[str]:
     return [path for path in sorted(paths) if not any(path.startswith(other + "/") for other in paths)]
 
 
+def path_under_tmp() -> str | None:
+    """A directory of Python's under /tmp, where executions have a directory of their own."""
+    return next((path for path in visible_paths() if path.startswith("/tmp/")), None)
+
+
 # ---------------------------------------------------------------- namespaces
 
 

@@ -24,7 +24,7 @@ read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek c
 open openat openat2 creat stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat
 getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link
 linkat symlink symlinkat truncate ftruncate fallocate fsync fdatasync sync_file_range umask chmod fchmod
-fchmodat fchmodat2 utime utimes utimensat futimesat statfs fstatfs fadvise64 copy_file_range sendfile flock
+fchmodat fchmodat2 utime utimes utimensat futimesat fadvise64 copy_file_range sendfile flock
 pipe pipe2 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
 epoll_pwait2 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4 mmap munmap
 mremap mprotect madvise brk msync mincore mlock munlock get_mempolicy membarrier futex futex_waitv
@@ -34,7 +34,7 @@ pidfd_open getpid getppid gettid getuid geteuid getgid getegid getresuid getresg
 getsid setpgid setsid getpriority sched_yield sched_getaffinity sched_getparam sched_getscheduler
 sched_get_priority_max sched_get_priority_min getcpu nanosleep clock_nanosleep clock_gettime clock_getres
 gettimeofday time times alarm pause getitimer setitimer timer_create timer_settime timer_gettime
-timer_getoverrun timer_delete getrlimit setrlimit getrusage uname sysinfo getrandom sendto recvfrom
+timer_getoverrun timer_delete getrlimit setrlimit getrusage uname getrandom sendto recvfrom
 sendmsg recvmsg shutdown getsockopt setsockopt getsockname getpeername
 """
 
@@ -50,7 +50,7 @@ fanotify_init inotify_init inotify_init1 memfd_create memfd_secret shmget shmat 
 semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink setpriority sched_setaffinity sched_setscheduler
 sched_setattr sched_setparam ioprio_set nice vhangup personality seccomp landlock_create_ruleset
 landlock_add_rule landlock_restrict_self splice tee vmsplice rt_sigqueueinfo rt_tgsigqueueinfo setxattr
-lsetxattr fsetxattr
+lsetxattr fsetxattr statfs fstatfs sysinfo
 """
 
 _MODES_AND_TIMES = (

@@ -126,6 +126,7 @@ class Zygote:
             os.waitpid(inner, 0)
             os._exit(0)
         kernel.die_with_parent(signal.SIGKILL)
+        socket.sethostname("sandbox")
         self._open_own_proc()
         confine.build_root(self._root)
         if as_root:

@@ -77,5 +77,5 @@ async def interpreter(request: pytest.FixtureRequest) -> AsyncIterator[LocalSand
 @pytest.fixture(scope="session")
 def ordinary_user() -> Iterator[OrdinaryUser]:
     """Another user than root, with a home outside of pytest's directories, which it closes."""
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
         yield make_ordinary_user(Path(home))
