@@ -23,6 +23,8 @@ _MAX_LINGERING = 64
 _ACCEPTED_AT_ONCE = 32
 BACKLOG = 4096
 _LINGER_S = 1.0
+_GRACE_S = 1.0  # a connection just made has its request on the way
+_SMALL_BYTES = 32 << 10
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
     b"retry-after: %d\r\ncontent-length: %d\r\n\r\n%s"
@@ -56,7 +58,7 @@ class GuardedServer(uvicorn.Server):
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start serving at ``sockets``, which hold more waiting connections than are taken at once."""
+        """Start serving at ``sockets``: more connections may wait there than are taken at once."""
         self.config.backlog = _ACCEPTED_AT_ONCE
         await super().startup(sockets)
         for listener in sockets or []:
@@ -69,7 +71,7 @@ class Connections:
     def __init__(self, limit: int, *, header_timeout_s: float = HEADER_TIMEOUT_S) -> None:
         self.limit = limit
         self.header_timeout_s = header_timeout_s
-        self.idle: dict[GuardedProtocol, None] = {}  # in the order in which they became idle
+        self.idle: dict[GuardedProtocol, float] = {}  # since when, in that order
         self.num_lingering = 0
 
     def protocol(self, **arguments: Any) -> GuardedProtocol:
@@ -82,7 +84,7 @@ class Connections:
 class GuardedProtocol(H11Protocol):
     """uvicorn's protocol, whose connections are counted and may not wait for ever.
 
-    At the limit the connection that has been idle longest makes room; where all are busy, the
+    At the limit the connection that has been idle longest makes room; where none is idle, the
     newcomer is told 503 before a byte of it is read.
     """
 
@@ -92,10 +94,11 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self.guard.limit:
-            if not self.guard.idle:
+            longest = next(iter(self.guard.idle), None)
+            if longest is None or self.loop.time() - self.guard.idle[longest] < _GRACE_S:
                 self._refuse(transport)
                 return
-            next(iter(self.guard.idle)).give_up()
+            longest.give_up()
         super().connection_made(transport)
         self._wait()
 
@@ -118,6 +121,9 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
+            if len(data) < _SMALL_BYTES and self._deadline is not None:  # all has come, most likely
+                self._deadline.cancel()
+                self._end_lingering()
             return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
@@ -128,7 +134,7 @@ class GuardedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
-            self.guard.idle[self] = None  # uvicorn's own timer ends it, until more data comes
+            self.guard.idle[self] = self.loop.time()  # uvicorn's own timer ends it, until more data comes
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._refused:
@@ -146,7 +152,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def _wait(self) -> None:
-        self.guard.idle[self] = None
+        self.guard.idle[self] = self.loop.time()
         self._deadline = self.loop.call_later(self.guard.header_timeout_s, self.give_up)
 
     def _stop_waiting(self) -> None:

@@ -87,7 +87,7 @@ class Guard:
                 return 401, f"a bearer token is wanted; clients of retool take it from {TOKEN_VARIABLE}."
         if method == "POST" and path == "/run_code":
             content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            if content_type != b"application/json":
+            if content_type not in (b"", b"application/json"):  # without one a web page sends an Origin
                 return 415, f"content-type {content_type.decode('latin-1')!r}: send application/json."
             if self._is_full():
                 return 503, "as many requests are waiting as this server takes. Try again later."

@@ -82,14 +82,14 @@ async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
     Raises SandboxUnavailable, with the image closed, when the start or the attack fails.
     """
     try:
+        await image.start()
+        seat.prepare(memory_limit_mb=256)
+        await _probe(image, level, seat)
         if level == Level.GVISOR and (path := confine.path_under_tmp()):
             raise SandboxUnavailable(
                 f"Python's {path} lies under /tmp, where a container has a directory of its own: what is installed "
                 "there could not be imported. Install Python elsewhere"
             )
-        await image.start()
-        seat.prepare(memory_limit_mb=256)
-        await _probe(image, level, seat)
     except SandboxUnavailable as error:
         await image.close()
         if level == Level.GVISOR and seat.directory is not None and (words := gvisor.startup_errors(seat.directory)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -38,6 +39,13 @@ class OrdinaryUser:
         if "does not give the sandbox level" in result.stderr:
             pytest.skip(result.stderr[-600:])
         return result
+
+    def facts(self, level: str) -> dict[str, bool]:
+        """What the attacks of ``table.py`` give at ``level`` for this user."""
+        code = "import sys; from tests.sandbox.table import main; main()"
+        result = self.run(code, level)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
 
     def own(self, path: Path) -> Path:
         """Give ``path`` to the user."""
