@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import sys
 import sysconfig
@@ -219,6 +220,14 @@ def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int 
     kernel.landlock(abi, rules)
     os.close(cwd)
     kernel.install_seccomp(for_process(seccomp_program, os.getpid()))
+
+
+def copy_contents_only() -> None:
+    """Have shutil copy files without modes and times, which the system-call filter keeps."""
+
+    def keep(src: object, dst: object, *, follow_symlinks: bool = True) -> None: ...
+
+    shutil.copymode = shutil.copystat = keep
 
 
 def confine_by_limits(*, uid: int | None, processes: int) -> None:

@@ -22,7 +22,6 @@ import marshal
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -93,7 +92,7 @@ class Zygote:
             if self._level == "landlock":
                 self._shared = confine.SharedPaths.open(self._landlock_abi)
                 if os.geteuid() != 0:
-                    _copy_contents_only()
+                    confine.copy_contents_only()
             if os.geteuid() == 0:
                 self._reach_python_by_fd()
         missing = preload((_LIGHT if self._light else _LIGHT + _FULL).split())
@@ -334,14 +333,6 @@ def _take_fds(fds: Sequence[int]) -> socket.socket:
     os.dup2(stderr, 2)
     os.dup2(control, _CONTROL_FD, inheritable=False)
     return socket.socket(fileno=_CONTROL_FD)
-
-
-def _copy_contents_only() -> None:
-    """Have shutil copy files without modes and times, which the system-call filter keeps."""
-
-    def keep(src: object, dst: object, *, follow_symlinks: bool = True) -> None: ...
-
-    shutil.copymode = shutil.copystat = keep
 
 
 def _parents(path: str) -> list[str]:
