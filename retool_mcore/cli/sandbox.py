@@ -10,18 +10,22 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 import uvicorn
 
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
+from retool_mcore.sandbox.guard import is_loopback, read_token
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.observe import OnlyObserved
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.processes import Plan, Processes, inherit, serve_and_tell
-from retool_mcore.sandbox.server import create_app
+from retool_mcore.sandbox.server import MAX_PENDING, create_app
+
+logger = logging.getLogger(__name__)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -33,11 +37,12 @@ _KEEP_ALIVE_S = 75
 @app.command()
 def serve(
     *,
-    host: Annotated[str, typer.Option(help="address to listen on; there is no authentication")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on; others than loopback want a token")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free port, told on the first line")] = 8080,
     socket_path: Annotated[Path | None, typer.Option("--socket", help="Unix socket, instead of host and port")] = None,
     workers: Annotated[int | None, typer.Option(help="executions at the same time [default: the CPUs]")] = None,
     min_level: Annotated[Level, typer.Option(help="refuse to start below this isolation")] = Level.NAMESPACES,
+    token_file: Annotated[Path | None, typer.Option(help="bearer token that clients must send")] = None,
     sessions: Annotated[int, typer.Option(help="interpreters kept alive between calls; 0 turns sessions off")] = 0,
     drain_s: Annotated[int, typer.Option(help="seconds that calls in flight get to end when it is stopped")] = 10,
     metrics_port: Annotated[int | None, typer.Option(help="of --host: /health and /metrics beside --socket")] = None,
@@ -49,9 +54,15 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
+        token = read_token(token_file)
         if inherited:
             listeners, url = inherit(inherited), ""
         else:
+            if socket_path is None and token is None and not is_loopback(host):
+                logger.warning(
+                    "listening on %s without a token: whoever reaches this port runs code here. "
+                    "Give --token-file, or listen on 127.0.0.1 or a --socket.", host,
+                )  # fmt: skip
             listener, url = _listen(host, port, socket_path)
             listeners = [listener, *([_listen(host, metrics_port, None)[0]] if metrics_port is not None else [])]
             if processes is not None:
@@ -60,7 +71,7 @@ def serve(
                 plan = Plan(arguments, listeners, processes, workers, sessions, drain_s)
                 raise typer.Exit(128 + asyncio.run(Processes(plan, lambda: typer.echo(url)).run()))
         sandbox = LocalSandbox(min_level=min_level, workers=workers, sessions=sessions)
-        asyncio.run(_serve(sandbox, listeners, url, drain_s=drain_s, is_replacement=again))
+        asyncio.run(_serve(sandbox, listeners, url, token, drain_s=drain_s, is_replacement=again))
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
@@ -92,7 +103,13 @@ async def _ping(url: str, min_level: Level) -> str:
 
 
 async def _serve(
-    sandbox: LocalSandbox, listeners: list[socket.socket], url: str, *, drain_s: int, is_replacement: bool
+    sandbox: LocalSandbox,
+    listeners: list[socket.socket],
+    url: str,
+    token: str | None,
+    *,
+    drain_s: int,
+    is_replacement: bool,
 ) -> None:
     """Serve at the first of ``listeners``; at the second, health and metrics alone.
 
@@ -104,9 +121,13 @@ async def _serve(
         for listener in listeners:
             stack.enter_context(listener)
         async with sandbox:
-            app = create_app(sandbox, is_replacement=is_replacement)
+            descriptors = raise_descriptor_limit()
+            connections = Connections(connection_limit(descriptors, executions=sandbox.workers + sandbox.num_sessions))
+            pending = min(MAX_PENDING, connections.limit * 7 // 8)
+            app = create_app(sandbox, token=token, max_pending=pending, is_replacement=is_replacement)
             config = uvicorn.Config(
                 OnlyObserved(app, listeners[1].getsockname()[1]) if len(listeners) > 1 else app,
+                http=cast("type[asyncio.Protocol]", connections.protocol),
                 access_log=False,
                 log_level="warning",
                 timeout_keep_alive=_KEEP_ALIVE_S,
@@ -114,7 +135,7 @@ async def _serve(
             )
             if url:
                 typer.echo(url)
-                await uvicorn.Server(config).serve(sockets=listeners)
+                await GuardedServer(config).serve(sockets=listeners)
             else:
                 await serve_and_tell(config, listeners)
 

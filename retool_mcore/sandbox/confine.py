@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import sys
 import sysconfig
@@ -58,6 +59,11 @@ def visible_paths() -> list[str]:
     paths = {path for path in candidates if os.path.exists(path)}
     paths |= {os.path.realpath(path) for path in paths}
     return [path for path in sorted(paths) if not any(path.startswith(other + "/") for other in paths)]
+
+
+def path_under_tmp() -> str | None:
+    """A directory of Python's under /tmp, where executions have a directory of their own."""
+    return next((path for path in visible_paths() if path.startswith("/tmp/")), None)
 
 
 # ---------------------------------------------------------------- namespaces
@@ -187,13 +193,14 @@ class SharedPaths:
 
     readable: tuple[int, ...]
     devices: tuple[int, ...]
+    landlock_abi: int
 
     @classmethod
-    def open(cls) -> SharedPaths:
+    def open(cls, landlock_abi: int) -> SharedPaths:
         def open_all(paths: Iterable[str]) -> tuple[int, ...]:
             return tuple(os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths)
 
-        return cls(readable=open_all(visible_paths()), devices=open_all(_DEVICES))
+        return cls(readable=open_all(visible_paths()), devices=open_all(_DEVICES), landlock_abi=landlock_abi)
 
 
 def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int | None, processes: int) -> None:
@@ -202,7 +209,7 @@ def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int 
     The working directory already belongs to this execution alone.
     """
     _drop_to(uid, processes)
-    abi = kernel.landlock_abi()
+    abi = paths.landlock_abi
     cwd = os.open(".", os.O_PATH)
     reading = kernel.LANDLOCK_READ_FILE | kernel.LANDLOCK_READ_DIR
     rules = [(cwd, kernel.landlock_directory_rights(abi))]
@@ -213,6 +220,14 @@ def confine_by_landlock(seccomp_program: bytes, paths: SharedPaths, *, uid: int 
     kernel.landlock(abi, rules)
     os.close(cwd)
     kernel.install_seccomp(for_process(seccomp_program, os.getpid()))
+
+
+def copy_contents_only() -> None:
+    """Have shutil copy files without modes and times, which the system-call filter keeps."""
+
+    def keep(src: object, dst: object, *, follow_symlinks: bool = True) -> None: ...
+
+    shutil.copymode = shutil.copystat = keep
 
 
 def confine_by_limits(*, uid: int | None, processes: int) -> None:

@@ -144,21 +144,27 @@ class WarmImage:
             "light": self._light,
             "root": str(root),
             "seccomp": self._filter(),
+            "landlock_abi": kernel.landlock_abi() if self._level == Level.LANDLOCK else 0,
             "runsc": gvisor.find_runsc() if self._level == Level.GVISOR else "",
         }
 
     def _filter(self) -> bytes:
-        """The seccomp program.
+        """The seccomp program: at level landlock it holds what Landlock does not.
 
-        A pid namespace, or Landlock from ABI 6, keeps signals in; elsewhere the program has to.
+        Namespaces keep signals in and host files out; Landlock keeps signals in from ABI 6 on, and
+        lengths from ABI 3 on. Modes and times no ABI keeps: root's executions have other uids than
+        the files' owners, an ordinary user's do not.
         """
         if self._level == Level.RLIMITS:
             return b""
-        scoped = (
-            self._level in (Level.NAMESPACES, Level.GVISOR)
-            or kernel.landlock_abi() >= kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE
+        if self._level != Level.LANDLOCK:
+            return compile_filter(only_own_signals=False)
+        abi = kernel.landlock_abi()
+        return compile_filter(
+            only_own_signals=abi < kernel.LANDLOCK_ABI_WITH_SIGNAL_SCOPE,
+            keep_modes=os.geteuid() != 0,
+            keep_lengths=abi < kernel.LANDLOCK_ABI_WITH_TRUNCATE,
         )
-        return compile_filter(only_own_signals=not scoped)
 
     async def spawn(self, fds: list[int], *, uid: int | None, has_cgroup: bool) -> Child:
         """Fork a child that holds ``fds`` (see ``zygote.SPAWN``). Raises SandboxUnavailable."""

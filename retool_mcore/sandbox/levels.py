@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import gvisor
+from retool_mcore.sandbox import confine, gvisor
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.process import ChildProcess
@@ -85,13 +85,18 @@ async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
         await image.start()
         seat.prepare(memory_limit_mb=256)
         await _probe(image, level, seat)
+        if level == Level.GVISOR and (path := confine.path_under_tmp()):
+            raise SandboxUnavailable(
+                f"Python's {path} lies under /tmp, where a container has a directory of its own: what is installed "
+                "there could not be imported. Install Python elsewhere"
+            )
     except SandboxUnavailable as error:
         await image.close()
         if level == Level.GVISOR and seat.directory is not None and (words := gvisor.startup_errors(seat.directory)):
             raise SandboxUnavailable(f"{gvisor.find_runsc()} did not start a container: {words}") from error
         raise
     finally:
-        seat.clean()
+        await seat.clean()
 
 
 async def _probe(image: WarmImage, level: Level, seat: Seat) -> None:
@@ -104,6 +109,25 @@ async def _probe(image: WarmImage, level: Level, seat: Seat) -> None:
         await process.close()
     if turn.return_code != 0:
         raise SandboxUnavailable(f"the probe inside failed: {turn.stderr[0].strip() or turn.return_code}")
+
+
+def warnings(level: Level) -> list[str]:
+    """What a user must know who runs at ``level`` with this Python."""
+    found: list[str] = []
+    if level == Level.RLIMITS:
+        others = "" if os.geteuid() == 0 else " and signal every process of this user"
+        found.append(f"sandbox level is rlimits: model code can read files, use the network{others}. Development only.")
+    elif level == Level.LANDLOCK:
+        found.append(
+            "sandbox level is landlock, below namespaces: model code learns which files exist and what machine this "
+            f"is. For more, {_HINTS[Level.NAMESPACES]}."
+        )
+    if level == Level.NAMESPACES and (path := confine.path_under_tmp()):
+        found.append(
+            f"Python's {path} lies under /tmp: there /tmp is read-only for model code, which else may write to it. "
+            "Install Python elsewhere."
+        )
+    return found
 
 
 def refusal(min_level: Level, reasons: dict[Level, str]) -> SandboxUnavailable:

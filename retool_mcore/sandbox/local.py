@@ -34,9 +34,24 @@ _WORKERS_PER_ZYGOTE = 16
 _WAITING_MEMORY_MB = 1024  # of a container that waits for its request, where a cgroup bounds it
 # A guess from the text, only to start in the right image: this process never parses hostile code.
 # The child reads the AST, and asks for the full image where the guess was wrong.
-_HEAVY_IMPORT = re.compile(
-    r"(?:^|[;:])[ \t]*(?:import|from)[ \t][^\n;]{0,200}?\b(?:" + "|".join(sorted(HEAVY_PACKAGES)) + r")\b", re.MULTILINE
-)
+_HEAVY_NAME = re.compile(r"\b(?:" + "|".join(sorted(HEAVY_PACKAGES)) + r")\b")
+_IMPORT_BEFORE = re.compile(r"(?:^|[\n;:])[ \t]*(?:import|from)[ \t][^\n;]*\Z")
+_GUESSED_CHARS, _GUESSED_NAMES = 32_000, 100
+
+
+def may_import_heavy(code: str) -> bool:
+    """Guess whether ``code`` imports a package of the full image, in time that code cannot stretch.
+
+    Of longer code, and code that names the packages more often, the guess is yes: the full image
+    runs any code.
+    """
+    if len(code) > _GUESSED_CHARS:
+        return True
+    for number, name in enumerate(_HEAVY_NAME.finditer(code)):
+        before = code[max(0, name.start() - 200) : name.start()]
+        if number >= _GUESSED_NAMES or _IMPORT_BEFORE.search(before, max(0, before.rfind("\n"))):
+            return True
+    return False
 
 
 class LocalSandbox(Sandbox):
@@ -166,11 +181,8 @@ class LocalSandbox(Sandbox):
     def _log_opening(self, level: Level) -> None:
         memory = "execution" if self.memory_is_bounded_per_execution else "process (no writable memory cgroup)"
         logger.info("sandbox open: level %s, %d workers, memory limited per %s", level, self._workers, memory)
-        if level == Level.RLIMITS:
-            logger.warning(
-                "sandbox level is rlimits: model code can read files, use the network%s. Development only.",
-                "" if os.geteuid() == 0 else " and signal every process of this user",
-            )
+        for warning in levels.warnings(level):
+            logger.warning("%s", warning)
 
     def _make_seat(self, level: Level, number: int) -> Seat:
         assert self._state is not None, "seats live in the state directory"
@@ -192,7 +204,10 @@ class LocalSandbox(Sandbox):
             reraise=True,
         ):
             with attempt:
-                return await self._execute_once(request, asked)
+                try:
+                    return await self._execute_once(request, asked)
+                except OSError as error:  # no descriptor, process or disk space left just now
+                    raise SandboxUnavailable(f"this machine refused what an execution takes: {error}") from error
         raise AssertionError("tenacity neither returned nor raised")
 
     async def _execute_once(self, request: ExecRequest, asked: float) -> ExecResult:
@@ -204,7 +219,7 @@ class LocalSandbox(Sandbox):
                 return replace(await self._run_in_session(request, request.session), queue_s=queue_s)
             seat = self._take_seat()
             try:
-                heavy = _HEAVY_IMPORT.search(request.code) is not None
+                heavy = may_import_heavy(request.code)
                 result = await self._run_stateless(request, self._full if heavy else self._light, seat)
                 if result is None:
                     result = await self._run_stateless(request, self._full, seat)
@@ -226,7 +241,7 @@ class LocalSandbox(Sandbox):
             finally:
                 await process.close()
         finally:
-            seat.clean()
+            await seat.clean()
         if turn.needs_full and image.light:
             return None
         return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
@@ -248,7 +263,7 @@ class LocalSandbox(Sandbox):
             return spare
         if spare is not None:
             await spare.close()
-            seat.clean()
+            await seat.clean()
         seat.prepare(memory_limit_mb)
         return await ChildProcess.spawn(image, seat)
 
@@ -266,9 +281,9 @@ class LocalSandbox(Sandbox):
             spare = await ChildProcess.spawn(image, seat)
         except SandboxUnavailable as error:
             logger.warning("no container could be started ahead: %s", error)
-            seat.clean()
+            await seat.clean()
         except asyncio.CancelledError:
-            seat.clean()
+            await seat.clean()
             raise
         else:
             self.spares[seat] = spare

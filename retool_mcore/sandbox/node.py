@@ -17,6 +17,7 @@ import httpx
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.guard import read_token
 from retool_mcore.sandbox.wire import LEVEL_HEADER, SESSIONS_HEADER
 
 logger = logging.getLogger(__name__)
@@ -66,8 +67,12 @@ class Node:
             # Beside the calls: pings, and connections of cancelled calls that are being closed.
             limits=httpx.Limits(max_connections=2 * connections + 8, keepalive_expiry=_KEEP_ALIVE_S),
         )
+        token = read_token(None)
         self.http = httpx.AsyncClient(
-            base_url="http://sandbox" if uds is not None else url, transport=transport, trust_env=False
+            base_url="http://sandbox" if uds is not None else url,
+            transport=transport,
+            trust_env=False,
+            headers={} if token is None else {"authorization": f"Bearer {token}"},
         )
         self.legs: set[Leg] = set()
         self.admitted = False

@@ -29,6 +29,8 @@ _END_TIMEOUT_S = 10.0
 _READ_BYTES = 64 << 10
 # A child's control frames other than files fit into this; more is an attack and is cut off.
 _CONTROL_BYTES = 4 << 10
+_MAX_FRAMES = 64  # besides one for each file: more is an attack too
+_READS_AT_ONCE = 16  # of one child, before the event loop turns to the others
 # Once a stream is over its cap, each read is followed by this pause: the writer then waits on its
 # full pipe, instead of keeping this process busy.
 _OVERFLOW_PAUSE_S = 0.002
@@ -54,6 +56,8 @@ class _Frames:
 
     buffer: bytearray = field(default_factory=bytearray)
     files: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    wanted: set[int] = field(default_factory=set[int])  # numbers of files asked for and not received
+    num_more: int = _MAX_FRAMES
     received_bytes: int = 0
     limit_bytes: int = _CONTROL_BYTES
 
@@ -169,7 +173,11 @@ class ChildProcess:
         self._endings |= {runner.DONE} if session else set[bytes]()
         self._endings |= {runner.NEEDS_FULL} if self.image.light else set[bytes]()
         self._return_code = None
-        self._frames = _Frames(limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0))
+        self._frames = _Frames(
+            wanted=set(range(len(request.fetch_files))),
+            num_more=_MAX_FRAMES + len(request.fetch_files),
+            limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0),
+        )
         for fd in self._streams:
             self._outputs[fd] = BoundedOutput(MAX_STREAM_BYTES if request.notebook else MAX_SCRIPT_STREAM_BYTES)
         if self.child.exit.done():
@@ -229,7 +237,7 @@ class ChildProcess:
     def _on_exit(self, exit_: asyncio.Future[Exit]) -> None:
         failure = None if exit_.cancelled() else exit_.exception()
         if self._control.fileno() in self._open:
-            self._read_control()  # a frame may have come just before the end
+            self._read_control(at_once=2 * MAX_FILE_BYTES // _READ_BYTES)  # a frame may have come just before the end
         if not self._ready.done():
             self._drain()
             words = "".join(self._outputs[fd].text()[0] for fd in self._streams).strip()[-2000:]
@@ -274,10 +282,10 @@ class ChildProcess:
                     self._forget(fd)
                 self._outputs[fd].write(data)
         if self._control.fileno() in self._open:
-            self._read_control()
+            self._read_control(at_once=2 * MAX_FILE_BYTES // _READ_BYTES)
 
-    def _read_control(self) -> None:
-        while True:
+    def _read_control(self, at_once: int = _READS_AT_ONCE) -> None:
+        for _ in range(at_once):
             try:
                 data = self._control.recv(_READ_BYTES)
             except BlockingIOError:
@@ -288,7 +296,7 @@ class ChildProcess:
             frames.received_bytes += len(data)
             frames.buffer += data
             self._take_frames()
-            if not data or frames.received_bytes > frames.limit_bytes:
+            if not data or frames.received_bytes > frames.limit_bytes or frames.num_more < 0:
                 self._forget(self._control.fileno())
                 if data:
                     self._control.shutdown(socket.SHUT_RDWR)
@@ -296,16 +304,18 @@ class ChildProcess:
 
     def _take_frames(self) -> None:
         buffer = self._frames.buffer
-        while len(buffer) >= runner.FRAME.size:
+        while len(buffer) >= runner.FRAME.size and self._frames.num_more >= 0:
             kind, length = runner.FRAME.unpack_from(buffer)
             end = runner.FRAME.size + length
             if len(buffer) < end:
                 return
-            payload = bytes(buffer[runner.FRAME.size : end])
+            with memoryview(buffer) as view:
+                payload = bytes(view[runner.FRAME.size : end])
             del buffer[:end]
             self._on_frame(kind, payload)
 
     def _on_frame(self, kind: bytes, payload: bytes) -> None:
+        self._frames.num_more -= 1
         if not self._ready.done():
             if kind == runner.ENDED and self.image.in_containers:  # it died while it parsed the code
                 self._ready.set_result(None)
@@ -315,8 +325,13 @@ class ChildProcess:
             elif kind == runner.SETUP_ERROR:
                 reason = payload.decode(errors="replace")
                 self._ready.set_exception(SandboxUnavailable(f"the kernel refused the confinement: {reason}"))
-        elif kind == runner.FILE and len(payload) >= 4:
-            self._frames.files.append((struct.unpack_from("=I", payload)[0], payload[4:]))
+        elif (
+            kind == runner.FILE
+            and len(payload) >= 4
+            and (number := struct.unpack_from("=I", payload)[0]) in self._frames.wanted
+        ):
+            self._frames.wanted.discard(number)
+            self._frames.files.append((number, payload[4:]))
         elif kind in self._endings and not self._turn.done():
             if kind != runner.NEEDS_FULL and len(payload) == 4:
                 (self._return_code,) = struct.unpack("=i", payload)

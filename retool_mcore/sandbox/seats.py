@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +11,18 @@ from pathlib import Path
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.cgroup import MemoryCgroup
-from retool_mcore.sandbox.state import StateDirectory, remove_directory
+from retool_mcore.sandbox.removal import move_aside, remove_directory
+from retool_mcore.sandbox.state import StateDirectory
 
 # Above the uids that distributions hand out and below `nobody`; the pid spreads the sandboxes of
 # one machine over the range.
 _FIRST_UID, _NUM_UIDS = 61_000, 4_000
+# Entries that are deleted at once; a larger tree is deleted by a thread, so that code which leaves
+# many files delays nobody else.
+_MAX_ENTRIES_AT_ONCE = 100
+_MAX_ENTRIES = 10_000_000  # at rlimits a survivor could make new ones for ever
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,8 @@ class Seat:
         self.limit(memory_limit_mb)
         try:
             if self.directory is not None:
-                remove_directory(self.directory)  # a start that was cancelled may have made it again
+                if not remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
+                    move_aside(self.directory)  # left by a cancelled start, or withstands removal
                 self.directory.mkdir(mode=0o700)
                 if self.uid is not None:
                     os.chown(self.directory, self.uid, self.uid)
@@ -61,10 +71,16 @@ class Seat:
         except OSError as error:
             raise SandboxUnavailable(f"the memory limit of a seat could not be set: {error}") from error
 
-    def clean(self) -> None:
-        """Delete what the execution left in its directory."""
-        if self.directory is not None:
-            remove_directory(self.directory)
+    async def clean(self) -> None:
+        """Delete what the execution left in its directory. Never raises for what that is."""
+        if self.directory is None or remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
+            return
+        try:
+            aside = move_aside(self.directory)
+        except OSError as error:  # the next execution here finds out whether the seat can be used
+            logger.warning("what an execution left in %s stays there: %s", self.directory, error)
+            return
+        await asyncio.shield(asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES))
 
     def oom_kills(self) -> int:
         """Processes killed at this seat for memory so far; 0 without a cgroup."""
@@ -72,7 +88,8 @@ class Seat:
 
     def remove(self) -> None:
         """Give everything back to the kernel."""
-        self.clean()
+        if self.directory is not None:
+            remove_directory(self.directory)
         if self.cgroup_fd is not None:
             os.close(self.cgroup_fd)
         if self.cgroup is not None:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import struct
 import termios
+from collections.abc import Callable
 from functools import cache
 
 # A placeholder: `for_process` replaces it by the pid of the process that installs the program.
@@ -23,7 +24,7 @@ read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek c
 open openat openat2 creat stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat
 getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link
 linkat symlink symlinkat truncate ftruncate fallocate fsync fdatasync sync_file_range umask chmod fchmod
-fchmodat fchmodat2 utime utimes utimensat futimesat statfs fstatfs fadvise64 copy_file_range sendfile flock
+fchmodat fchmodat2 utime utimes utimensat futimesat fadvise64 copy_file_range sendfile flock
 pipe pipe2 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
 epoll_pwait2 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4 mmap munmap
 mremap mprotect madvise brk msync mincore mlock munlock get_mempolicy membarrier futex futex_waitv
@@ -33,7 +34,7 @@ pidfd_open getpid getppid gettid getuid geteuid getgid getegid getresuid getresg
 getsid setpgid setsid getpriority sched_yield sched_getaffinity sched_getparam sched_getscheduler
 sched_get_priority_max sched_get_priority_min getcpu nanosleep clock_nanosleep clock_gettime clock_getres
 gettimeofday time times alarm pause getitimer setitimer timer_create timer_settime timer_gettime
-timer_getoverrun timer_delete getrlimit setrlimit getrusage uname sysinfo getrandom sendto recvfrom
+timer_getoverrun timer_delete getrlimit setrlimit getrusage uname getrandom sendto recvfrom
 sendmsg recvmsg shutdown getsockopt setsockopt getsockname getpeername
 """
 
@@ -49,9 +50,15 @@ fanotify_init inotify_init inotify_init1 memfd_create memfd_secret shmget shmat 
 semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink setpriority sched_setaffinity sched_setscheduler
 sched_setattr sched_setparam ioprio_set nice vhangup personality seccomp landlock_create_ruleset
 landlock_add_rule landlock_restrict_self splice tee vmsplice rt_sigqueueinfo rt_tgsigqueueinfo setxattr
-lsetxattr fsetxattr
+lsetxattr fsetxattr statfs fstatfs sysinfo
 """
 
+_MODES_AND_TIMES = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "utimensat", "futimesat",
+)  # fmt: skip
+# As on a file system without extended attributes, which shutil's copying understands.
+_UNSUPPORTED = ("listxattr", "llistxattr", "flistxattr", "getxattr", "lgetxattr", "fgetxattr")
+_OPENING = ("open", "openat", "openat2")
 _CLONE_NEW_ANYTHING = 0x7E02_0080  # every CLONE_NEW* flag, time namespaces too
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 _PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_READ, _PR_GET_DUMPABLE = 15, 16, 23, 3
@@ -61,12 +68,15 @@ _FIONREAD, _FIONBIO, _FIOCLEX, _FIONCLEX = 0x541B, 0x5421, 0x5451, 0x5450
 
 
 @cache
-def compile_filter(*, only_own_signals: bool) -> bytes:
+def compile_filter(*, only_own_signals: bool, keep_modes: bool = False, keep_lengths: bool = False) -> bytes:
     """Compile the filter to a BPF program; pass it through ``for_process`` before installing it.
 
     ``only_own_signals`` refuses kill and tgkill for every other process: needed where neither a pid
-    namespace nor Landlock (ABI 6) keeps signals in. Raises OSError or RuntimeError where libseccomp
-    is not installed.
+    namespace nor Landlock (ABI 6) keeps signals in. ``keep_modes`` refuses to change the mode and
+    times of any file, by name or by descriptor: needed where the code has the trainer's uid and its
+    files are in sight. ``keep_lengths`` refuses to truncate by name, and to empty a file by opening
+    it for reading: needed where Landlock does not know truncation (before ABI 3). Raises OSError or
+    RuntimeError where libseccomp is not installed.
     """
     import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
 
@@ -81,10 +91,16 @@ def compile_filter(*, only_own_signals: bool) -> bytes:
             filter_.add_rule(action, number, *conditions)
 
     refuse = pyseccomp.ERRNO(errno.EPERM)
-    for name in _ALLOWED.split():
-        add(pyseccomp.ALLOW, name)
-    for name in _REFUSED.split():
+    refused = [*_REFUSED.split(), *(_MODES_AND_TIMES if keep_modes else ()), *(["truncate"] if keep_lengths else ())]
+    for name in refused:
         add(refuse, name)
+    if keep_lengths:
+        _refuse_emptying(add, refuse)
+    for name in _ALLOWED.split():
+        if name not in refused and not (keep_lengths and name in _OPENING):
+            add(pyseccomp.ALLOW, name)
+    for name in _UNSUPPORTED:
+        add(pyseccomp.ERRNO(errno.EOPNOTSUPP), name)
     is_value = pyseccomp.EQ
     add(pyseccomp.ALLOW, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_NEW_ANYTHING, 0))
     # socketpair is how asyncio wakes itself; a stream pair can reach nothing but its other end.
@@ -112,6 +128,24 @@ def compile_filter(*, only_own_signals: bool) -> bytes:
         filter_.export_bpf(program)
         program.seek(0)
         return program.read()
+
+
+def _refuse_emptying(add: Callable[..., None], refuse: int) -> None:
+    """Allow the calls that open files, but O_TRUNC only for files that are opened for writing.
+
+    Landlock before ABI 3 looks at O_RDONLY|O_TRUNC as at reading. openat2 is left unknown: its
+    flags lie where no filter can read them.
+    """
+    import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
+
+    def flags(position: int, value: int) -> pyseccomp.Arg:
+        return pyseccomp.Arg(position, pyseccomp.MASKED_EQ, os.O_ACCMODE | os.O_TRUNC, value)
+
+    for name, position in (("open", 1), ("openat", 2)):
+        for mode in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_ACCMODE):
+            add(pyseccomp.ALLOW, name, flags(position, mode))
+            writes = mode in (os.O_WRONLY, os.O_RDWR)
+            add(pyseccomp.ALLOW if writes else refuse, name, flags(position, mode | os.O_TRUNC))
 
 
 def for_process(program: bytes, pid: int) -> bytes:

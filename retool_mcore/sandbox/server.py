@@ -2,18 +2,21 @@
 
 It serves POST /run_code, GET /v1/ping, GET /health, and GET /metrics for Prometheus. Whatever a
 client sends, the answer has the protocol's own form: 422 for a request that cannot be run, 413 for
-one too large, 408 for one that comes too slowly, 503 when too many wait. Code that fails is
-answered with 200.
+one too large, 408 for one that comes too slowly, 503 when too many wait, and what ``guard.py``
+refuses. Code that fails is answered with 200.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -27,6 +30,7 @@ from pydantic import ValidationError
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult
+from retool_mcore.sandbox.guard import Guard
 from retool_mcore.sandbox.health import Health
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.processes import METRICS_ENV
@@ -40,7 +44,8 @@ from retool_mcore.sandbox.wire import (
 
 MAX_BODY_BYTES = 48 << 20
 BODY_TIMEOUT_S = 30.0
-MAX_PENDING = 8192
+MAX_PENDING = 4096
+_PIECE_BYTES = 3 << 18  # of a file in an answer; a multiple of 3, so that the pieces join as base64
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -108,8 +113,14 @@ class Metrics:
         self.dropped_bytes.inc(result.stdout_dropped_bytes + result.stderr_dropped_bytes)
 
 
-def create_app(sandbox: LocalSandbox, *, is_replacement: bool = False) -> FastAPI:
-    """The ASGI application around ``sandbox``, which must be open; the caller closes it."""
+def create_app(
+    sandbox: LocalSandbox, *, token: str | None = None, max_pending: int = MAX_PENDING, is_replacement: bool = False
+) -> FastAPI:
+    """The ASGI application around ``sandbox``, which must be open; the caller closes it.
+
+    With ``token`` every request must bear it. Beyond ``max_pending`` requests that wait or execute,
+    further ones are answered with 503 before their body is read.
+    """
     metrics = Metrics()
     metrics.process_restarts.inc(is_replacement)
     memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
@@ -118,6 +129,12 @@ def create_app(sandbox: LocalSandbox, *, is_replacement: bool = False) -> FastAP
     health = Health(sandbox)
     app = FastAPI(title="retool sandbox")
     num_pending = 0
+    app.add_middleware(
+        Guard,
+        token=token,
+        is_full=lambda: num_pending >= max_pending,
+        on_refusal=lambda status: metrics.refused.labels(code=str(status)).inc(),
+    )
 
     @app.exception_handler(_Refused)
     async def refuse(_: Request, error: Exception) -> JSONResponse:
@@ -127,14 +144,12 @@ def create_app(sandbox: LocalSandbox, *, is_replacement: bool = False) -> FastAP
         return JSONResponse(answer.model_dump() | {"detail": str(error)}, status_code=error.status_code)
 
     @app.post("/run_code")
-    async def run_code(request: Request) -> JSONResponse:
+    async def run_code(request: Request) -> Response:
         nonlocal num_pending
-        asked = _parse(await _read_body(request))
-        if num_pending >= MAX_PENDING:
-            raise _Refused(503, f"{num_pending} requests are waiting, the most this server takes. Try again later.")
         num_pending += 1
         metrics.pending.set(num_pending)
         try:
+            asked = _parse(await _read_body(request))
             result = await _execute_while_connected(sandbox, asked, request)
         except ConfigError as error:
             raise _Refused(422, str(error)) from error
@@ -147,7 +162,7 @@ def create_app(sandbox: LocalSandbox, *, is_replacement: bool = False) -> FastAP
             metrics.pending.set(num_pending)
         metrics.observe(result)
         health.worked()
-        return JSONResponse(RunCodeResponse.of(result).model_dump())
+        return _answer(result)
 
     @app.get("/v1/ping")
     async def ping() -> JSONResponse:
@@ -180,6 +195,26 @@ def _observe(app: FastAPI, metrics: Metrics, health: Health) -> None:
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     assert tell_health and prometheus, "registered above"
+
+
+def _answer(result: ExecResult) -> Response:
+    """The answer to an execution: large files go in pieces, between which others are served."""
+    without_files = RunCodeResponse.of(replace(result, files={})).model_dump()
+    if sum(map(len, result.files.values())) <= _PIECE_BYTES:
+        return JSONResponse(RunCodeResponse.of(result).model_dump())
+    del without_files["files"]
+    return StreamingResponse(_pieces(json.dumps(without_files), result.files), media_type="application/json")
+
+
+async def _pieces(start: str, files: Mapping[str, bytes]) -> AsyncIterator[bytes]:
+    yield f'{start[:-1]}, "files": {{'.encode()
+    for number, (name, content) in enumerate(files.items()):
+        yield f'{", " if number else ""}{json.dumps(name)}: "'.encode()
+        for position in range(0, len(content), _PIECE_BYTES):
+            yield base64.b64encode(content[position : position + _PIECE_BYTES])
+            await asyncio.sleep(0)
+        yield b'"'
+    yield b"}}"
 
 
 async def _read_body(request: Request) -> bytes:

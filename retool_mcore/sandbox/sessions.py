@@ -35,9 +35,11 @@ class Session:
             await self.process.close()
             self.process = None
         if self._seat is not None and self._give_back is not None:
-            self._seat.clean()
-            self._give_back(self._seat)
-            self._seat = None
+            seat, self._seat = self._seat, None
+            try:
+                await seat.clean()
+            finally:
+                self._give_back(seat)
 
 
 class Sessions:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import Self
 
 from retool_mcore.sandbox.cgroup import CgroupTree, remove_tree
+from retool_mcore.sandbox.removal import remove_directory
 
 _PREFIX = "retool-sandbox-"
 _CGROUP = "cgroup"  # this file holds the tree's path: a later owner may live in another cgroup
@@ -50,7 +50,9 @@ class StateDirectory:
         """Delete directory and cgroups."""
         if self.cgroups is not None:
             self.cgroups.remove()
-        remove_directory(self.path)
+        for _ in range(3):  # a thread may still be deleting there what an execution left
+            if remove_directory(self.path):
+                break
         os.close(self._lock_fd)
 
 
@@ -81,16 +83,3 @@ def _lock(path: Path) -> int | None:
         os.close(fd)
         return None
     return fd
-
-
-def remove_directory(path: Path) -> None:
-    """Delete a tree, whatever its permissions. Follows no symlink; a missing tree is fine."""
-    with contextlib.suppress(FileNotFoundError):
-        for _, _, _, fd in os.fwalk(path, onerror=_make_enterable):
-            os.fchmod(fd, 0o700)
-        shutil.rmtree(path)
-
-
-def _make_enterable(error: OSError) -> None:
-    if isinstance(error, PermissionError) and error.filename:
-        os.chmod(error.filename, 0o700)

@@ -61,6 +61,7 @@ class Zygote:
         self._seccomp: bytes = config["seccomp"]
         self._root: str = config["root"]
         self._runsc: str = config["runsc"]
+        self._landlock_abi: int = config["landlock_abi"]
         self._jobs: dict[int, int] = {}  # pid -> job
         self._pid_namespace = -1
         self._has_proc = True
@@ -89,7 +90,9 @@ class Zygote:
             kernel.adopt_orphans()
             self._open_own_proc()
             if self._level == "landlock":
-                self._shared = confine.SharedPaths.open()
+                self._shared = confine.SharedPaths.open(self._landlock_abi)
+                if os.geteuid() != 0:
+                    confine.copy_contents_only()
             if os.geteuid() == 0:
                 self._reach_python_by_fd()
         missing = preload((_LIGHT if self._light else _LIGHT + _FULL).split())
@@ -122,6 +125,7 @@ class Zygote:
             os.waitpid(inner, 0)
             os._exit(0)
         kernel.die_with_parent(signal.SIGKILL)
+        socket.sethostname("sandbox")
         self._open_own_proc()
         confine.build_root(self._root)
         if as_root:

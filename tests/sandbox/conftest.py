@@ -5,13 +5,16 @@ its reason.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
+from tests.sandbox.ordinary import OrdinaryUser, make_ordinary_user
 from tests.sandbox.sandbox_helpers import LEVELS, open_at
 
 SECRET = "a secret of the training process"
@@ -69,3 +72,10 @@ async def interpreter(request: pytest.FixtureRequest) -> AsyncIterator[LocalSand
         await opened.open()
     yield opened
     await opened.close()
+
+
+@pytest.fixture(scope="session")
+def ordinary_user() -> Iterator[OrdinaryUser]:
+    """Another user than root, with a home outside of pytest's directories, which it closes."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
+        yield make_ordinary_user(Path(home))

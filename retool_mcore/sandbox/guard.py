@@ -1,0 +1,120 @@
+"""Who may ask the HTTP server: the bearer of its token, and no web page of another site.
+
+It stands before the application, and refuses before a body is read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.sandbox.connections import RETRY_AFTER_S
+
+TOKEN_VARIABLE = "RETOOL_SANDBOX_TOKEN"
+_MIN_TOKEN_CHARS = 16
+_OPEN_PATHS = ("/health",)  # says only whether the server is up
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token in ``path``, else in the environment (RETOOL_SANDBOX_TOKEN); None without either.
+
+    Raises ConfigError for a file that cannot be read and for a token that could be guessed.
+    """
+    where, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE)
+    if path is not None:
+        try:
+            where, token = str(path), path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the sandbox's token cannot be read from {path}: {error}") from error
+    if token is None:
+        return None
+    if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"the sandbox's token of {where} has {len(token)} characters: it must be {_MIN_TOKEN_CHARS} or more "
+            "printable ASCII characters without a space. Make one with `openssl rand -hex 32`."
+        )
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """An ASGI application that passes on to ``app`` what may be asked.
+
+    ``is_full`` tells whether a further execution must be refused; ``on_refusal`` is told the HTTP
+    status of every refusal.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, token: str | None, is_full: Callable[[], bool], on_refusal: Callable[[int], None]
+    ) -> None:
+        self._app = app
+        self._wanted = None if token is None else f"bearer {token}".encode()
+        self._is_full = is_full
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        status, reason = refusal
+        self._on_refusal(status)
+        await _answer(send, status, reason)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        path, method = scope["path"], scope["method"]
+        if (origin := headers.get(b"origin")) is not None and not _own_origin(origin, headers):
+            return 403, f"the Origin {origin.decode('latin-1')!r} is another site's; no web page may ask this server."
+        if self._wanted is not None and path not in _OPEN_PATHS:
+            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+            if not hmac.compare_digest(kind.lower() + b" " + token, self._wanted):
+                return 401, f"a bearer token is wanted; clients of retool take it from {TOKEN_VARIABLE}."
+        if method == "POST" and path == "/run_code":
+            content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if content_type not in (b"", b"application/json"):  # without one a web page sends an Origin
+                return 415, f"content-type {content_type.decode('latin-1')!r}: send application/json."
+            if self._is_full():
+                return 503, "as many requests are waiting as this server takes. Try again later."
+        return None
+
+
+def _own_origin(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a page of this server asks, under its address: a name can be made to point here."""
+    parts = urlsplit(origin.decode("latin-1"))
+    if parts.netloc.encode("latin-1") != headers.get(b"host"):
+        return False
+    host = parts.hostname or ""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+async def _answer(send: Send, status: int, reason: str) -> None:
+    """The protocol's answer to a request that is not run; the connection ends with it."""
+    body = json.dumps({"status": "SandboxError", "message": reason, "detail": reason}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers.append((b"connection", b"close"))
+    if status == 503:
+        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

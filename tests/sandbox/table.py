@@ -1,0 +1,250 @@
+"""The table of retool_mcore/sandbox/README.md: each cell is an attack that was tried.
+
+    python -m tests.sandbox.table     # as root, with runsc installed: tries all, writes the table
+
+Every attack runs at every level twice: for a trainer that is root, whose executions have uids of
+their own, and for one that is an ordinary user. A level or user that cannot be had here is an error
+of the command; ``test_table.py`` compares what can be had with what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox.base import ExecResult, Level
+from retool_mcore.sandbox.local import LocalSandbox
+
+README = Path(__file__).resolve().parents[2] / "retool_mcore/sandbox/README.md"
+START, END = "<!-- made by `python -m tests.sandbox.table` -->", "<!-- end of the table -->"
+LEVELS = (Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
+Outcome = Callable[[ExecResult], bool]
+
+
+NEIGHBOUR = "open('private', 'w').close(); __import__('time').sleep(9)"
+
+
+def says_refused(result: ExecResult) -> bool:
+    return result.stdout.strip() == "refused"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """``code`` prints "refused" where nothing was gained; ``held`` judges it, and the host."""
+
+    what: str
+    code: str
+    held: Outcome = says_refused
+    neighbour_s: float = 0.01
+    options: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def tried(*lines: str) -> str:
+    """Code that prints "refused" when every line raises OSError, or "done"."""
+    attempts = "".join(f"attempt(lambda: {line})\n" for line in lines)
+    return (
+        "import ctypes, glob, os, signal, socket\ndone = []\ndef attempt(f):\n    try: f()\n"
+        "    except OSError: return\n    done.append(1)\n" + attempts + "print('done' if done else 'refused')"
+    )
+
+
+def attacks(host: Path, port: int) -> list[Attack]:
+    """Every row of the table. ``host`` has files of the trainer; something listens on ``port``."""
+    parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
+    before = {path: (os.stat(path).st_mode, os.stat(path).st_mtime_ns) for path in files}
+
+    def unchanged(_: ExecResult) -> bool:
+        exist = all(os.path.exists(path) for path in files)
+        return exist and all(Path(p).read_text() == "weights" and _state(p) == before[p] for p in files)
+
+    def nobody_left(_: ExecResult) -> bool:
+        time.sleep(1.3)
+        return not (host / "survived").exists() and not _named("rt-survivor")
+
+    survivor = (
+        "import ctypes, os, signal, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n"
+        "  ctypes.CDLL(None).prctl(15, b'rt-survivor', 0, 0, 0)\n  {kill}  time.sleep(2)\n  os._exit(0)\n os._exit(0)\n"
+        "time.sleep(0.3)"
+    )
+    kill = "above = {above}\n  for p in above:\n   try: os.kill(p, 9)\n   except OSError: pass\n"
+    return [
+        Attack(
+            "endless loop with every signal ignored: killed at the time limit",
+            "import signal\nfor n in range(1, 32):\n try: signal.signal(n, signal.SIG_IGN)\n except OSError: pass\n"
+            "while True: pass",
+            lambda result: result.status == "time_limit",
+            options={"run_timeout_s": 0.5},
+        ),
+        Attack(
+            "memory of one process",
+            "try: x = bytearray(900 << 20); print('done')\nexcept MemoryError: print('refused')",
+            options={"memory_limit_mb": 256},
+        ),
+        Attack(
+            "64 processes, 64 open files, 64 MiB per file",
+            "import os, time\nopened, num = [], 0\ntry:\n for _ in range(200): opened.append(open('/dev/null'))\n"
+            "except OSError: num += 1\nopened.clear()\ntry:\n"
+            " with open('f', 'wb') as f:\n  for _ in range(100): f.write(bytes(1 << 20))\n"
+            "except OSError: num += 1\ntry:\n"
+            " for _ in range(200):\n  if os.fork() == 0: time.sleep(9)\nexcept OSError: num += 1\n"
+            "print('refused' if num == 3 else num)",
+        ),
+        Attack("daemons and double forks: all dead when the call returns", survivor.format(kill=""), nobody_left),
+        Attack(
+            "the same, after killing the process above the code and the code",
+            _ABOVE + survivor.format(kill=kill.format(above="[GUARDIAN, MAIN]")),
+            nobody_left,
+        ),
+        Attack(
+            "number of files (1,024; all are deleted afterwards at every level)",
+            tried("[open(str(n), 'w').close() for n in range(1500)]"),
+        ),
+        Attack("reading host files that every user may read", tried("open('/etc/passwd')")),
+        Attack("reading files of the trainer alone (mode 600)", tried(f"open({files[1]!r})")),
+        Attack("learning that a host file exists", tried("os.stat('/etc/passwd')", f"os.stat({files[0]!r})")),
+        Attack(
+            "writing, emptying, deleting or renaming host files",
+            tried(*(f"{call}({path!r}{rest})" for path in files for call, rest in _WRITES)),
+            unchanged,
+        ),
+        Attack(
+            "mode and times of the trainer's files",
+            tried(*(f"{call}({path!r}{rest})" for path in files for call, rest in _MODES)),
+            unchanged,
+        ),
+        Attack(
+            "network and Unix sockets",
+            tried(f"socket.create_connection(('127.0.0.1', {port}), 2)", "socket.socket(socket.AF_UNIX)"),
+        ),
+        Attack("seeing other processes", tried(f"open('/proc/{parent}/stat')", f"os.stat('/proc/{parent}')")),
+        Attack("signalling the trainer", tried(f"os.kill({parent}, 0)")),
+        Attack(
+            "namespaces, ptrace and running programs",
+            tried("os.execv('/bin/true', ['true'])").replace("print(", _LIBC + "print("),
+        ),
+        Attack("the trainer's environment", tried(f"open('/proc/{parent}/environ').read()")),
+        Attack(
+            "files of an execution at the same time",
+            tried("open(next(iter(glob.glob(GLOB)), '/nowhere/at/all'))").replace("GLOB", repr(_neighbour_glob())),
+            neighbour_s=1.5,
+        ),
+        Attack(
+            "the host's name", f"import os\nprint('refused' if os.uname().nodename != {os.uname().nodename!r} else 1)"
+        ),
+        Attack("the host's load", _LOAD),
+        Attack("the disk's size", f"import os\nDISK = {_disk_bytes('/usr/lib')}\n" + _SAME_DISK),
+    ]
+
+
+_ABOVE = """
+import os
+MAIN, GUARDIAN = os.getpid(), os.getppid()
+"""
+_WRITES = (("os.truncate", ", 0"), ("os.unlink", ""), ("open", ", 'w'"), ("os.rename", ", 'stolen'"))
+_MODES = (("os.chmod", ", 0o640"), ("os.utime", ", (1, 1)"))
+_LIBC = """
+libc = ctypes.CDLL(None)
+if os.fork() == 0: os._exit(0 if libc.unshare(0x10000000) < 0 and libc.ptrace(0, 0, 0, 0) < 0 else 1)
+done += [1] if os.wait()[1] else []
+"""
+_LOAD = """
+try: print("done" if float(open("/proc/loadavg").read().split()[0]) > 0 else "refused")
+except OSError: print("refused")
+"""  # gVisor's own load is always 0
+_SAME_DISK = """
+def size(path):
+    try: return os.statvfs(path).f_blocks * os.statvfs(path).f_frsize
+    except OSError: return 0
+print('done' if DISK in (size('/'), size('.'), size('/usr/lib')) else 'refused')
+"""
+
+
+def _neighbour_glob() -> str:
+    return f"{tempfile.gettempdir()}/retool-sandbox-*/seat*/private"
+
+
+def _disk_bytes(path: str) -> int:
+    status = os.statvfs(path)
+    return status.f_blocks * status.f_frsize
+
+
+def _state(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_mode, status.st_mtime_ns
+
+
+def _named(name: str) -> list[Path]:
+    found: list[Path] = []
+    for entry in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            found += [entry] if entry.read_text().strip() == name else []
+        except OSError:
+            continue
+    return found
+
+
+async def facts(level: Level) -> dict[str, bool]:
+    """Whether each attack is held at ``level``, for this user. Raises SandboxUnavailable."""
+    held: dict[str, bool] = {}
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory, socket.create_server(("127.0.0.1", 0)) as listener:
+        host = Path(directory)
+        host.chmod(0o777)
+        port = listener.getsockname()[1]
+        async with LocalSandbox(min_level=level, max_level=level, workers=2, attempts=1) as sandbox:
+            for number in range(len(attacks(_lay(host), port))):
+                attack = attacks(_lay(host), port)[number]
+                neighbour = asyncio.ensure_future(sandbox.execute(NEIGHBOUR, run_timeout_s=attack.neighbour_s))
+                await asyncio.sleep(attack.neighbour_s / 2)
+                try:
+                    held[attack.what] = attack.held(await sandbox.execute(attack.code, **attack.options))  # type: ignore[arg-type]
+                except SandboxUnavailable:  # the code took the warm process with it
+                    held[attack.what] = False
+                await asyncio.wait((neighbour,))
+    return held
+
+
+def _lay(host: Path) -> Path:
+    for name, mode in (("open_to_all", 0o666), ("mine", 0o600)):
+        (host / name).unlink(missing_ok=True)
+        (host / name).write_text("weights")
+        (host / name).chmod(mode)
+    return host
+
+
+def table(root: dict[Level, dict[str, bool]], user: dict[Level, dict[str, bool]]) -> str:
+    """The table in Markdown, between its marks."""
+    words = {(True, True): "yes", (True, False): "as root", (False, True): "as a user", (False, False): "**no**"}
+    rows = [f"| attack | {' | '.join(LEVELS)} |", "|---" * (len(LEVELS) + 1) + "|"]
+    for what in root[LEVELS[0]]:
+        cells = [words[root[level][what], user[level][what]] for level in LEVELS]
+        rows.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join((START, *rows, END))
+
+
+def main() -> None:
+    """Print this user's facts as JSON (with a level), or try all and write the table."""
+    if len(sys.argv) > 1:
+        json.dump(asyncio.run(facts(Level(sys.argv[1]))), sys.stdout)
+        return
+    from tests.sandbox.ordinary import make_ordinary_user
+
+    root = {level: asyncio.run(facts(level)) for level in LEVELS}
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
+        ordinary = make_ordinary_user(Path(home))
+        user = {level: ordinary.facts(level) for level in LEVELS}
+    text = README.read_text()
+    start, end = text.index(START), text.index(END) + len(END)
+    README.write_text(text[:start] + table(root, user) + text[end:])
+
+
+if __name__ == "__main__":
+    main()

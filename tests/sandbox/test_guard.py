@@ -1,0 +1,319 @@
+"""Who may ask the server, and what it spends on those who take its connections and its time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
+from retool_mcore.sandbox.guard import is_loopback, read_token
+from retool_mcore.sandbox.local import LocalSandbox, may_import_heavy
+from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox.server import create_app
+from tests.sandbox.test_server import ROOT, start, stop
+
+TOKEN = "a-token-of-thirty-two-characters"
+RUN = {"code": "print(6 * 7)", "language": "python"}
+
+
+@contextlib.asynccontextmanager
+async def served(sandbox: LocalSandbox, connections: Connections, **options: object) -> AsyncIterator[str]:
+    """The server on a free port, in this process."""
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+        app = create_app(sandbox, **options)  # type: ignore[arg-type]
+        config = uvicorn.Config(
+            app, http=connections.protocol, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )  # type: ignore[arg-type]
+        server = GuardedServer(config)
+        serving = asyncio.ensure_future(server._serve(sockets=[listener]))  # pyright: ignore[reportPrivateUsage]
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[LocalSandbox]:
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as opened:
+        yield opened
+
+
+# ------------------------------------------------------------------- who asks
+
+
+async def test_only_the_tokens_bearer_is_served(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch):
+    async with served(sandbox, Connections(100), token=TOKEN) as url, httpx.AsyncClient(base_url=url) as http:
+        for headers in ({}, {"authorization": TOKEN}, {"authorization": "Bearer " + TOKEN[:-1]}):
+            for answer in (
+                await http.post("/run_code", json=RUN, headers=headers),
+                await http.get("/v1/ping", headers=headers),
+                await http.get("/metrics", headers=headers),
+                await http.delete("/v1/sessions/a", headers=headers),
+            ):
+                assert (answer.status_code, answer.json()["status"]) == (401, "SandboxError")
+        answer = await http.post("/run_code", json=RUN, headers={"Authorization": f"bearer {TOKEN}"})
+        assert answer.json()["run_result"]["stdout"] == "42\n"
+        monkeypatch.setenv("RETOOL_SANDBOX_TOKEN", TOKEN)
+        async with open_sandbox(url, min_level="rlimits") as remote:
+            assert (await remote.execute("6 * 7")).stdout.strip() in ("42", "")
+
+
+async def test_no_web_page_may_ask(sandbox: LocalSandbox):
+    async with served(sandbox, Connections(100)) as url, httpx.AsyncClient(base_url=url) as http:
+
+        async def status(**headers: str) -> int:
+            return (await http.post("/run_code", json=RUN, headers=headers)).status_code
+
+        assert await status() == 200
+        assert await status(origin=url) == 200
+        for origin in ("https://evil.example", "null", url + "0", url.replace("http", "https") + ".evil.example"):
+            assert await status(origin=origin) == 403
+        assert await status(origin="http://rebound.example", host="rebound.example") == 403
+        for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            assert await status(**{"content-type": content_type}) == 415
+        assert await status(**{"content-type": "application/json; charset=utf-8"}) == 200
+        assert 'retool_sandbox_refused_total{code="403"} 5.0' in (await http.get("/metrics")).text
+
+
+def test_a_token_is_read_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RETOOL_SANDBOX_TOKEN", raising=False)
+    assert read_token(None) is None
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    assert read_token(path) == TOKEN
+    for bad in ("short", "", "sixteen characters and spaces", "sixteen-charactérs"):
+        path.write_text(bad)
+        with pytest.raises(ConfigError, match="openssl rand"):
+            read_token(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_token(tmp_path / "missing")
+    monkeypatch.setenv("RETOOL_SANDBOX_TOKEN", TOKEN)
+    assert read_token(None) == TOKEN
+
+
+def test_an_open_address_without_a_token_is_warned_of(tmp_path: Path):
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    for options, warned in ((["--host", "0.0.0.0"], True), (["--host", "0.0.0.0", "--token-file", str(path)], False)):
+        server, _ = start("--port", "0", "--workers", "1", *options)
+        server.terminate()
+        assert ("whoever reaches this port runs code here" in server.communicate(timeout=20)[1]) == warned
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "node1")] == [False] * 4
+
+
+# ------------------------------------------------------------ connections, load
+
+
+async def test_idle_and_half_open_connections_are_closed(sandbox: LocalSandbox):
+    async with served(sandbox, Connections(100, header_timeout_s=0.3)) as url:
+        port = int(url.rpartition(":")[2])
+        sent = [b"", b"POST /run_code HTTP/1.1\r\nhost: x\r\n", b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\nGET /v1/pi"]
+        for data in sent:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for part in data.partition(b"\r\n\r\n"):
+                writer.write(part)
+                await asyncio.sleep(0.1)
+            async with asyncio.timeout(3):
+                answer = await reader.read()
+            assert answer.count(b"pong") == data.count(b"ping ")
+            writer.close()
+
+
+async def test_idle_connections_make_room_for_those_who_ask(sandbox: LocalSandbox):
+    async with served(sandbox, Connections(20)) as url:
+        port = int(url.rpartition(":")[2])
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        for _, writer in held:
+            writer.write(b"POST /run_code HTTP/1.1\r\n")
+        await asyncio.sleep(1.2)
+        async with httpx.AsyncClient(base_url=url) as http:
+            started = time.monotonic()
+            assert (await http.get("/v1/ping")).status_code == 200
+            assert (await http.post("/run_code", json=RUN)).status_code == 200
+            assert time.monotonic() - started < 2
+        for _, writer in held:
+            writer.close()
+
+
+async def test_beyond_the_bound_calls_are_told_to_come_back(sandbox: LocalSandbox):
+    slow = {"code": "import time; time.sleep(1)", "language": "python"}
+    async with served(sandbox, Connections(20), max_pending=4) as url, httpx.AsyncClient(base_url=url) as http:
+        calls = [asyncio.ensure_future(http.post("/run_code", json=slow, timeout=30)) for _ in range(12)]
+        await asyncio.sleep(0.5)
+        assert (await http.get("/v1/ping")).status_code == 200
+        answers = await asyncio.gather(*calls)
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert len(refused) == 8
+        assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+        assert {answer.json()["status"] for answer in refused} == {"SandboxError"}
+
+
+async def test_where_all_connections_are_busy_a_newcomer_is_answered_at_once(sandbox: LocalSandbox):
+    slow = {"code": "import time; time.sleep(1.5)", "language": "python"}
+    async with served(sandbox, Connections(4)) as url, httpx.AsyncClient(base_url=url) as http:
+        calls = [asyncio.ensure_future(http.post("/run_code", json=slow, timeout=30)) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        started = time.monotonic()
+        answers = [await http.post("/run_code", json={**RUN, "stdin": "x" * 200_000}) for _ in range(3)]
+        assert [(answer.status_code, answer.headers["retry-after"]) for answer in answers] == [(503, "1")] * 3
+        assert time.monotonic() - started < 0.5
+        assert [(await call).status_code for call in calls] == [200] * 4
+
+
+FLOOD = """
+import asyncio, collections, json, resource, socket, sys, time
+port, count = int(sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+body = b'{"code": "print(1)", "language": "python", "run_timeout": 60}'
+head = b"POST /run_code HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\nconnection: close\\r\\n"
+async def post():
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"content-length: %d\\r\\n\\r\\n" % len(body) + body)
+        answer = await reader.read()
+        writer.close()
+        return answer[9:12].decode() + ("" if b"503" not in answer[:12] or b"etry-after" in answer else " silent")
+    except OSError as error: return type(error).__name__
+async def main():
+    print(json.dumps(collections.Counter(await asyncio.gather(*(post() for _ in range(count))))))
+asyncio.run(main())
+"""
+
+
+def limited(soft: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
+
+
+def test_with_few_descriptors_a_flood_gets_answers_and_pings_go_on():
+    """At 1,024 open files, the hard limit too: 2,000 posts at once."""
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", "--port", "0"]
+    server = subprocess.Popen(
+        [*command, "--workers", "2"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=limited(1024),  # noqa: PLW1509  this process has one thread here
+    )  # fmt: skip
+    assert server.stdout is not None
+    url = server.stdout.readline().strip()
+    try:
+        port = url.rpartition(":")[2]
+        flood = subprocess.Popen([sys.executable, "-c", FLOOD, port, "2000"], stdout=subprocess.PIPE, text=True)
+        slowest_s = 0.0
+        while flood.poll() is None:
+            started = time.monotonic()
+            assert httpx.get(f"{url}/v1/ping", timeout=10).status_code in (200, 503)
+            slowest_s = max(slowest_s, time.monotonic() - started)
+            time.sleep(0.1)
+        counts = Counter(eval(flood.communicate()[0]))
+        assert set(counts) <= {"200", "503"} and counts["200"] >= 500, counts
+        assert slowest_s < 5
+        assert httpx.post(f"{url}/run_code", json=RUN).json()["status"] == "Success"
+    finally:
+        stop(server)
+
+
+def test_the_soft_limit_is_raised_and_leaves_room_for_executions():
+    code = "import resource; from retool_mcore.sandbox.connections import raise_descriptor_limit as f; "
+    code += "print(f(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    low = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2048))  # noqa: E731
+    assert subprocess.check_output([sys.executable, "-c", code], preexec_fn=low, text=True).split() == ["2048"] * 3
+    assert raise_descriptor_limit() >= 256
+    assert connection_limit(1024, executions=2) == 1024 - 160 - 32
+    assert connection_limit(100_000, executions=64) == 5120
+    assert connection_limit(128, executions=64) == 16
+
+
+async def test_a_lack_of_descriptors_is_an_outage_that_is_retried():
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
+        await sandbox.execute("1")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        in_use = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 3, hard))
+        asyncio.get_running_loop().call_later(0.15, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
+        try:
+            assert (await sandbox.execute("print(6 * 7)")).stdout == "42\n"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---------------------------------------------------- the event loop goes on
+
+
+def test_the_guess_of_the_image_takes_no_time_whatever_the_source():
+    for part in (":import ", "numpy ", "import numpy1 ", "\n", " ", "import "):
+        for size in (30_000, 1 << 20):
+            started = time.perf_counter()
+            may_import_heavy(part * (size // len(part)))
+            assert time.perf_counter() - started < 0.05
+
+
+@pytest.mark.parametrize(
+    "code, heavy",
+    [
+        ("import numpy as np", True),
+        ("x = 1; import math, sympy", True),
+        ("if 1:\n    from scipy.optimize import brentq", True),
+        ("from sympy import *", True),
+        ("print('numpy')", False),
+        ("import math\nnumpy = 3", False),
+        ("# numpy\nimport re; numpy", False),
+        ("numpyish = 1\nimport numpy1", False),
+    ],
+)
+def test_the_guess_of_the_image(code: str, heavy: bool):
+    assert may_import_heavy(code) == heavy
+
+
+async def stalls_of(call: asyncio.Future[object]) -> float:
+    """The longest time that the event loop served nobody else while ``call`` was under way."""
+    longest_s, loop = 0.0, asyncio.get_running_loop()
+    while not call.done():
+        before = loop.time()
+        await asyncio.sleep(0.002)
+        longest_s = max(longest_s, loop.time() - before)
+    return longest_s
+
+
+FORGED = {
+    "files nobody asked for": "struct.pack('=cII', b'N', 4, 9) * 100_000",
+    "the same file": "struct.pack('=cII', b'N', 4, 0) * 100_000",
+    "unknown frames": "struct.pack('=cI', b'?', 0) * 100_000",
+}
+
+
+@pytest.mark.parametrize("frames", FORGED.values(), ids=FORGED)
+async def test_forged_frames_cost_others_nothing(sandbox: LocalSandbox, frames: str):
+    code = (
+        f"import os, struct\nframes = {frames}\ntry:\n  for _ in range(60): os.write(3, frames)\nexcept OSError: pass"
+    )
+    call = asyncio.ensure_future(sandbox.execute(code, fetch_files=["a"], run_timeout_s=5))
+    stall_s = await stalls_of(call)  # type: ignore[arg-type]
+    assert len((await call).files) <= 1
+    assert stall_s < 0.2
+
+
+async def test_large_files_are_fetched_while_others_are_served(sandbox: LocalSandbox):
+    code = "import os\nfor name in 'ab': open(name, 'wb').write(os.urandom(30_000_000))"
+    fields = {"code": code, "language": "python", "fetch_files": ["a", "b"]}
+    async with served(sandbox, Connections(100)) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        call = asyncio.ensure_future(http.post("/run_code", json=fields))
+        stall_s = await stalls_of(call)  # type: ignore[arg-type]
+        answer = (await call).json()
+    assert (answer["status"], sorted(answer["files"])) == ("Success", ["a", "b"])
+    assert [len(content) for content in answer["files"].values()] == [40_000_000] * 2
+    assert stall_s < 0.5

@@ -1,0 +1,175 @@
+"""What code leaves is deleted whatever it is, and what it is decides about nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.removal import move_aside, remove_directory
+from retool_mcore.sandbox.state import remove_stale
+from tests.sandbox.ordinary import OrdinaryUser
+from tests.sandbox.sandbox_helpers import still_works
+
+DEEP = "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
+CLOSED = "import os\nos.makedirs('x/y/z'); open('x/y/f', 'w').close(); os.chmod('x/y', 0); os.chmod('x', 0)"
+CLOSED_HOME = "import os\nos.mkdir('a'); os.chmod('a', 0); os.chmod('.', 0)"
+NAMED_AS_THE_HOSTS = "import os\nfor n in ('runs', 'id_rsa'): os.mkdir(n); os.chmod(n, 0)"
+MANY = "import os\nfor i in range(900): os.makedirs(f'd/{i}')"
+ODD = """
+import os
+try: os.mkfifo('p')
+except OSError: pass
+os.symlink('/', 'l'); os.symlink('gone', 'm'); os.mkdir(b'\\xff\\n'); os.mkdir('k' * 255)
+"""
+LEFT_BEHIND = [DEEP, CLOSED, CLOSED_HOME, NAMED_AS_THE_HOSTS, MANY, ODD]
+
+
+def make_deep(directory: Path, depth: int) -> None:
+    directory.mkdir()
+    here = os.open(directory, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+
+
+def test_a_tree_deeper_than_any_stack_or_path_is_removed(tmp_path: Path):
+    make_deep(tmp_path / "tree", 2500)
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert remove_directory(tmp_path / "tree")
+    assert os.listdir(tmp_path) == []
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_missing_tree_is_gone_and_a_file_or_link_in_its_place_too(tmp_path: Path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    assert all(remove_directory(tmp_path / name) for name in ("missing", "file", "link"))
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+def test_nothing_behind_a_link_is_touched(tmp_path: Path):
+    host = tmp_path / "host"
+    host.mkdir()
+    (host / "checkpoint").write_text("weights")
+    host.chmod(0o500)
+    tree = tmp_path / "tree"
+    (tree / "below").mkdir(parents=True)
+    for place in (tree, tree / "below"):
+        (place / "link").symlink_to(host)
+        (place / "relative").symlink_to("../host")
+        os.link(host / "checkpoint", place / "hard")
+    assert remove_directory(tree)
+    assert (host / "checkpoint").read_text() == "weights"
+    assert host.stat().st_mode & 0o777 == 0o500
+
+
+def test_a_bound_on_entries_leaves_the_rest_for_later(tmp_path: Path):
+    tree = tmp_path / "tree"
+    for number in range(50):
+        (tree / f"{number}" / "below").mkdir(parents=True)
+    assert not remove_directory(tree, max_entries=10)
+    aside = move_aside(tree)
+    assert not tree.exists() and aside.exists()
+    assert remove_directory(aside)
+
+
+def test_what_withstands_is_left_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tree = tmp_path / "tree"
+    (tree / "stubborn" / "x").mkdir(parents=True)
+    for number in range(700):
+        (tree / f"{number}").mkdir()
+    delete = os.rmdir
+
+    def rmdir(name: str | Path, *, dir_fd: int | None = None) -> None:
+        if name == "stubborn":
+            raise PermissionError(1, "immutable")
+        delete(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    assert not remove_directory(tree)
+    assert os.listdir(tree) == ["stubborn"]
+
+
+def test_a_left_behind_sandbox_of_any_shape_is_swept(tmp_path: Path):
+    left = tmp_path / "retool-sandbox-left"
+    make_deep(left, 3000)
+    os.utime(left, (0, 0))
+    remove_stale(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", LEFT_BEHIND)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, code: str, tmp_path: Path):
+    runs = tmp_path / "runs"
+    runs.mkdir(mode=0o755)
+    (tmp_path / "id_rsa").touch(0o640)
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        for result in await asyncio.gather(*(sandbox.execute(code) for _ in range(sandbox.workers))):
+            assert result.ok or "No space left" in result.stderr  # namespaces: 1024 files
+    finally:
+        os.chdir(here)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("runs", "id_rsa")] == [0o755, 0o640]
+    for _ in range(2 * sandbox.workers):
+        assert (await sandbox.execute("import os; os.listdir('.')")).stdout == "[]\n"
+    seats = [seat.directory for seat in sandbox._seats if seat.directory is not None]  # pyright: ignore[reportPrivateUsage]
+    if sandbox.level != Level.GVISOR:  # there the next container waits in it
+        assert [path for path in seats if path.exists()] == []
+    assert list(sandbox.state_dir.glob("left-*")) == []
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSandbox):
+    """By a thread: the event loop goes on, which answers pings and reads the outputs of others."""
+    if sandbox.level not in (Level.LANDLOCK, Level.RLIMITS):
+        pytest.skip(f"at {sandbox.level} the number of files is bounded")
+    code = "import os\nfor i in range(40_000): os.close(os.open(str(i), os.O_CREAT))"
+    call = asyncio.ensure_future(sandbox.execute(code, run_timeout_s=20))
+    longest_s, loop = 0.0, asyncio.get_running_loop()
+    while not call.done():
+        before = loop.time()
+        await asyncio.sleep(0.005)
+        longest_s = max(longest_s, loop.time() - before)
+    assert (await call).ok
+    assert longest_s < 0.15
+    assert await still_works(sandbox)
+    assert list(sandbox.state_dir.glob("left-*")) == []
+
+
+ORDINARY = """
+import asyncio, os, sys
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+async def main():
+    level = Level(sys.argv[1])
+    os.mkdir("runs")
+    os.close(os.open("id_rsa", os.O_CREAT, 0o640))
+    async with LocalSandbox(min_level=level, max_level=level, workers=2, attempts=1) as sandbox:
+        for code in sys.argv[2:]:
+            for _ in range(4):
+                result = await sandbox.execute(code)
+                if result.return_code and not any(word in result.stderr for word in ("not permitted", "No space left")):
+                    print(result)
+            print((await sandbox.execute("6 * 7")).text, (await sandbox.execute("__import__('os').listdir('.')")).text)
+        state = sandbox.state_dir
+    print(state.exists(), oct(os.stat("runs").st_mode), oct(os.stat("id_rsa").st_mode))
+    os.rmdir("runs"), os.unlink("id_rsa")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("level", ["namespaces", "landlock", "rlimits"])
+def test_an_ordinary_user_removes_it_as_well(level: str, ordinary_user: OrdinaryUser):
+    result = ordinary_user.run(ORDINARY, level, *LEFT_BEHIND)
+    assert result.stdout.splitlines() == ["42 []"] * len(LEFT_BEHIND) + ["False 0o40755 0o100640"], result.stderr
