@@ -164,6 +164,18 @@ def create_app(
         health.worked()
         return _answer(result)
 
+    @app.delete("/v1/sessions/{name:path}")
+    async def end_session(name: str) -> JSONResponse:
+        await sandbox.end_session(name)
+        return JSONResponse("ended")
+
+    _observe(app, sandbox, metrics, health)
+    handlers = (refuse, run_code, end_session)
+    assert all(handlers), "registered above"
+    return app
+
+
+def _observe(app: FastAPI, sandbox: LocalSandbox, metrics: Metrics, health: Health) -> None:
     @app.get("/v1/ping")
     async def ping() -> JSONResponse:
         headers = {
@@ -173,18 +185,6 @@ def create_app(
         }
         return JSONResponse("pong", headers=headers)
 
-    @app.delete("/v1/sessions/{name:path}")
-    async def end_session(name: str) -> JSONResponse:
-        await sandbox.end_session(name)
-        return JSONResponse("ended")
-
-    _observe(app, metrics, health)
-    handlers = (refuse, run_code, ping, end_session)
-    assert all(handlers), "registered above"
-    return app
-
-
-def _observe(app: FastAPI, metrics: Metrics, health: Health) -> None:
     @app.get("/health")
     async def tell_health() -> JSONResponse:
         status_code, body = await health.report()
@@ -194,7 +194,7 @@ def _observe(app: FastAPI, metrics: Metrics, health: Health) -> None:
     async def prometheus() -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    assert tell_health and prometheus, "registered above"
+    assert ping and tell_health and prometheus, "registered above"
 
 
 def _answer(result: ExecResult) -> Response:

@@ -59,12 +59,11 @@ def tried(*lines: str) -> str:
 
 def attacks(host: Path, port: int) -> list[Attack]:
     """Every row of the table. ``host`` has files of the trainer; something listens on ``port``."""
-    parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
-    before = {path: (os.stat(path).st_mode, os.stat(path).st_mtime_ns) for path in files}
+    return [*_using_up(host), *_reaching_out(host, port)]
 
-    def unchanged(_: ExecResult) -> bool:
-        exist = all(os.path.exists(path) for path in files)
-        return exist and all(Path(p).read_text() == "weights" and _state(p) == before[p] for p in files)
+
+def _using_up(host: Path) -> list[Attack]:
+    """Time, memory, processes and files, beyond what an execution is given."""
 
     def nobody_left(_: ExecResult) -> bool:
         time.sleep(1.3)
@@ -108,6 +107,19 @@ def attacks(host: Path, port: int) -> list[Attack]:
             "number of files (1,024; all are deleted afterwards at every level)",
             tried("[open(str(n), 'w').close() for n in range(1500)]"),
         ),
+    ]
+
+
+def _reaching_out(host: Path, port: int) -> list[Attack]:
+    """Files, processes and the network outside of an execution."""
+    parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
+    before = {path: (os.stat(path).st_mode, os.stat(path).st_mtime_ns) for path in files}
+
+    def unchanged(_: ExecResult) -> bool:
+        exist = all(os.path.exists(path) for path in files)
+        return exist and all(Path(p).read_text() == "weights" and _state(p) == before[p] for p in files)
+
+    return [
         Attack("reading host files that every user may read", tried("open('/etc/passwd')")),
         Attack("reading files of the trainer alone (mode 600)", tried(f"open({files[1]!r})")),
         Attack("learning that a host file exists", tried("os.stat('/etc/passwd')", f"os.stat({files[0]!r})")),
