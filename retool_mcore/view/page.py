@@ -114,7 +114,7 @@ def _order(row: Row) -> tuple[int, str, list[tuple[int, str]], str]:
 
 def _summary(row: Row, record: dict[str, Any]) -> dict[str, Any]:
     """What the tables need of a trajectory."""
-    behavior = record.get("behavior") or {}
+    behavior: dict[str, Any] = record.get("behavior") or {}
     turns = record["turns"]
     results = [result for turn in turns for result in turn.get("results") or ()]
     sampled = [version for version in record.get("versions") or () if version >= 0]
@@ -143,7 +143,10 @@ def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     engine, actor = record.get("logprobs"), record.get("actor_logprobs")
     gap = [round(a - e, 6) for a, e in zip(actor, engine, strict=True)] if actor and engine else None
     turns = [
-        {**turn, "results": [{**each, "code": highlighted(each.get("code") or "")} for each in turn.get("results") or ()]}
+        {
+            **turn,
+            "results": [{**each, "code": highlighted(each.get("code") or "")} for each in turn.get("results") or ()],
+        }
         for turn in record["turns"]
     ]
     return {

@@ -1,7 +1,7 @@
 """Finds and checks what a page is made of: runs, results of `retool eval`, files of `retool rollout`.
 
-A first pass reads every record once and keeps a few fields and its place in the file, so that a
-page of many trajectories never holds all their tokens in memory.
+A first pass reads every record once and keeps a few fields and its place in the file: a page of
+many trajectories never holds all their tokens in memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Source:
 
     @property
     def events(self) -> list[tuple[int, str]]:
-        """(step, what) of checkpoints, resumes and weight syncs, as the rows of the run tell them."""
+        """(step, what) of checkpoints, resumes and weight syncs, as the run's rows tell them."""
         found: list[tuple[int, str]] = []
         for index, row in enumerate(self.metrics):
             step = int(row["step"])
@@ -79,7 +79,9 @@ def open_source(path: Path) -> Source:
         settings = path / "settings.json"
         model = _object(settings).get("model") if settings.is_file() else None
         rows = list(_rows(path / "samples.jsonl"))
-        return Source(name=path.name, kind="eval", path=path, rows=rows, models=(model,) if model else ())
+        return Source(
+            name=f"{path.name} (evaluation)", kind="eval", path=path, rows=rows, models=(model,) if model else ()
+        )
     if (path / "metrics.jsonl").is_file() or (path / "trajectories").is_dir():
         return _run(path)
     inside = sorted(file.parent.name for file in (*path.glob("*/metrics.jsonl"), *path.glob("*/samples.jsonl")))
@@ -92,9 +94,7 @@ def open_source(path: Path) -> Source:
 def _run(path: Path) -> Source:
     files = sorted((path / "trajectories").glob("*.jsonl"), key=_age)
     rows = [row for file in files for row in _rows(file)]
-    return Source(
-        name=path.name, kind="run", path=path, rows=rows, metrics=_metrics(path), models=tuple(_models(path))
-    )
+    return Source(name=path.name, kind="run", path=path, rows=rows, metrics=_metrics(path), models=tuple(_models(path)))
 
 
 def _metrics(path: Path) -> list[dict[str, float]]:
@@ -169,8 +169,9 @@ def _row(path: Path, number: int, offset: int, line: bytes) -> Row:
     missing = _missing(row)
     if missing:
         raise DataError(f"{place} is no trajectory: {missing}. rollout/records.py has the keys of one.")
-    reward, info = row.get("reward"), row.get("reward_info") or {}
-    right = row.get("correct", info.get("acc", info.get("score")))
+    reward: Any = row.get("reward")
+    info: dict[str, Any] = row.get("reward_info") or {}
+    right: Any = row.get("correct", info.get("acc", info.get("score")))
     partition = str(row.get("partition", "sample"))
     if "key" in row:
         name, group = str(row["key"]), str(row["key"]).rsplit("_", 2)[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from pygments.lexers.python import PythonLexer
+from pygments.lexers.python import PythonLexer  # pyright: ignore[reportMissingTypeStubs]
 from pygments.token import STANDARD_TYPES
 
 from retool_mcore.data.tokenizer import decode, from_pretrained
@@ -18,7 +18,7 @@ _LEXER = PythonLexer(stripnl=False, ensurenl=False)
 
 
 class Tokens:
-    """Text of token ids, each decoded once; ``where`` says whose tokenizer, "" if none was found."""
+    """Text of token ids, each decoded once; ``where``: whose tokenizer, "" if none was found."""
 
     def __init__(self, models: Iterable[str], asked: Path | None = None) -> None:
         self.where, self._tokenizer, self._texts = "", None, dict[int, str]()
@@ -50,13 +50,11 @@ def _load(model: str) -> Any:
     try:
         return from_pretrained(model)
     except (OSError, ValueError, KeyError, json.JSONDecodeError, ImportError) as error:
-        raise DataError(
-            f"the tokenizer of {model} cannot be read: {error}. Give another with --tokenizer."
-        ) from error
+        raise DataError(f"the tokenizer of {model} cannot be read: {error}. Give another with --tokenizer.") from error
 
 
 def highlighted(code: str) -> list[tuple[str, str]]:
-    """Python code as (class, text) pairs, whose texts join to the code. The page builds no markup."""
+    """Python code as (class, text) pairs, whose texts join to the code; no markup."""
     if len(code) > HIGHLIGHT_CHARS:
         return [("", code)]
     pairs: list[tuple[str, str]] = []

@@ -38,6 +38,7 @@ async function render() {
   }
   if (mine !== drawing) return;
   document.getElementById('main').replaceChildren(...main.childNodes);
+  choose(view.chosen, false);
   document.body.dataset.drawn = location.hash || '#';
   window.scrollTo(0, 0);
 }
