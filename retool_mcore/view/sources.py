@@ -1,4 +1,4 @@
-"""Finds and checks what a page is made of: runs, results of `retool eval`, files of `retool rollout`.
+"""Finds and checks what a page is made of: runs, `retool eval`, files of `retool rollout`.
 
 A first pass reads every record once and keeps a few fields and its place in the file: a page of
 many trajectories never holds all their tokens in memory.
