@@ -137,6 +137,7 @@ def all_commands() -> typer.Typer:
     from retool_mcore.cli.reward import app as reward_app
     from retool_mcore.cli.rollout import app as rollout_app
     from retool_mcore.cli.sandbox import app as sandbox_app
+    from retool_mcore.cli.view import app as view_app
 
     whole = typer.Typer(
         no_args_is_help=True,
@@ -144,7 +145,8 @@ def all_commands() -> typer.Typer:
         pretty_exceptions_enable=False,
         help="Train, score and serve ReTool models.",
     )
-    for commands in (app, config_app, planner_app, preflight_app, report_app, reward_app, rollout_app):
+    rooms = (app, config_app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
+    for commands in rooms:
         whole.registered_commands.extend(commands.registered_commands)
     whole.add_typer(data_app, name="data", help="Make, convert and check data sets.")
     whole.add_typer(sandbox_app, name="sandbox", help="Serve the code sandbox over HTTP.")

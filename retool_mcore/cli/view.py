@@ -1,0 +1,33 @@
+"""`retool view`: runs and their trajectories as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retool_mcore.cli.common import guarded
+
+app = typer.Typer()
+
+
+@app.command()
+@guarded
+def view(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs or evaluations, files of `retool rollout`")],
+    *,
+    step: Annotated[list[int] | None, typer.Option(help="only this step's trajectories; may be repeated")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="of trajectories; of more, a sample by stratum")] = 10_000,
+    tokenizer: Annotated[Path | None, typer.Option(help="a model directory, instead of the run's own")] = None,
+    out: Annotated[Path, typer.Option(help="the page; overwritten")] = Path("view.html"),
+) -> None:
+    """Write runs, evaluations and rollouts as one HTML page that opens from disk."""
+    from retool_mcore.view.page import write_page
+    from retool_mcore.view.sources import open_source
+
+    made = write_page([open_source(path) for path in runs], out, steps=step or (), limit=limit, tokenizer=tokenizer)
+    for name in made.without_tokenizer:
+        typer.echo(f"{name}: no tokenizer found, tokens are shown as ids; --tokenizer DIR gives one", err=True)
+    sampled = f", a sample of {made.found}" if made.shown < made.found else ""
+    typer.echo(f"wrote {out}: {made.shown} trajectories{sampled}, {out.stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,212 @@
+"""Writes the page: one HTML file with its styles, scripts and data, which loads nothing.
+
+The index (metrics and one short row for each trajectory) is unfolded when the page opens. Texts and
+tokens lie behind the scripts in chunks of gzip and base64: the page works while the browser still
+reads them, and unfolds the one that is looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.run.folder import replacing
+from retool_mcore.view.sampling import sample
+from retool_mcore.view.sources import Row, Source
+from retool_mcore.view.text import Tokens, highlighted
+
+STATIC = Path(__file__).parent / "static"
+SCRIPTS = ("uPlot.iife.min.js", "data.js", "dom.js", "run.js", "table.js", "trajectory.js", "tokens.js", "main.js")
+CHUNK_TOKENS = 100_000
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a page holds: trajectories shown, of how many; where no tokenizer was found."""
+
+    shown: int
+    found: int
+    without_tokenizer: list[str]
+
+
+def write_page(
+    sources: Sequence[Source], out: Path, *, steps: Sequence[int] = (), limit: int, tokenizer: Path | None = None
+) -> Written:
+    """Write one page over ``sources``. Raises ConfigError when no row is of ``steps``."""
+    found = [[row for row in source.rows if not steps or row.step in steps] for source in sources]
+    if steps and not any(found):
+        have = sorted({row.step for source in sources for row in source.rows})
+        raise ConfigError(
+            f"--step {' '.join(map(str, steps))}: no trajectory was recorded of it. Recorded are {_ranges(have)}."
+        )
+    everything = [row for rows in found for row in rows]
+    kept = {id(row) for row in sample(everything, limit)}
+    index: dict[str, Any] = {
+        "sources": [], "rows": [], "shown": len(kept), "found": len(everything), "steps": list(steps), "missing": []
+    }  # fmt: skip
+    with replacing(out) as draft, draft.open("w", encoding="utf-8") as file:
+        bodies = draft.with_suffix(".chunks")
+        try:
+            with bodies.open("w", encoding="ascii") as chunks:
+                _fill(index, sources, [[row for row in rows if id(row) in kept] for rows in found], chunks, tokenizer)
+            with bodies.open(encoding="ascii") as chunks:
+                file.writelines(_template().generate(**_parts(index), chunks=(line.rstrip("\n") for line in chunks)))
+        finally:
+            bodies.unlink(missing_ok=True)
+    return Written(len(kept), len(everything), index["missing"])
+
+
+def _fill(
+    index: dict[str, Any], sources: Sequence[Source], rows: list[list[Row]], chunks: Any, tokenizer: Path | None
+) -> None:
+    number = 0
+    for which, (source, chosen) in enumerate(zip(sources, rows, strict=True)):
+        tokens = Tokens(source.models, tokenizer)
+        if not tokens.where and chosen:
+            index["missing"].append(source.name)
+        for records in _batches(chosen):
+            for place, (row, record) in enumerate(records):
+                index["rows"].append({"source": which, "chunk": number, "place": place, **_summary(row, record)})
+            chunks.write(pack([_detail(record, tokens) for _, record in records]) + "\n")
+            number += 1
+        names = sorted({name for row in source.metrics for name in row} - {"step", "unix_s"})
+        index["sources"].append(
+            {
+                "name": source.name, "kind": source.kind, "path": str(source.path), "tokenizer": tokens.where,
+                "steps": [row["step"] for row in source.metrics],
+                "curves": {name: [_finite(row.get(name)) for row in source.metrics] for name in names},
+                "events": source.events, "texts": tokens.table,
+            }
+        )  # fmt: skip
+
+
+def _batches(rows: Sequence[Row]) -> Generator[list[tuple[Row, dict[str, Any]]]]:
+    """Rows with their records: of one step and partition, about CHUNK_TOKENS tokens together."""
+    for _, members in groupby(sorted(rows, key=_order), key=lambda row: (row.step, row.partition)):
+        batch: list[tuple[Row, dict[str, Any]]] = []
+        size = 0
+        for row in members:
+            record = row.load()
+            batch.append((row, record))
+            size += len(record["response_ids"])
+            if size >= CHUNK_TOKENS:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+
+def _order(row: Row) -> tuple[int, str, list[tuple[int, str]], str]:
+    parts = [(int(part), "") if part.isdigit() else (-1, part) for part in row.group.split("-")]
+    return row.step, row.partition, parts, row.id
+
+
+def _summary(row: Row, record: dict[str, Any]) -> dict[str, Any]:
+    """What the tables need of a trajectory."""
+    behavior: dict[str, Any] = record.get("behavior") or {}
+    turns = record["turns"]
+    results = [result for turn in turns for result in turn.get("results") or ()]
+    sampled = [version for version in record.get("versions") or () if version >= 0]
+    prompt = record.get("prompt")
+    return {
+        "id": row.id, "step": row.step, "partition": row.partition, "group": row.group, "right": row.right,
+        "reward": _finite(row.reward), "truth": _short(record.get("truth")), "answer": _short(record.get("answer")),
+        "stop": record.get("stop_reason"), "turns": len(turns), "calls": len(results),
+        "failed": sum(not result.get("ok") for result in results),
+        "repairs": sum(len(turn.get("repairs") or ()) for turn in turns),
+        "malformed": sum(turn.get("kind") == "malformed" for turn in turns),
+        "lines": behavior.get("code_lines"), "tokens": len(record["response_ids"]),
+        "seconds": _finite(record.get("wall_s")), "tool_s": _finite(sum(turn.get("tool_s") or 0.0 for turn in turns)),
+        "stale": row.step - 1 - min(sampled) if row.partition == "train" and sampled and row.step else None,
+        "problem": _question(prompt) if isinstance(prompt, str) else None,
+    }  # fmt: skip
+
+
+def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
+    """What the views of one trajectory need of it."""
+    ids = record["response_ids"]
+    tokens.note(ids)
+    prompt = record.get("prompt")
+    if not isinstance(prompt, str):  # `retool rollout` writes the prompt's number
+        prompt = tokens.text(record["prompt_ids"]) if record.get("prompt_ids") else None
+    engine, actor = record.get("logprobs"), record.get("actor_logprobs")
+    gap = [round(a - e, 6) for a, e in zip(actor, engine, strict=True)] if actor and engine else None
+    turns = [
+        {
+            **turn,
+            "results": [{**each, "code": highlighted(each.get("code") or "")} for each in turn.get("results") or ()],
+        }
+        for turn in record["turns"]
+    ]
+    return {
+        "prompt": prompt, "prompt_ids": record.get("prompt_ids"), "turns": turns, "ids": ids,
+        "mask": _runs(record.get("loss_mask")), "versions": _runs(record.get("versions")),
+        "logprobs": [round(value, 4) for value in engine] if engine else None, "gap": gap,
+        "advantage": record.get("advantage"), "truth": record.get("truth"), "answer": record.get("answer"),
+        "drop_error": record.get("drop_error"), "reward_info": record.get("reward_info"),
+        "started": record.get("started_unix_s"), "wall_s": record.get("wall_s"),
+    }  # fmt: skip
+
+
+def pack(value: Any) -> str:
+    """JSON, gzip, base64: letters that no text of a model can turn into markup."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)).decode("ascii")
+
+
+def _runs(values: list[int] | None) -> list[tuple[int, int]] | None:
+    """[value, how often] pairs."""
+    return [(value, len(list(same))) for value, same in groupby(values)] if values is not None else None
+
+
+def _question(prompt: str) -> str:
+    """The last message of the user, without the template's marks."""
+    said = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+    return _short(said.strip()) or ""
+
+
+def _short(value: Any, chars: int = 240) -> str | None:
+    text = None if value is None else str(value)
+    return text if text is None or len(text) <= chars else text[: chars - 1] + "…"
+
+
+def _finite(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    runs: Counter[int] = Counter(step - place for place, step in enumerate(steps))
+    starts = {base: next(step for place, step in enumerate(steps) if step - place == base) for base in runs}
+    return ", ".join(
+        f"{starts[base]} to {starts[base] + count - 1}" if count > 1 else str(starts[base])
+        for base, count in runs.items()
+    ) or "no steps"  # fmt: skip
+
+
+def _template() -> Any:
+    environment = Environment(
+        loader=PackageLoader("retool_mcore.view", "static"), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("page.html.jinja")
+
+
+def _parts(index: dict[str, Any]) -> dict[str, Any]:
+    """Our own files go in as they are; everything else is escaped by the template."""
+    from markupsafe import Markup
+
+    styles = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "view.css"))
+    scripts = [Markup((STATIC / name).read_text(encoding="utf-8")) for name in SCRIPTS]
+    notice = Markup((STATIC / "uPlot.LICENSE").read_text(encoding="utf-8").strip())
+    title = ", ".join(source["name"] for source in index["sources"])
+    return {"title": title, "styles": Markup(styles), "scripts": scripts, "notice": notice, "index": pack(index)}

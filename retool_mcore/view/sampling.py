@@ -1,0 +1,43 @@
+"""Which trajectories a page holds when there are more than its limit."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+from retool_mcore.view.sources import Row
+
+
+def sample(rows: Sequence[Row], limit: int) -> list[Row]:
+    """At most ``limit`` rows in their order: whole groups, from every stratum in proportion.
+
+    A stratum is the groups of one file's step and partition with one outcome: all right, all wrong,
+    mixed, or not told. Each gives one group before any gives a second, as far as the limit reaches.
+    The same files give the same choice.
+    """
+    if len(rows) <= limit:
+        return list(rows)
+    groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.path.parent, row.step, row.partition, row.group].append(row)
+    strata: dict[tuple[object, ...], list[list[Row]]] = defaultdict(list)
+    for key, members in groups.items():
+        strata[(*key[:3], frozenset(row.right for row in members))].append(members)
+    ranked: list[tuple[float, int, list[Row]]] = []
+    for stratum in strata.values():
+        stratum.sort(key=_draw)
+        for place, members in enumerate(stratum):
+            ranked.append(((place + 0.5) / len(stratum) if place else 0.0, _draw(members), members))
+    ranked.sort(key=lambda each: each[:2])
+    chosen: set[int] = set()
+    for _, _, members in ranked:
+        if len(chosen) + len(members) <= limit:
+            chosen.update(id(row) for row in members)
+    if not chosen:  # not even one whole group fits
+        chosen.update(id(row) for row in ranked[0][2][:limit])
+    return [row for row in rows if id(row) in chosen]
+
+
+def _draw(members: list[Row]) -> int:
+    return zlib.crc32(f"{members[0].step}/{members[0].group}".encode())

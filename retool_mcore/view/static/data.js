@@ -1,0 +1,98 @@
+'use strict';
+// The data inside the page: the index at once, chunks when somebody looks at them.
+
+const store = { index: null, chunks: new Map() };
+
+async function unfold(element) {
+  const bytes = Uint8Array.from(atob(element.textContent.trim()), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// The browser may still be reading the file: a chunk is whole once another element follows it.
+async function chunkElement(number) {
+  for (;;) {
+    const element = document.getElementById(`chunk-${number}`);
+    if (element && (element.nextElementSibling || document.readyState !== 'loading')) return element;
+    if (document.readyState !== 'loading') throw new Error(`The page is damaged: part ${number} is not in it.`);
+    await new Promise((resolve) => setTimeout(resolve, 30));
+  }
+}
+
+function chunk(number) {
+  if (!store.chunks.has(number)) {
+    if (store.chunks.size >= 8) store.chunks.delete(store.chunks.keys().next().value);
+    store.chunks.set(number, chunkElement(number).then(unfold));
+  }
+  return store.chunks.get(number);
+}
+
+async function detail(row) {
+  return (await chunk(row.chunk))[row.place];
+}
+
+function spread(runs) {
+  return runs ? runs.flatMap(([value, count]) => Array(count).fill(value)) : null;
+}
+
+function stepsOf(source) {
+  const seen = new Map();
+  for (const row of store.index.rows) {
+    if (row.source === source) seen.set(`${row.step}/${row.partition}`, { step: row.step, partition: row.partition });
+  }
+  return [...seen.values()].sort((a, b) => a.step - b.step || a.partition.localeCompare(b.partition));
+}
+
+function groupKey(row) {
+  return `${row.source}/${row.step}/${row.partition}/${row.group}`;
+}
+
+function inGroups(rows) {
+  const groups = new Map();
+  for (const row of rows) {
+    if (!groups.has(groupKey(row))) groups.set(groupKey(row), []);
+    groups.get(groupKey(row)).push(row);
+  }
+  return groups;
+}
+
+// GRPO compares the rewards of a group: where they are all alike there is nothing to learn.
+function taughtNothing(rows) {
+  return rows.length > 1 && rows[0].partition === 'train' && rows.every((row) => row.reward === rows[0].reward);
+}
+
+// "stop:length calls>1 word": conditions on columns, the rest is text.
+const FIELDS = { reward: 'reward', stop: 'stop', turns: 'turns', calls: 'calls', failed: 'failed', repairs: 'repairs',
+  malformed: 'malformed', tokens: 'tokens', seconds: 'seconds', stale: 'stale', truth: 'truth', answer: 'answer',
+  group: 'group', id: 'id', right: 'right', lines: 'lines' };
+
+function parseFilter(text) {
+  const conditions = [];
+  const words = [];
+  for (const word of text.trim().split(/\s+/).filter(Boolean)) {
+    const match = /^([a-z]+)(:|=|>=|<=|>|<)(.+)$/.exec(word);
+    if (match && FIELDS[match[1]]) conditions.push({ field: FIELDS[match[1]], sign: match[2], value: match[3] });
+    else words.push(word.toLowerCase());
+  }
+  return { conditions, words };
+}
+
+function meets(row, { field, sign, value }) {
+  const have = row[field];
+  if (field === 'right') return (have === null ? 'unknown' : have ? 'yes' : 'no') === value.toLowerCase();
+  if (sign === ':' || sign === '=') {
+    return typeof have === 'number' ? have === Number(value) : String(have ?? '').toLowerCase().includes(value.toLowerCase());
+  }
+  if (have === null || have === undefined) return false;
+  const number = Number(value);
+  return { '>': have > number, '<': have < number, '>=': have >= number, '<=': have <= number }[sign];
+}
+
+async function holdsText(row, words) {
+  const short = `${row.id} ${row.problem ?? ''} ${row.truth ?? ''} ${row.answer ?? ''} ${row.stop ?? ''}`.toLowerCase();
+  if (words.every((word) => short.includes(word))) return true;
+  const one = await detail(row);
+  const said = one.turns.map((turn) => [turn.text, ...turn.results.map((result) => result.shown ?? '')].join('\n'));
+  const whole = `${short} ${one.prompt ?? ''} ${said.join('\n')}`.toLowerCase();
+  return words.every((word) => whole.includes(word));
+}

@@ -1,0 +1,130 @@
+'use strict';
+// Where the page is stands in its address; the keyboard moves there.
+
+function here() {
+  const said = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const place = { ...said, run: Number(said.run ?? 0) };
+  if (!store.index.sources[place.run]) place.run = 0;
+  if (said.step !== undefined) {
+    place.step = Number(said.step);
+    const parts = stepsOf(place.run).filter(({ step }) => step === place.step).map(({ partition }) => partition);
+    place.part = said.part ?? (parts.includes('train') || !parts.length ? 'train' : parts[0]);
+  }
+  return place;
+}
+
+function go(place) {
+  const { run, part, ...rest } = place;
+  const many = store.index.sources.length > 1;
+  location.hash = link({ run: many && rest.step !== undefined ? run : null, ...rest, part: part === 'train' ? null : part });
+}
+
+let drawing = 0;
+
+async function render() {
+  const mine = ++drawing;
+  view.run += 1;
+  const place = here();
+  const main = document.createElement('div');
+  view.refresh = null;
+  crumbs(place);
+  try {
+    if (place.step === undefined) { runView(main); view.chosen = 0; }
+    else if (place.id !== undefined) await trajectoryView(main, place);
+    else if (place.group !== undefined) await groupView(main, place);
+    else stepView(main, place);
+  } catch (error) {
+    main.replaceChildren(el('p', { class: 'warn' }, `This cannot be shown: ${error.message}`));
+  }
+  if (mine !== drawing) return;
+  document.getElementById('main').replaceChildren(...main.childNodes);
+  choose(view.chosen, false);
+  document.body.dataset.drawn = location.hash || '#';
+  window.scrollTo(0, 0);
+}
+
+function crumbs(place) {
+  const source = store.index.sources[place.run];
+  const many = store.index.sources.length > 1;
+  const step = { run: many ? place.run : null, step: place.step, part: place.part === 'train' ? null : place.part };
+  const parts = [el('a', { href: '#' }, many ? 'all' : shown(source.name))];
+  if (place.step !== undefined) parts.push(el('a', { href: link(step) }, many ? shown(`${source.name} `) : '', source.kind === 'run' ? `step ${place.step}` : 'trajectories'));
+  if (place.group !== undefined) parts.push(el('span', {}, 'group ', shown(place.group)));
+  if (place.id !== undefined) parts.push(el('span', {}, shown(place.id)));
+  document.getElementById('crumbs').replaceChildren(...parts.flatMap((part, at) => (at ? [el('span', { class: 'faint' }, '/'), part] : [part])));
+}
+
+function move(by) {
+  const place = here();
+  if (place.id !== undefined) {
+    const next = view.rows[view.chosen + by];
+    if (next) go({ ...placeOf(next), run: next.source, id: next.id, view: place.view, by: place.by });
+  } else choose(view.chosen + by);
+}
+
+function otherStep(by) {
+  const place = here();
+  if (place.id !== undefined) { move(by); return; }
+  const steps = stepsOf(place.run);
+  const at = steps.findIndex(({ step, partition }) => step === place.step && partition === place.part);
+  const next = place.step === undefined ? steps[0] : steps[at + by];
+  if (next) go({ run: place.run, step: next.step, part: next.partition });
+}
+
+function up() {
+  const { id, group, view: shownAs, by, ...place } = here();
+  if (id !== undefined || group !== undefined) go(place);
+  else location.hash = '';
+}
+
+const KEYS = {
+  j: () => move(1), k: () => move(-1), ArrowDown: () => move(1), ArrowUp: () => move(-1),
+  ArrowRight: () => otherStep(1), ArrowLeft: () => otherStep(-1), u: up,
+  t: () => document.getElementById('switch')?.click(),
+  '/': () => document.getElementById('search').focus(),
+  Enter: () => document.querySelector('tr.chosen td.id a')?.click(),
+};
+
+document.addEventListener('keydown', (event) => {
+  const search = document.getElementById('search');
+  if (event.target === search) {
+    if (event.key === 'Escape' || event.key === 'Enter') search.blur();
+    return;
+  }
+  if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
+  if ((event.key === 'Enter') && event.target.closest('a, button, summary')) return;
+  const scrolls = event.key === 'ArrowDown' || event.key === 'ArrowUp';
+  if (scrolls && !document.querySelector('table.rows')) return;
+  event.preventDefault();
+  KEYS[event.key]();
+});
+
+let typed = 0;
+
+function listen() {
+  document.getElementById('search').addEventListener('input', () => {
+    clearTimeout(typed);
+    typed = setTimeout(() => { view.chosen = 0; view.limit = ROWS_AT_ONCE; view.refresh?.(); }, 120);
+  });
+  document.getElementById('theme').addEventListener('click', () => {
+    const root = document.documentElement;
+    const dark = root.dataset.theme ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
+    root.dataset.theme = dark ? 'light' : 'dark';
+    render();
+  });
+  window.addEventListener('hashchange', render);
+}
+
+async function start() {
+  store.index = await unfold(document.getElementById('index'));
+  const { shown: kept, found, steps } = store.index;
+  const said = [];
+  if (kept < found) said.push(`A sample: ${num(kept)} of ${num(found)} trajectories, whole groups of every step, partition and outcome. --limit sets how many.`);
+  if (steps.length) said.push(`Trajectories of step ${steps.join(', ')} alone.`);
+  document.getElementById('note').textContent = said.join(' ');
+  listen();
+  await render();
+  document.body.dataset.ready = String(Math.round(performance.now()));
+}
+
+start();

@@ -1,0 +1,127 @@
+'use strict';
+// The curves of all runs, one small chart for each metric, and what happened on them.
+
+const SECTIONS = [
+  ['Outcome', /^(accuracy|reward|val-core\/.*|val.*\/accuracy|loss|val_loss)$/],
+  ['Reward parts', /^reward\//],
+  ['Behaviour', /^behavior\/(calls|code_ratio|turns|code_lines|executable_fraction|self_corrections|correct_code_fraction|first_call_position)$/],
+  ['Lengths', /^(response_tokens|behavior\/(response_tokens|model_tokens|cut_tokens)|length\/finished\/(p50|p99)|response_length\/(mean|max|clip_ratio))$/],
+  ['KL and mismatch', /^(mismatch\/|.*ppo_kl$|.*kl_loss$|rollout_corr\/kl$)/],
+  ['Entropy and updates', /^(actor\/entropy|grad_norm|lr|actor\/pg_clipfrac)$/],
+  ['Seconds by phase', /^time_[^/]*_s$/],
+  ['Throughput', /^(tokens_per_s|mfu|memory_gib)$/],
+  ['Drops and groups that taught nothing', /^(rollout\/|groups\/)/],
+];
+const RUN_COLOURS = ['--run0', '--run1', '--run2', '--run3', '--run4', '--run5'];
+const EVENT_MARKS = { checkpoint: '--mark-checkpoint', resume: '--mark-resume', 'weight sync': '--mark-sync' };
+
+function runView(main) {
+  const { sources } = store.index;
+  const names = [...new Set(sources.flatMap((source) => Object.keys(source.curves)))];
+  main.append(sourceTable());
+  if (!names.length) return;
+  const taken = new Set();
+  main.append(el('p', { class: 'legend' }, sources.filter((source) => source.steps.length).map((source) =>
+    el('span', {}, el('i', { class: 'dot', style: `background:var(${runColour(source)})` }), source.name)),
+  Object.entries(EVENT_MARKS).map(([what, tone]) =>
+    el('span', { class: 'faint' }, el('i', { class: 'bar', style: `background:var(${tone})` }), what))));
+  for (const [title, pattern] of SECTIONS) {
+    const members = names.filter((name) => pattern.test(name) && !taken.has(name));
+    members.forEach((name) => taken.add(name));
+    if (members.length) main.append(el('h2', {}, title), charts(members));
+  }
+  const rest = names.filter((name) => !taken.has(name));
+  const folded = el('details', { ontoggle: () => {
+    if (folded.open && folded.children.length === 1) folded.append(charts(rest));
+  } }, el('summary', {}, `${rest.length} other metrics`));
+  if (rest.length) main.append(folded);
+}
+
+function runColour(source) {
+  return RUN_COLOURS[store.index.sources.indexOf(source) % RUN_COLOURS.length];
+}
+
+function sourceTable() {
+  const { sources, rows } = store.index;
+  const lines = sources.map((source, number) => {
+    const own = rows.filter((row) => row.source === number);
+    const steps = stepsOf(number);
+    const anchors = steps.map(({ step, partition }) => el('a', {
+      class: 'chip', href: link(placeOf({ source: number, step, partition })) },
+    source.kind === 'run' ? `${step}${partition === 'val' ? ' val' : ''}` : `${own.length} trajectories`));
+    return el('tr', {}, el('td', {}, el('b', {}, shown(source.name)), el('div', { class: 'faint' }, shown(source.path))),
+      el('td', {}, source.kind), el('td', { class: 'n' }, source.steps.length || '–'),
+      el('td', { class: 'n' }, num(own.length)), el('td', { class: 'steps' }, anchors));
+  });
+  const heads = ['Source', 'Kind', 'Steps', 'Trajectories', 'Look at step'];
+  return el('table', { class: 'sources' }, el('thead', {}, el('tr', {}, heads.map((head) => el('th', {}, head)))),
+    el('tbody', {}, lines));
+}
+
+function charts(names) {
+  const grid = el('div', { class: 'charts' });
+  for (const name of names) {
+    const box = el('figure', { class: 'chart', 'data-metric': name },
+      el('figcaption', {}, name, el('output', { class: 'faint' })));
+    grid.append(box);
+    waiting.set(box, name);
+    seen.observe(box);
+  }
+  return grid;
+}
+
+// A chart is drawn when it comes into sight, so that hundreds of metrics cost nothing at the start.
+const waiting = new WeakMap();
+const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
+  if (!entry.isIntersecting) return;
+  seen.unobserve(entry.target);
+  draw(entry.target, waiting.get(entry.target));
+}), { rootMargin: '300px' });
+
+function draw(box, name) {
+  const having = store.index.sources.filter((source) => source.curves[name]);
+  const steps = [...new Set(having.flatMap((source) => source.steps))].sort((a, b) => a - b);
+  const columns = having.map((source) => {
+    const at = new Map(source.steps.map((step, place) => [step, source.curves[name][place]]));
+    return steps.map((step) => at.get(step) ?? null);
+  });
+  const axis = { stroke: colour('--faint'), grid: { stroke: colour('--line'), width: 1 }, ticks: { show: false },
+    font: '11px system-ui, sans-serif' };
+  const output = box.querySelector('output');
+  const plot = new uPlot({
+    width: box.clientWidth - 16, height: 150, legend: { show: false },
+    cursor: { sync: { key: 'steps' }, drag: { x: true, y: false }, points: { size: 6 } },
+    scales: { x: { time: false } },
+    axes: [{ ...axis, size: 26 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => String(+tick.toPrecision(4))) }],
+    series: [{}, ...having.map((source) => ({ label: source.name, stroke: colour(runColour(source)), width: 1.6,
+      spanGaps: true, points: { show: steps.length < 40, size: 4 } }))],
+    hooks: {
+      setCursor: [(self) => {
+        const at = self.cursor.idx;
+        output.textContent = at === null || at === undefined ? ''
+          : `step ${steps[at]}: ${columns.map((column) => num(column[at], 4)).join(' · ')}${told(having, steps[at])}`;
+      }],
+      drawAxes: [(self) => marks(self, having)],
+    },
+  }, [steps, ...columns], box);
+  plot.over.addEventListener('dblclick', () => { output.textContent = ''; });
+}
+
+function told(sources, step) {
+  const what = new Set(sources.flatMap((source) => source.events.filter(([at]) => at === step).map(([, name]) => name)));
+  return what.size ? ` (${[...what].join(', ')})` : '';
+}
+
+// Checkpoints and resumes are lines over the chart; weight syncs, often one a step, ticks at its foot.
+function marks(self, sources) {
+  const { ctx, bbox } = self;
+  ctx.save();
+  for (const [step, what] of sources.flatMap((source) => source.events)) {
+    const x = Math.round(self.valToPos(step, 'x', true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.fillStyle = colour(EVENT_MARKS[what]);
+    const height = what === 'weight sync' ? 5 : bbox.height;
+    ctx.fillRect(x, bbox.top + bbox.height - height, 1, height);
+  }
+  ctx.restore();
+}

@@ -1,0 +1,67 @@
+"""Text of a page: tokens by the run's tokenizer, code with the classes of its highlighting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pygments.lexers.python import PythonLexer  # pyright: ignore[reportMissingTypeStubs]
+from pygments.token import STANDARD_TYPES
+
+from retool_mcore.data.tokenizer import decode, from_pretrained
+from retool_mcore.errors import DataError
+
+HIGHLIGHT_CHARS = 50_000  # longer code is shown plain
+_LEXER = PythonLexer(stripnl=False, ensurenl=False)
+
+
+class Tokens:
+    """Text of token ids, each decoded once; ``where``: whose tokenizer, "" if none was found."""
+
+    def __init__(self, models: Iterable[str], asked: Path | None = None) -> None:
+        self.where, self._tokenizer, self._texts = "", None, dict[int, str]()
+        if asked is not None and not (asked / "tokenizer_config.json").is_file():
+            raise DataError(f"--tokenizer {asked} has no tokenizer_config.json. Give a model's directory.")
+        for model in (str(asked),) if asked else models:
+            if (Path(model) / "tokenizer_config.json").is_file():
+                self._tokenizer, self.where = _load(model), model
+                return
+
+    def text(self, ids: Sequence[int]) -> str | None:
+        """All ids as one text; None without a tokenizer."""
+        return decode(self._tokenizer, ids) if self._tokenizer is not None else None
+
+    def note(self, ids: Iterable[int]) -> None:
+        """Add the texts of ids to ``table``."""
+        if self._tokenizer is None:
+            return
+        for token in set(ids) - self._texts.keys():
+            self._texts[token] = decode(self._tokenizer, [token], clean_up=False)
+
+    @property
+    def table(self) -> dict[int, str]:
+        """The text of every id noted so far; a part of a character is U+FFFD."""
+        return self._texts
+
+
+def _load(model: str) -> Any:
+    try:
+        return from_pretrained(model)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError, ImportError) as error:
+        raise DataError(f"the tokenizer of {model} cannot be read: {error}. Give another with --tokenizer.") from error
+
+
+def highlighted(code: str) -> list[tuple[str, str]]:
+    """Python code as (class, text) pairs, whose texts join to the code; no markup."""
+    if len(code) > HIGHLIGHT_CHARS:
+        return [("", code)]
+    pairs: list[tuple[str, str]] = []
+    for kind, text in cast("Iterable[tuple[Any, str]]", _LEXER.get_tokens(code)):
+        name = STANDARD_TYPES.get(kind, "")
+        if pairs and pairs[-1][0] == name:
+            pairs[-1] = (name, pairs[-1][1] + text)
+        else:
+            pairs.append((name, text))
+    return pairs

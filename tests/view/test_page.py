@@ -1,0 +1,128 @@
+"""Reading, sampling and the file itself, without a browser. run/ is of a real quickstart."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.errors import ConfigError, DataError
+from retool_mcore.view.page import pack, write_page
+from retool_mcore.view.sampling import sample
+from retool_mcore.view.sources import Row, open_source
+from retool_mcore.view.text import highlighted
+
+RUN = Path(__file__).parent / "run"
+RECORDS = RUN / "trajectories/trajectories.jsonl"
+
+
+def parts(page: Path) -> tuple[dict[str, Any], list[Any]]:
+    text = page.read_text(encoding="utf-8")
+    packed = re.findall(r'id="(index|chunk-\d+)" type="application/octet-stream">([^<]*)<', text)
+    values = [json.loads(gzip.decompress(base64.b64decode(body))) for _, body in packed]
+    return values[0], values[1:]
+
+
+def test_every_record_of_a_run_is_in_its_page(tmp_path: Path):
+    write_page([open_source(RUN)], tmp_path / "view.html", limit=10_000)
+    index, chunks = parts(tmp_path / "view.html")
+    records = {row["key"]: row for row in map(json.loads, RECORDS.read_text().splitlines())}
+    assert sorted(row["id"] for row in index["rows"]) == sorted(records)
+    for row in index["rows"]:
+        one, record = chunks[row["chunk"]][row["place"]], records[row["id"]]
+        assert one["ids"] == record["response_ids"]
+        assert [value for value, count in one["mask"] for _ in range(count)] == record["loss_mask"]
+        assert one["gap"] == pytest.approx(
+            [a - e for a, e in zip(record["actor_logprobs"], record["logprobs"], strict=True)], abs=1e-6
+        )
+    texts = index["sources"][0]["texts"]
+    assert "\\boxed{" in "".join(texts[str(token)] for token in records[index["rows"][0]["id"]]["response_ids"])
+
+
+def test_events_are_those_of_the_rows(tmp_path: Path):
+    steps = [{"step": 1, "time_start_s": 9.0}, {"step": 2, "time_checkpoint_s": 1.0, "time_weight_sync_s": 0.1}]
+    steps.append({"step": 3, "time_start_s": 8.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    assert open_source(tmp_path).events == [(2, "checkpoint"), (2, "weight sync"), (3, "resume")]
+
+
+def rows(groups: dict[str, list[bool]], step: int = 1) -> list[Row]:
+    return [
+        Row(path=Path("x/y"), offset=0, step=step, partition="train", id=f"{name}_{at}", group=name, right=right,
+            reward=float(right))
+        for name, rights in groups.items() for at, right in enumerate(rights)
+    ]  # fmt: skip
+
+
+def test_a_sample_has_whole_groups_of_every_stratum():
+    many = {f"mixed{number}": [True, False] for number in range(50)}
+    everything = [*rows(many | {"none": [False, False], "all": [True, True]}), *rows({"late": [True, False]}, step=2)]
+    chosen = sample(everything, 12)
+    assert len(chosen) == 12
+    names = [row.group for row in chosen]
+    assert {"none", "all", "late"} <= set(names)
+    assert all(names.count(name) == 2 for name in names), "whole groups"
+    assert chosen == sample(everything, 12)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x89PNG\r\n\x1a\n\x00", "line 1 is not JSON"),
+        (b'{"problem": "1+1"}\n', "no list under turns"),
+        (b'{"turns": [], "response_ids": [1, 2], "loss_mask": [1]}\n', "loss_mask is not a list of 2 values"),
+        (
+            b'{"turns": [], "response_ids": [1]}\n{"turns": [\n{"turns": [], "response_ids": [1]}\n',
+            "line 2 is not JSON",
+        ),
+        (b"", "no complete record"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_one_clear_error(tmp_path: Path, content: bytes, says: str):
+    file = tmp_path / "file.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(says)):
+        open_source(file)
+    told = CliRunner().invoke(all_commands(), ["view", str(file), "--out", str(tmp_path / "out.html")])
+    assert told.exit_code == 2
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path):
+    whole = RECORDS.read_bytes().splitlines(keepends=True)
+    (tmp_path / "file.jsonl").write_bytes(whole[0] + whole[1][:300])
+    assert len(open_source(tmp_path / "file.jsonl").rows) == 1
+
+
+def test_records_of_version_0_1_are_read(tmp_path: Path):
+    row = json.loads(RECORDS.read_text().splitlines()[0])
+    for key in ("prompt", "truth", "actor_logprobs", "advantage"):
+        del row[key]
+    (tmp_path / "old.jsonl").write_text(json.dumps(row) + "\n")
+    write_page([open_source(tmp_path / "old.jsonl")], tmp_path / "view.html", limit=10)
+    index, chunks = parts(tmp_path / "view.html")
+    assert index["rows"][0]["truth"] is None
+    assert chunks[0][0]["gap"] is None
+
+
+def test_a_step_that_was_not_recorded_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="--step 999"):
+        write_page([open_source(RUN)], tmp_path / "view.html", steps=[999], limit=10)
+
+
+def test_what_a_model_wrote_cannot_leave_its_chunk():
+    packed = pack(["</script><script>alert(1)</script>", "\ud800"])
+    assert re.fullmatch(r"[A-Za-z0-9+/=]+", packed)
+
+
+def test_highlighted_code_is_the_code():
+    code = "for i in range(3):\n    print('</script>', i)  # x\n"
+    assert "".join(text for _, text in highlighted(code)) == code
+    assert ("k", "for") in highlighted(code)
