@@ -2,7 +2,7 @@
 // The curves of all runs, one small chart for each metric, and what happened on them.
 
 const SECTIONS = [
-  ['Outcome', /^(accuracy|reward|val-core\/.*|val.*\/accuracy|loss|val_loss)$/],
+  ['Outcome', /^(accuracy|reward|val\/accuracy|loss|val_loss)$/],
   ['Reward parts', /^reward\//],
   ['Behaviour', /^behavior\/(calls|code_ratio|turns|code_lines|executable_fraction|self_corrections|correct_code_fraction|first_call_position)$/],
   ['Lengths', /^(response_tokens|behavior\/(response_tokens|model_tokens|cut_tokens)|length\/finished\/(p50|p99)|response_length\/(mean|max|clip_ratio))$/],
