@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.layouts import truth_text
 from retool_mcore.data.lint import require_disjoint
+from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.wrappers import OURS, unwrap
 from retool_mcore.errors import DataError
 
 COLUMNS = ("data_source", "prompt", "reward_model")  # extra_info may be missing
@@ -26,25 +29,40 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     and validation problems overlap without data.allow_overlap.
     """
     train, held_out = config.data.train_file, config.validation.files
-    rows = {path: _check_file(path, config, render) for path in (train, *held_out)}
+    notes: list[str] = []
+    rows = {path: _check_file(path, config, render, notes) for path in (train, *held_out)}
     prompts = config.train.prompts_per_step
     if rows[train] < prompts:
         raise DataError(f"{train} has {rows[train]} rows, fewer than train.prompts_per_step = {prompts}")
     if not config.data.allow_overlap:
         for path in held_out:
             require_disjoint(train, path)
-    return [note for path in rows for note in _notes(path)]
+    return [*notes, *(note for path in rows for note in _notes(path))]
 
 
 def messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The turns of a row's prompt, without nulls.
+    """The turns of a row's prompt, without nulls, asked as our own data asks.
 
-    A parquet column gives every turn a key that only some turns have. Raises DataError when the
-    prompt is no list of turns.
+    A parquet column gives every turn a key that only some turns have. What another publisher is
+    known to put around a problem (``wrappers``) is taken off, because SFT has not learnt to answer
+    it. Raises DataError when the prompt is no list of turns.
     """
     if not is_tables(prompt) or not prompt:
         raise DataError(f"{prompt!r:.80} is no list of messages")
-    return [{key: value for key, value in turn.items() if value is not None} for turn in prompt]
+    turns = [{key: value for key, value in turn.items() if value is not None} for turn in prompt]
+    return [turn | {"content": _asked(turn["content"])} if _wrapped(turn) else turn for turn in turns]
+
+
+def _wrapped(turn: Mapping[str, Any]) -> list[str]:
+    """The names of other publishers' wrappers around a user's turn."""
+    if turn.get("role") != "user" or not isinstance(turn.get("content"), str):
+        return []
+    problem, names = unwrap(turn["content"])
+    return [name for name in names if name not in OURS] if problem else []
+
+
+def _asked(content: str) -> str:
+    return hermes_prompt(unwrap(content)[0])
 
 
 def truth_of(reward_model: Any) -> str:
@@ -54,10 +72,10 @@ def truth_of(reward_model: Any) -> str:
     return truth_text(reward_model.get("ground_truth"), "ground_truth")
 
 
-def _check_file(path: str, config: RlConfig, render: Renderer) -> int:
-    """Check every row of one file and return the number of rows."""
+def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str]) -> int:
+    """Check every row of one file, add what the user should know, return the number of rows."""
     longest = config.data.max_prompt_tokens
-    count = 0
+    count, wrapped = 0, Counter[str]()
     for index, row in read_rows(path, COLUMNS):
         where = f"{path}, row {index}"
         try:
@@ -74,8 +92,12 @@ def _check_file(path: str, config: RlConfig, render: Renderer) -> int:
                 f"data.max_prompt_tokens = {longest} of {config.source}. Raise it, or leave the row out"
             )
         count += 1
+        wrapped.update({name for turn in row["prompt"] for name in _wrapped(turn)})
     if not count:
         raise DataError(f"{path} has no rows")
+    if wrapped:
+        told = ", ".join(f"{name} in {number} rows" for name, number in wrapped.most_common())
+        notes.append(f"{path}: instructions around its problems are taken off and ours put there ({told})")
     return count
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from retool_mcore.data.prompts import ANSWER_FORMAT, RETOOL_INSTRUCTION
 
+OURS = ("ours, hermes", "ours, retool")
 _MARK = re.compile(r"\*{1,2}user question:\*{1,2}")
 
 

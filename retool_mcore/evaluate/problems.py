@@ -59,7 +59,7 @@ def _of_line(row: Mapping[str, Any], number: int, where: str) -> Problem:
 
 
 def _of_verl(row: Mapping[str, Any], number: int, where: str) -> Problem:
-    """A problem from a row of verl's schema, whose prompt stays as it is, with its system turn."""
+    """A problem from a row of verl's schema, with its system turn."""
     column = "prompt"
     try:
         messages = messages_of(row["prompt"])
