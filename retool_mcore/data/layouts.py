@@ -21,6 +21,10 @@ OPTIONS = (
 )
 
 
+class UnknownLayout(DataError):
+    """A row whose columns fit no layout that is known or named."""
+
+
 class NoTruth(DataError):
     """A row whose layout is known, but that has no ground truth to compare with."""
 
@@ -63,14 +67,14 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
     """Problem and ground truth of a row, from ``columns`` or by the layout that fits.
 
     Known instructions around the problem are taken off. Raises NoTruth for a row without a truth,
-    DataError naming the row and the column for any other.
+    UnknownLayout, and DataError naming the row and the column for any other.
     """
     if columns is None and "prompt" in row and "reward_model" in row:
         return _of_verl(row, where)
     found = columns or next((each for each in LAYOUTS if each.fit(row)), None)
     if found is None or not found.fit(row):
         known = f"known are prompt/reward_model, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
-        raise DataError(f"{where}: columns {', '.join(row) or 'none'}; {known}. {OPTIONS}")
+        raise UnknownLayout(f"{where}: columns {', '.join(row) or 'none'}; {known}. {OPTIONS}")
     parts: list[str] = []
     for name in found.problem:
         if not isinstance(row[name], str) or not problem_of(row[name]):
@@ -114,16 +118,17 @@ def _filled(problem: str, numbers: Any) -> str:
 def truth_text(truth: Any, where: str) -> str:
     """A ground truth as text. Numbers are written out: 12345678.0 becomes 12345678.
 
-    Raises DataError for anything that is neither text nor number.
+    Raises NoTruth for an empty one, DataError for anything that is neither text nor number.
     """
     if isinstance(truth, float) and math.isfinite(truth):
         truth = int(truth) if truth.is_integer() else repr(truth)
     if isinstance(truth, int) and not isinstance(truth, bool):
         truth = str(truth)
     if not isinstance(truth, str):
-        raise DataError(f"{where}: the answer is {truth!r:.80}, not a text or number")
+        told = f"{where}: the answer is {truth!r:.80}, not a text or number"
+        raise NoTruth(told) if truth is None else DataError(told)
     if not truth.strip():
-        raise DataError(f"{where}: the answer is empty")
+        raise NoTruth(f"{where}: the answer is empty")
     return truth.strip()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retool_mcore.config.base import is_table
-from retool_mcore.data.layouts import Columns, NoTruth, read_problem
+from retool_mcore.data.layouts import Columns, NoTruth, UnknownLayout, read_problem
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sources import ENDINGS, SPLITS, split_of
@@ -96,10 +96,15 @@ def convert_rl(
             report.reject("unreadable truth", where, "", "", str(error))
             continue
         except DataError as error:
-            if not reject_bad:
+            if reject_bad:
+                report.bad_row(where, error)
+                continue
+            if isinstance(error, UnknownLayout):
                 raise
-            report.bad_row(where, error)
-            continue
+            raise DataError(
+                f"{error}. The row's columns: {', '.join(row)}. --problem and --answer name others, and --reject-bad "
+                "leaves such rows out, with the reason"
+            ) from error
         key = normalised(problem)
         if len(problem) > MAX_PROBLEM_CHARS:
             report.reject("too long", where, problem, truth)

@@ -193,3 +193,20 @@ def test_a_source_that_is_not_there_is_one_error(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="line 1: no column messages; it has problem"):
         (tmp_path / "bad.jsonl").write_text('{"problem": "x"}\n')
         list(read_source(str(tmp_path / "bad.jsonl"), ("messages",)))
+
+
+@pytest.mark.parametrize("answer", [None, "", "  "])
+def test_a_row_without_an_answer_is_left_out_and_told(answer: str | None):
+    rows = [
+        ("one", {"problem": "What is 2 + 2 in all?", "answer": "4"}),
+        ("two", {"problem": "And?", "answer": answer}),
+    ]
+    report = convert_rl(rows, "mine")
+    assert len(report.rows) == 1
+    assert [(each["where"], each["reason"]) for each in report.rejects] == [("two", "unreadable truth")]
+    assert "column answer" in report.rejects[0]["why"]
+
+
+def test_a_bad_value_tells_the_columns_and_what_helps():
+    with pytest.raises(DataError, match=r"The row's columns: problem, answer, kind\. --problem .* --reject-bad"):
+        convert_rl([("here", {"problem": 5, "answer": "4", "kind": "x"})], "mine")
