@@ -127,7 +127,7 @@ def test_a_deep_link_opens_a_trajectory_and_its_tokens(browser: Any, page: Path)
     assert count(browser, ".token.off") == RECORD["loss_mask"].count(0)
     token = browser.find_elements("css selector", ".token")[0]
     webdriver.ActionChains(browser).move_to_element(token).perform()
-    wait(browser, lambda: "logp -0.0005" in browser.find_element("css selector", ".hover").text)
+    wait(browser, lambda: "logp -0.001" in browser.find_element("css selector", ".hover").text)
 
 
 def test_a_group_is_side_by_side_with_its_tally(browser: Any, page: Path):
