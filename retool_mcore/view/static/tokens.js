@@ -65,7 +65,7 @@ function tokenFacts(one, texts, mask, versions, at) {
   const advantage = Array.isArray(one.advantage) ? one.advantage[at] : one.advantage;
   const sampled = versions ? versions[at] >= 0 : !mask || mask[at] === 1;
   const facts = [`#${at}`, `id ${one.ids[at]}`, text === undefined ? null : JSON.stringify(text),
-    sampled && one.logprobs ? `logp ${inNats(one.logprobs[at])}` : null,
+    sampled && one.logprobs ? `logp ${inNats(one.logprobs[at])} (p ${num(one.logprobs[at] === null ? null : Math.exp(one.logprobs[at]), 3)})` : null,
     sampled && one.gap ? `actor − engine ${inNats(one.gap[at])}` : null,
     mask?.[at] && advantage !== null && advantage !== undefined ? `advantage ${num(advantage, 3)}` : null,
     versions ? (sampled ? `weights ${versions[at]}` : 'not sampled') : null,
