@@ -29,6 +29,7 @@ from retool_mcore.view.text import Tokens, highlighted
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = ("uPlot.iife.min.js", "data.js", "dom.js", "run.js", "table.js", "trajectory.js", "tokens.js", "main.js")
 CHUNK_TOKENS = 100_000
+MOST_MILLINATS = 27_000  # twice that is still below the surrogates, which UTF-8 cannot hold
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _fill(
         index["sources"].append(
             {
                 "name": source.name, "kind": source.kind, "path": str(source.path), "tokenizer": tokens.where,
-                "steps": [row["step"] for row in source.metrics],
+                "why": source.why, "steps": [row["step"] for row in source.metrics],
                 "curves": {name: [_finite(row.get(name)) for row in source.metrics] for name in names},
                 "events": source.events, "texts": tokens.table,
             }
@@ -141,7 +142,7 @@ def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     if not isinstance(prompt, str):  # `retool rollout` writes the prompt's number
         prompt = tokens.text(record["prompt_ids"]) if record.get("prompt_ids") else None
     engine, actor = record.get("logprobs"), record.get("actor_logprobs")
-    gap = [round(a - e, 6) for a, e in zip(actor, engine, strict=True)] if actor and engine else None
+    gap = [a - e for a, e in zip(actor, engine, strict=True)] if actor and engine else None
     turns = [
         {
             **turn,
@@ -150,13 +151,30 @@ def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
         for turn in record["turns"]
     ]
     return {
-        "prompt": prompt, "prompt_ids": record.get("prompt_ids"), "turns": turns, "ids": ids,
+        "prompt": prompt, "prompt_tokens": len(record.get("prompt_ids") or ()) or None, "turns": turns, "ids": ids,
         "mask": _runs(record.get("loss_mask")), "versions": _runs(record.get("versions")),
-        "logprobs": [round(value, 4) for value in engine] if engine else None, "gap": gap,
+        "logprobs": millinats(engine) if engine else None, "gap": millinats(gap) if gap else None,
         "advantage": record.get("advantage"), "truth": record.get("truth"), "answer": record.get("answer"),
         "drop_error": record.get("drop_error"), "reward_info": record.get("reward_info"),
         "started": record.get("started_unix_s"), "wall_s": record.get("wall_s"),
     }  # fmt: skip
+
+
+def millinats(values: Sequence[float]) -> str:
+    """Values [T] in 1/1000 nat, one character each: what a page of many trajectories is made of.
+
+    A character is U+005D plus 2 n for n >= 0, plus -2 n - 1 for n < 0: one byte where a value is
+    near 0, as most are. "#" is a value that is not finite; beyond 27 nats it is 27. static/data.js
+    reads it.
+    """
+    letters: list[str] = []
+    for value in values:
+        if not math.isfinite(value):
+            letters.append("#")
+            continue
+        count = max(-MOST_MILLINATS, min(MOST_MILLINATS, round(1000 * value)))
+        letters.append(chr(0x5D + (2 * count if count >= 0 else -2 * count - 1)))
+    return "".join(letters)
 
 
 def pack(value: Any) -> str:

@@ -53,6 +53,7 @@ class Source:
     rows: list[Row]
     metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     models: tuple[str, ...] = ()
+    why: str = ""  # there are no rows
 
     @property
     def events(self) -> list[tuple[int, str]]:
@@ -93,8 +94,23 @@ def open_source(path: Path) -> Source:
 
 def _run(path: Path) -> Source:
     files = sorted((path / "trajectories").glob("*.jsonl"), key=_age)
-    rows = [row for file in files for row in _rows(file)]
-    return Source(name=path.name, kind="run", path=path, rows=rows, metrics=_metrics(path), models=tuple(_models(path)))
+    rows = [row for file in files if file.stat().st_size for row in _rows(file)]
+    config = _config(path)
+    why = "" if rows else _why(config, bool(files))
+    models = tuple(_models(path, config))
+    return Source(name=path.name, kind="run", path=path, rows=rows, metrics=_metrics(path), models=models, why=why)
+
+
+def _why(config: dict[str, Any], files: bool) -> str:
+    """Why a run has no trajectories, as far as its folder tells."""
+    rollout: Any = config.get("rollout")
+    if config and not isinstance(rollout, dict):
+        return "no trajectories: supervised training samples none"
+    if config and cast("dict[str, Any]", rollout).get("record_groups") == 0:
+        return "no trajectories: the run was told to record none, rollout.record_groups = 0"
+    if files:
+        return "no trajectories yet: the files in trajectories/ are empty; the first rows come with the first step"
+    return "no trajectories: the run has no file in trajectories/"
 
 
 def _metrics(path: Path) -> list[dict[str, float]]:
@@ -111,15 +127,18 @@ def _metrics(path: Path) -> list[dict[str, float]]:
     return cast("list[dict[str, float]]", rows)
 
 
-def _models(path: Path) -> Generator[str]:
+def _config(path: Path) -> dict[str, Any]:
     config = path / "config.toml"
-    if config.is_file():
-        try:
-            model: Any = tomllib.loads(config.read_text(encoding="utf-8")).get("model", {}).get("path")
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{config} is damaged: {error}") from error
-        if isinstance(model, str):
-            yield model
+    try:
+        return tomllib.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{config} is damaged: {error}") from error
+
+
+def _models(path: Path, config: dict[str, Any]) -> Generator[str]:
+    model: Any = config.get("model", {}).get("path")
+    if isinstance(model, str):
+        yield model
     for folder in (path / "export", *sorted(path.glob("checkpoints/*/actor/model/huggingface"))):
         yield str(folder)  # a run that was moved has its tokenizer there
 

@@ -40,6 +40,38 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def sampled(record: dict[str, Any], **more: Any) -> str:
+    """The record as `retool eval` and `retool rollout` write one: named by prompt and sample."""
+    training = ("key", "step", "partition", "prompt", "actor_logprobs", "advantage", "reward", "reward_info")
+    return json.dumps({key: value for key, value in record.items() if key not in training} | more) + "\n"
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, an evaluation, a rollout with a repair and cut output, a run of SFT."""
+    folder = tmp_path_factory.mktemp("many")
+    shutil.copytree(RUN, folder / "second")
+    tokens = len(RECORD["response_ids"])
+    row = {**RECORD, "advantage": [0.25] * tokens, "versions": [7] * tokens}
+    row |= {"logprobs": [-0.5] * tokens, "actor_logprobs": [-0.375] * tokens}
+    (folder / "second/trajectories/trajectories.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "aime").mkdir()
+    (folder / "aime/settings.json").write_text(json.dumps({"model": str(RUN / "export")}))
+    (folder / "aime/samples.jsonl").write_text(
+        sampled(RECORD, problem=0, sample=0, correct=True) + sampled(RECORD, problem=0, sample=1, correct=False)
+    )
+    call = {**RECORD["turns"][0], "repairs": ["closed the call"]}
+    cut = "first\n[... about 120 tokens cut here ...]\nlast"
+    call["results"] = [{**call["results"][0], "shown": cut, "cut_tokens": 120}]
+    (folder / "made.jsonl").write_text(sampled({**RECORD, "turns": [call, *RECORD["turns"][1:]]}, prompt=3, sample=0))
+    (folder / "sft").mkdir()
+    (folder / "sft/config.toml").write_text("[train]\nsteps = 2\n")
+    (folder / "sft/metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n')
+    paths = (RUN, *(folder / name for name in ("second", "aime", "made.jsonl", "sft")))
+    write_page([open_source(path) for path in paths], folder / "view.html", limit=1000)
+    return folder / "view.html"
+
+
 def wait(browser: Any, told: Callable[[], Any]) -> Any:
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -127,7 +159,7 @@ def test_a_deep_link_opens_a_trajectory_and_its_tokens(browser: Any, page: Path)
     assert count(browser, ".token.off") == RECORD["loss_mask"].count(0)
     token = browser.find_elements("css selector", ".token")[0]
     webdriver.ActionChains(browser).move_to_element(token).perform()
-    wait(browser, lambda: "logp -0.0005" in browser.find_element("css selector", ".hover").text)
+    wait(browser, lambda: "logp -0.001" in browser.find_element("css selector", ".hover").text)
 
 
 def test_a_group_is_side_by_side_with_its_tally(browser: Any, page: Path):
@@ -167,3 +199,83 @@ def test_nothing_is_wider_than_the_page(browser: Any, page: Path):
     for where in ("", "step=1", f"step=1&id={RECORD['key']}", f"step=1&group={RECORD['key'].rsplit('_', 2)[0]}"):
         show(browser, page, where)
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), where
+
+
+def hover(browser: Any, selector: str) -> None:
+    webdriver.ActionChains(browser).move_to_element(browser.find_element("css selector", selector)).perform()
+
+
+def test_runs_are_side_by_side_in_one_chart(browser: Any, many: Path):
+    text = show(browser, many, "")
+    assert count(browser, "table.sources tbody tr") == 5
+    assert "sft: no trajectories: supervised training samples none" in text
+    assert browser.execute_script("return [...document.querySelectorAll('.legend .dot')].length") == 3, "with curves"
+    wait(browser, lambda: count(browser, "[data-metric=accuracy] canvas"))
+    hover(browser, "[data-metric=accuracy] .u-over")
+    said = wait(browser, lambda: browser.find_element("css selector", "[data-metric=accuracy] output").text)
+    assert said.count("·") == 1, "one value of each of the two runs"
+    wait(browser, lambda: count(browser, "[data-metric=loss] canvas"))
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        ("logprob", "logp -0.500 (p"),
+        ("gap", "actor − engine 0.125"),
+        ("advantage", "advantage 0.250"),
+        ("version", "weights 7"),
+    ],
+)
+def test_a_colouring_has_its_value_under_the_pointer(browser: Any, many: Path, by: str, says: str):
+    show(browser, many, f"run=1&step=1&id={RECORD['key']}&view=tokens&by={by}")
+    assert count(browser, f"[data-by={by}][aria-pressed=true]") == 1
+    assert count(browser, ".token.on[style*=background]") == RECORD["loss_mask"].count(1)
+    hover(browser, ".token.on")
+    wait(browser, lambda: says in browser.find_element("css selector", ".hover").text)
+
+
+def test_an_evaluation_and_a_rollout_are_shown(browser: Any, many: Path):
+    text = show(browser, many, "run=2&step=0&part=sample")
+    assert "2 trajectories in 1 groups" in text
+    assert "50 % right" in text
+    assert "aime (evaluation)" in text
+    assert count(browser, "table.rows tbody tr") == 2
+    text = show(browser, many, "run=3&step=0&part=sample")
+    assert count(browser, "table.rows tbody tr") == 1
+    assert "Perfetto" not in text
+
+
+def test_cut_output_and_a_repair_are_marked(browser: Any, many: Path):
+    text = show(browser, many, "run=3&step=0&part=sample&id=3-0")
+    assert "120 tokens were cut here" in text
+    assert [node.text for node in browser.find_elements("css selector", ".card.tool .out")] == ["first", "last"]
+    assert "repaired: closed the call" in text
+    before, after = browser.find_elements("css selector", ".repair .two > div")
+    assert "<tool_call>" in before.text or "<code>" in before.text or "```" in before.text
+    assert RECORD["turns"][0]["results"][0]["code"] in after.text
+
+
+def test_a_sample_says_so(browser: Any, tmp_path: Path):
+    source = open_source(RUN)
+    write_page([source], tmp_path / "view.html", limit=8)
+    show(browser, tmp_path / "view.html", "")
+    note = browser.find_element("css selector", "#note").text
+    assert f"8 of {len(source.rows)} trajectories" in note
+
+
+def test_the_theme_is_turned_and_paper_shows_the_text_alone(browser: Any, page: Path):
+    show(browser, page, f"step=1&id={RECORD['key']}")
+    back = "return getComputedStyle(document.body).backgroundColor"
+    before = browser.execute_script(back)
+    browser.find_element("css selector", "#theme").click()
+    wait(browser, lambda: browser.execute_script(back) != before)
+    browser.find_element("css selector", "#theme").click()
+    wait(browser, lambda: browser.execute_script(back) == before)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        visible = (
+            "return [...document.querySelectorAll('body > header, footer, .card.said')].map(n => n.offsetHeight > 0)"
+        )
+        assert browser.execute_script(visible) == [False] + [True] * len(RECORD["turns"]) + [False]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.errors import ConfigError, DataError
-from retool_mcore.view.page import pack, write_page
+from retool_mcore.view.page import millinats, pack, write_page
 from retool_mcore.view.sampling import sample
 from retool_mcore.view.sources import Row, open_source
 from retool_mcore.view.text import highlighted
@@ -30,6 +33,22 @@ def parts(page: Path) -> tuple[dict[str, Any], list[Any]]:
     return values[0], values[1:]
 
 
+def unpacked(letters: str) -> list[int | None]:
+    codes = [ord(letter) - 0x5D for letter in letters]
+    return [None if code < 0 else -(code + 1) // 2 if code % 2 else code // 2 for code in codes]
+
+
+@given(st.lists(st.floats(-27, 27) | st.just(math.nan) | st.just(-math.inf)))
+def test_millinats_are_read_back_and_can_be_written(values: list[float]):
+    letters = millinats(values)
+    assert unpacked(letters) == [round(1000 * value) if math.isfinite(value) else None for value in values]
+    assert len(letters.encode()) <= 3 * len(values)  # no surrogate
+
+
+def test_millinats_beyond_the_range_are_its_end():
+    assert unpacked(millinats([-1e9, 1e9])) == [-27_000, 27_000]
+
+
 def test_every_record_of_a_run_is_in_its_page(tmp_path: Path):
     write_page([open_source(RUN)], tmp_path / "view.html", limit=10_000)
     index, chunks = parts(tmp_path / "view.html")
@@ -39,9 +58,9 @@ def test_every_record_of_a_run_is_in_its_page(tmp_path: Path):
         one, record = chunks[row["chunk"]][row["place"]], records[row["id"]]
         assert one["ids"] == record["response_ids"]
         assert [value for value, count in one["mask"] for _ in range(count)] == record["loss_mask"]
-        assert one["gap"] == pytest.approx(
-            [a - e for a, e in zip(record["actor_logprobs"], record["logprobs"], strict=True)], abs=1e-6
-        )
+        gap = [a - e for a, e in zip(record["actor_logprobs"], record["logprobs"], strict=True)]
+        assert unpacked(one["gap"]) == [round(1000 * value) for value in gap]
+        assert unpacked(one["logprobs"]) == [round(1000 * value) for value in record["logprobs"]]
     texts = index["sources"][0]["texts"]
     assert "\\boxed{" in "".join(texts[str(token)] for token in records[index["rows"][0]["id"]]["response_ids"])
 
@@ -110,6 +129,26 @@ def test_records_of_version_0_1_are_read(tmp_path: Path):
     index, chunks = parts(tmp_path / "view.html")
     assert index["rows"][0]["truth"] is None
     assert chunks[0][0]["gap"] is None
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "says"),
+    [
+        ("[rollout]\nrecord_groups = 0\n", None, "rollout.record_groups = 0"),
+        ("[rollout]\nrecord_groups = 2\n", "", "the files in trajectories/ are empty"),
+        ("[rollout]\nrecord_groups = 2\n", None, "no file in trajectories/"),
+        ("[train]\nsteps = 2\n", None, "supervised training samples none"),
+    ],
+)
+def test_a_run_without_trajectories_says_why(tmp_path: Path, config: str, file: str | None, says: str):
+    (tmp_path / "config.toml").write_text(config)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    if file is not None:
+        (tmp_path / "trajectories").mkdir()
+        (tmp_path / "trajectories/trajectories.jsonl").write_text(file)
+    source = open_source(tmp_path)
+    assert says in source.why
+    assert [row["loss"] for row in source.metrics] == [2.0]
 
 
 def test_a_step_that_was_not_recorded_is_refused(tmp_path: Path):

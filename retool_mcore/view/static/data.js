@@ -35,6 +35,14 @@ function spread(runs) {
   return runs ? runs.flatMap(([value, count]) => Array(count).fill(value)) : null;
 }
 
+// One character a token, see millinats in page.py: nats in steps of 1/1000, null where not finite.
+function nats(letters) {
+  return letters && Array.from({ length: letters.length }, (_, at) => {
+    const code = letters.charCodeAt(at) - 0x5d;
+    return code < 0 ? null : (code % 2 ? -(code + 1) / 2 : code / 2) / 1000;
+  });
+}
+
 function stepsOf(source) {
   const seen = new Map();
   for (const row of store.index.rows) {

@@ -18,8 +18,12 @@ const EVENT_MARKS = { checkpoint: '--mark-checkpoint', resume: '--mark-resume', 
 function runView(main) {
   const { sources } = store.index;
   const names = [...new Set(sources.flatMap((source) => Object.keys(source.curves)))];
-  main.append(sourceTable());
-  if (!names.length) return;
+  main.append(sourceTable(), ...sources.filter((source) => source.why).map((source) =>
+    el('p', { class: 'warn why' }, shown(`${source.name}: ${source.why}`))));
+  if (!names.length) {
+    if (sources.some((source) => source.kind === 'run')) main.append(el('p', { class: 'warn' }, 'No curves: no step has finished yet.'));
+    return;
+  }
   const taken = new Set();
   main.append(el('p', { class: 'legend' }, sources.filter((source) => source.steps.length).map((source) =>
     el('span', {}, el('i', { class: 'dot', style: `background:var(${runColour(source)})` }), source.name)),

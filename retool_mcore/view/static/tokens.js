@@ -2,8 +2,8 @@
 // The tokens of a response, coloured by one of their numbers; masked ones are dimmed.
 
 const TINTS = {
-  logprob: { title: 'log-probability', of: (one) => one.logprobs, tint: (value) => warm(Math.min(1, -value / 5)), sampledOnly: true },
-  gap: { title: 'actor − engine', of: (one) => one.gap, tint: (value) => both(value / 0.5), sampledOnly: true },
+  logprob: { title: 'log-probability', of: (one) => nats(one.logprobs), tint: (value) => warm(Math.min(1, -value / 5)), sampledOnly: true },
+  gap: { title: 'actor − engine', of: (one) => nats(one.gap), tint: (value) => both(value / 0.5), sampledOnly: true },
   advantage: { title: 'advantage', of: (one) => (Array.isArray(one.advantage) ? one.advantage
     : one.advantage === null || one.advantage === undefined ? null : one.ids.map(() => one.advantage)),
   tint: (value) => both(value / 2), sampledOnly: true },
@@ -29,13 +29,14 @@ function tokenView(main, row, one, place) {
   const buttons = Object.entries(TINTS).map(([key, { title, of }]) => el('button', { type: 'button', 'data-by': key,
     'aria-pressed': String(key === name), disabled: of(one) ? null : '', title: of(one) ? '' : 'not in this file',
     onclick: () => go({ ...place, by: key }) }, title));
+  const columns = { ...one, logprobs: nats(one.logprobs), gap: nats(one.gap) };
   const output = el('output', { class: 'hover' }, 'Point at a token.');
   main.append(el('p', { class: 'tints' }, buttons, output));
   if (!values) main.append(el('p', { class: 'warn' }, `The file has no ${TINTS[name].title} for this trajectory.`));
   if (!store.index.sources[row.source].tokenizer) main.append(el('p', { class: 'warn' }, 'No tokenizer was found: tokens are shown as their ids.'));
   const box = el('div', { class: 'tokens', dir: 'ltr', onmouseover: (event) => {
     const at = event.target.closest('[data-at]')?.dataset.at;
-    if (at !== undefined) output.replaceChildren(...tokenFacts(one, texts, mask, versions, Number(at)));
+    if (at !== undefined) output.replaceChildren(...tokenFacts(columns, texts, mask, versions, Number(at)));
   } });
   const add = (from) => {
     const to = Math.min(one.ids.length, from + TOKENS_AT_ONCE);
@@ -64,10 +65,17 @@ function tokenFacts(one, texts, mask, versions, at) {
   const advantage = Array.isArray(one.advantage) ? one.advantage[at] : one.advantage;
   const sampled = versions ? versions[at] >= 0 : !mask || mask[at] === 1;
   const facts = [`#${at}`, `id ${one.ids[at]}`, text === undefined ? null : JSON.stringify(text),
-    sampled && one.logprobs ? `logp ${one.logprobs[at].toFixed(4)} (p ${num(Math.exp(one.logprobs[at]), 3)})` : null,
-    sampled && one.gap ? `actor − engine ${num(one.gap[at], 6)}` : null,
+    sampled && one.logprobs ? `logp ${inNats(one.logprobs[at])} (p ${num(one.logprobs[at] === null ? null : Math.exp(one.logprobs[at]), 3)})` : null,
+    sampled && one.gap ? `actor − engine ${inNats(one.gap[at])}` : null,
     mask?.[at] && advantage !== null && advantage !== undefined ? `advantage ${num(advantage, 3)}` : null,
     versions ? (sampled ? `weights ${versions[at]}` : 'not sampled') : null,
     mask ? (mask[at] ? 'learnt from' : 'masked') : 'mask not recorded'];
   return shown(facts.filter(Boolean).join(' · '));
+}
+
+// What the page keeps: steps of 1/1000 nat, none beyond 27.
+function inNats(value) {
+  if (value === null) return 'not finite';
+  if (value === 0) return 'within 0.0005 of 0';
+  return `${Math.abs(value) >= 27 ? 'at or beyond ' : ''}${value.toFixed(3)}`;
 }

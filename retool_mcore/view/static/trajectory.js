@@ -41,7 +41,7 @@ function timeLine(one) {
 
 function turnCards(main, one) {
   main.append(el('article', { class: 'card told' }, el('header', {}, 'prompt', el('span', { class: 'faint' },
-    ` ${num(one.prompt_ids?.length)} tokens, masked`)),
+    ` ${num(one.prompt_tokens)} tokens, masked`)),
   one.prompt ? block(one.prompt) : el('p', { class: 'faint' }, 'The file has no text of the prompt, and no tokenizer was found.')));
   const mask = spread(one.mask);
   one.turns.forEach((turn, number) => {
