@@ -102,8 +102,8 @@ def test_a_server_that_is_stopped_waits_for_calls_only_so_long():
     server, url = start("--port", "0", "--workers", "2", "--drain-s", "2")
     calls = [
         subprocess.Popen(
-            [sys.executable, "-c", f"import httpx; print(httpx.post('{url}/run_code', timeout=60, json="
-             f"{{'language': 'python', 'run_timeout': 60, 'code': 'import time; time.sleep({seconds}); print(7)'}}).text)"],
+            [sys.executable, "-c", f"import httpx; print(httpx.post('{url}/run_code', timeout=60, json={{'language': "
+             f"'python', 'run_timeout': 60, 'code': 'import time; time.sleep({seconds}); print(7)'}}).text)"],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )
         for seconds in (1.5, 50)
