@@ -24,6 +24,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys import ppo
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.plugin import assert_loaded
+from tests.reward.spellings import SLOW
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -360,11 +361,10 @@ def test_the_reward_that_verl_loads_is_the_runs_with_its_shaping(tmp_path: Path)
 def test_the_reward_checks_no_longer_than_the_run_allows(tmp_path: Path):
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    made = get_custom_reward_fn(tree_of_run("reward.timeout_s=0.3", f"run.root={tmp_path}"))
+    answer, truth = SLOW
+    made = get_custom_reward_fn(tree_of_run("reward.timeout_s=0.1", f"run.root={tmp_path}"))
     assert made is not None
-    got = made(
-        data_source="math", solution_str=r"\boxed{9^{9^{9^{9}}}}", ground_truth=r"\frac{355}{113}", extra_info={}
-    )
+    got = made(data_source="math", solution_str=f"\\boxed{{{answer}}}", ground_truth=truth, extra_info={})
     assert (got["score"], got["check_failed"]) == (-1.0, 1.0)
 
 
