@@ -41,7 +41,7 @@ def test_with_py_spy_the_stack_of_a_child_is_told(tmp_path: Path):
 
 
 def test_a_slow_run_goes_on(tmp_path: Path):
-    done = run("slow", tmp_path, 2.0)
+    done = run("slow", tmp_path, 3.0)
     assert (done.returncode, done.stdout) == (0, "")
     assert not list((tmp_path / "run").rglob("stall-*"))
 
