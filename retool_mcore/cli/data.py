@@ -110,12 +110,13 @@ def sft(
 ) -> None:
     """Read ReTool's SFT data, verify format and answer, and write it in either protocol."""
     from retool_mcore.data.convert import Conversion, convert_sft
-    from retool_mcore.data.sources import one_split, read_source
+    from retool_mcore.data.sources import one_split, read_source, rows_of_split
     from retool_mcore.sandbox.open import open_sandbox
 
     one_split(source, split)
     bad: list[tuple[str, DataError]] = []
-    rows = list(read_source(source, ("messages",), split, limit, _collect(bad) if reject_bad else None))
+    found = read_source(source, ("messages",), split, limit, _collect(bad) if reject_bad else None)
+    rows = rows_of_split(found, split)
 
     async def run(on_row: Callable[[], None]) -> Report:
         async with contextlib.AsyncExitStack() as stack:

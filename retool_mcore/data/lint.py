@@ -13,7 +13,7 @@ import numpy as np
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.chat import render, render_prompt
-from retool_mcore.data.layouts import read_problem
+from retool_mcore.data.layouts import NoTruth, read_problem
 from retool_mcore.data.leaks import Index, Overlap, normalised, overlap
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sft import parse_tools
@@ -57,15 +57,22 @@ class FileLint:
     notes: list[str] = field(default_factory=list[str])
 
 
-def read_problem_rows(source: str) -> Iterator[Row]:
+def read_problem_rows(source: str, without_truth: list[str] | None = None) -> Iterator[Row]:
     """Rows of an SFT file, an RL file or a plain file of problems, recognised by their columns.
 
-    Raises DataError naming file, row and column.
+    Raises DataError naming file, row and column; for a row without an answer only where there is no
+    list ``without_truth`` to put it on.
     """
     for where, row in read_source(source):
         is_sft = "messages" in row
         if not is_sft and "prompt" not in row:
-            problem, truth = read_problem(row, where)
+            try:
+                problem, truth = read_problem(row, where)
+            except NoTruth as error:
+                if without_truth is None:
+                    raise
+                without_truth.append(str(error))
+                continue
             messages = [{"role": "user", "content": hermes_prompt(problem)}]
             yield Row(where, problem, messages, [CODE_INTERPRETER], truth, is_sft)
             continue
@@ -88,7 +95,7 @@ def read_problem_rows(source: str) -> Iterator[Row]:
 def lint_file(source: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None) -> FileLint:
     """Run all checks on one file; the check of lengths needs a tokenizer."""
     lint = FileLint(source)
-    for row in read_problem_rows(source):
+    for row in read_problem_rows(source, without_truth=lint.errors):
         lint.problems.append(row.problem)
         if not row.is_sft or row.truth is not None:
             _lint_truth(row, lint)

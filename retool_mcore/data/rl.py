@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from retool_mcore.config.base import is_table
 from retool_mcore.data.layouts import Columns, NoTruth, UnknownLayout, read_problem
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.sources import ENDINGS, SPLITS, split_of
+from retool_mcore.data.sources import ENDINGS, SPLITS, row_split, split_of
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import judgeable
 
@@ -102,8 +101,8 @@ def convert_rl(
             if isinstance(error, UnknownLayout):
                 raise
             raise DataError(
-                f"{error}. The row's columns: {', '.join(row)}. --problem and --answer name others, and --reject-bad "
-                "leaves such rows out, with the reason"
+                f"{error}. The row's columns: {', '.join(row)}. --problem, --answer and --solution-box name others; "
+                "--reject-bad leaves such rows out, with the reason"
             ) from error
         key = normalised(problem)
         if len(problem) > MAX_PROBLEM_CHARS:
@@ -132,13 +131,6 @@ def rl_row(problem: str, truth: str, data_source: str, split: str, index: int) -
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {"split": split, "index": index},
     }
-
-
-def row_split(row: Mapping[str, Any]) -> str | None:
-    """The split that a row says it is of: verl's extra_info.split, or a column ``split``."""
-    extra = row.get("extra_info")
-    said = (extra.get("split") if is_table(extra) else None) or row.get("split")
-    return said if isinstance(said, str) and said in SPLITS else None
 
 
 def name_and_split(source: str) -> tuple[str, str]:

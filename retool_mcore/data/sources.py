@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retool_mcore.config.base import is_table
 from retool_mcore.data.files import column_names, read_jsonl, read_rows
 from retool_mcore.errors import DataError
 
@@ -47,6 +48,33 @@ def _is_of(split: str, name: str) -> bool:
 def split_of(name: str) -> str | None:
     """The split that a file's name holds as a word, the last one: data/train-00000.parquet."""
     return next((word for word in reversed(re.split(r"[^a-z]+", name.lower())) if word in SPLITS), None)
+
+
+def row_split(row: Mapping[str, Any]) -> str | None:
+    """The split that a row says it is of: verl's extra_info.split, or a column ``split``."""
+    extra = row.get("extra_info")
+    said = (extra.get("split") if is_table(extra) else None) or row.get("split")
+    return said if isinstance(said, str) and said in SPLITS else None
+
+
+def rows_of_split(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], wanted: str | None
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """The rows that name the split ``wanted``, or none at all.
+
+    Raises DataError when rows name several splits and ``wanted`` chooses none.
+    """
+    kept: list[tuple[str, Mapping[str, Any]]] = []
+    first: str | None = None
+    for where, row in rows:
+        own = row_split(row)
+        if wanted in SPLITS and own not in (None, wanted):
+            continue
+        first = first or own
+        if own is not None and own != first:
+            raise DataError(f"{where}: a row of split {own!r} after rows of {first!r}. Choose one with --split")
+        kept.append((where, row))
+    return kept
 
 
 def one_split(source: str, split: str | None = None) -> str | None:

@@ -199,3 +199,21 @@ def test_bad_lines_stop_the_command_or_are_counted_when_asked(tmp_path):
         ("source", f"{source}, line 2"),
         ("source", f"{source}, line 3"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [((), None), (("--split", "train"), 2), (("--split", "test"), 1)],
+    ids=["none", "train", "test"],
+)
+def test_rows_of_several_splits_are_refused_or_chosen(tmp_path, options: tuple[str, ...], kept: int | None):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    rows = [{**RAW, "split": split} for split in ("train", "test", "train")]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    result = CliRunner().invoke(app, ["sft", str(source), "--out", str(out), *options])
+    if kept is None:
+        assert result.exit_code == 2 and not out.exists()
+        assert "line 2: a row of split 'test' after rows of 'train'. Choose one with --split" in result.output
+    else:
+        assert result.exit_code == 0, result.output
+        assert len(list(read_rows(out, ("messages",)))) == kept

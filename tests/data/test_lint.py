@@ -184,3 +184,15 @@ def test_files_of_no_known_schema_are_errors(tmp_path):
     write_parquet(tmp_path / "b.parquet", [{"prompt": [{"role": "system", "content": "x"}]}])
     with pytest.raises(DataError, match="row 0: no user turn with text"):
         list(read_problem_rows(str(tmp_path / "b.parquet")))
+
+
+def test_a_row_without_an_answer_is_one_finding_beside_the_others(tmp_path: Path):
+    rows = [{"problem": "Add 2 and 2 please.", "answer": "4"}, {"problem": "And now?", "answer": None}]
+    rows.append({"problem": "Name the next prime after 7.", "answer": "11"})
+    path = tmp_path / "plain.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = lint_file(str(path), None, None)
+    assert len(found.problems) == 2
+    assert len(found.errors) == 1 and "line 2, column answer" in found.errors[0]
+    with pytest.raises(DataError, match="line 2, column answer"):
+        list(read_problem_rows(str(path)))

@@ -208,5 +208,6 @@ def test_a_row_without_an_answer_is_left_out_and_told(answer: str | None):
 
 
 def test_a_bad_value_tells_the_columns_and_what_helps():
-    with pytest.raises(DataError, match=r"The row's columns: problem, answer, kind\. --problem .* --reject-bad"):
+    told = r"The row's columns: problem, answer, kind\. --problem, .* --solution-box .* --reject-bad"
+    with pytest.raises(DataError, match=told):
         convert_rl([("here", {"problem": 5, "answer": "4", "kind": "x"})], "mine")
