@@ -116,7 +116,7 @@ def sft(
     one_split(source, split)
     bad: list[tuple[str, DataError]] = []
     found = read_source(source, ("messages",), split, limit, _collect(bad) if reject_bad else None)
-    rows = rows_of_split(found, split)
+    rows = list(rows_of_split(found, split))
 
     async def run(on_row: Callable[[], None]) -> Report:
         async with contextlib.AsyncExitStack() as stack:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from retool_mcore.data.layouts import Columns, NoTruth, UnknownLayout, read_problem
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.sources import ENDINGS, SPLITS, row_split, split_of
+from retool_mcore.data.sources import ENDINGS, SPLITS, row_split, rows_of_split, split_of
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import judgeable
 
@@ -79,16 +79,9 @@ def convert_rl(
     """
     report = report or RlReport()
     seen: dict[str, str] = {}
-    first: str | None = None
-    for where, row in rows:
-        own = row_split(row)
-        if wanted in SPLITS and own not in (None, wanted):
-            report.counts["other split"] += 1
-            continue
-        own = own or split
-        first = first or own
-        if own != first:
-            raise DataError(f"{where}: a row of split {own!r} after rows of {first!r}. Choose one with --split")
+    counts = report.counts
+    chosen = rows_of_split(rows, wanted, unnamed=split, on_other=lambda: counts.update({"other split": 1}))
+    for where, row in chosen:
         try:
             problem, truth = read_problem(row, where, columns)
         except NoTruth as error:
@@ -116,7 +109,7 @@ def convert_rl(
         else:
             seen[key] = truth
             report.counts["kept"] += 1
-            report.rows.append(rl_row(problem, truth, data_source, own, len(report.rows)))
+            report.rows.append(rl_row(problem, truth, data_source, row_split(row) or split, len(report.rows)))
     if not report.rows:
         raise DataError(f"none of {sum(report.counts.values())} rows can be used; the first: {report.rejects[:1]}")
     return report

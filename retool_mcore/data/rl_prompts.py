@@ -41,7 +41,12 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
 
 
 def messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The turns of a row's prompt, without nulls, asked as our own data asks.
+    """The turns of a row's prompt; see ``asked_messages``."""
+    return asked_messages(prompt)[0]
+
+
+def asked_messages(prompt: Any) -> tuple[list[dict[str, Any]], set[str]]:
+    """The turns of a row's prompt, without nulls, asked as our own data asks; what was taken off.
 
     A parquet column gives every turn a key that only some turns have. What another publisher is
     known to put around a problem (``wrappers``) is taken off, because SFT has not learnt to answer
@@ -50,19 +55,17 @@ def messages_of(prompt: Any) -> list[dict[str, Any]]:
     if not is_tables(prompt) or not prompt:
         raise DataError(f"{prompt!r:.80} is no list of messages")
     turns = [{key: value for key, value in turn.items() if value is not None} for turn in prompt]
-    return [turn | {"content": _asked(turn["content"])} if _wrapped(turn) else turn for turn in turns]
+    asked = [_asked(turn) for turn in turns]
+    return [turn for turn, _ in asked], {name for _, names in asked for name in names}
 
 
-def _wrapped(turn: Mapping[str, Any]) -> list[str]:
-    """The names of other publishers' wrappers around a user's turn."""
+def _asked(turn: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A turn as our own data asks it, and the other publishers' wrappers that were around it."""
     if turn.get("role") != "user" or not isinstance(turn.get("content"), str):
-        return []
+        return turn, []
     problem, names = unwrap(turn["content"])
-    return [name for name in names if name not in OURS] if problem else []
-
-
-def _asked(content: str) -> str:
-    return hermes_prompt(unwrap(content)[0])
+    theirs = [name for name in names if name not in OURS]
+    return (turn | {"content": hermes_prompt(problem)}, theirs) if problem and theirs else (turn, [])
 
 
 def truth_of(reward_model: Any) -> str:
@@ -83,7 +86,8 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
         except DataError as error:
             raise DataError(f"{where}, column reward_model: {error}") from error
         try:
-            tokens = len(render(messages_of(row["prompt"])))
+            messages, taken_off = asked_messages(row["prompt"])
+            tokens = len(render(messages))
         except (DataError, TypeError, KeyError) as error:
             raise DataError(f"{where}, column prompt: {error}") from error
         if tokens > longest:
@@ -92,7 +96,7 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
                 f"data.max_prompt_tokens = {longest} of {config.source}. Raise it, or leave the row out"
             )
         count += 1
-        wrapped.update({name for turn in row["prompt"] for name in _wrapped(turn)})
+        wrapped.update(taken_off)
     if not count:
         raise DataError(f"{path} has no rows")
     if wrapped:

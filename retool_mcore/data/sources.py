@@ -58,23 +58,28 @@ def row_split(row: Mapping[str, Any]) -> str | None:
 
 
 def rows_of_split(
-    rows: Iterable[tuple[str, Mapping[str, Any]]], wanted: str | None
-) -> list[tuple[str, Mapping[str, Any]]]:
-    """The rows that name the split ``wanted``, or none at all.
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    wanted: str | None,
+    *,
+    unnamed: str | None = None,
+    on_other: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows that name the split ``wanted``, or none at all; ``on_other`` hears of others.
 
-    Raises DataError when rows name several splits and ``wanted`` chooses none.
+    A row that names none is of ``unnamed``; without that it goes with any. Raises DataError when
+    rows are of several splits and ``wanted`` chooses none.
     """
-    kept: list[tuple[str, Mapping[str, Any]]] = []
     first: str | None = None
     for where, row in rows:
         own = row_split(row)
         if wanted in SPLITS and own not in (None, wanted):
+            on_other()
             continue
+        own = own or unnamed
         first = first or own
         if own is not None and own != first:
             raise DataError(f"{where}: a row of split {own!r} after rows of {first!r}. Choose one with --split")
-        kept.append((where, row))
-    return kept
+        yield where, row
 
 
 def one_split(source: str, split: str | None = None) -> str | None:

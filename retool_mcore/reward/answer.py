@@ -26,7 +26,7 @@ from retool_mcore.errors import RewardError
 from retool_mcore.reward.equivalence import told_at_once
 from retool_mcore.reward.normalise import MAX_ANSWER_CHARS, judgeable, normalise
 
-__all__ = ["Checkers", "Verdict", "check", "is_equivalent", "judgeable", "truth_parses"]
+__all__ = ["Checkers", "Verdict", "check", "is_equivalent", "judgeable"]
 DEFAULT_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 120.0  # importing mpmath on a busy machine
 # Wall time after which a checker is killed and replaced: so long that only a checker that waits for
@@ -70,12 +70,6 @@ def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> V
         return Verdict(known, "exact")
     reply = _checkers().ask({"answer": answer, "truth": truth, "timeout_s": timeout_s})
     return Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "values")
-
-
-def truth_parses(truth: str) -> bool:
-    """Whether answers can be compared with the truth of a data row other than as text."""
-    normal = normalise(truth)
-    return normal.number is not None or normal.tree is not None
 
 
 class Checkers:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.reward.answer import Checkers, Verdict, check, is_equivalent, judgeable, truth_parses
+from retool_mcore.reward.answer import Checkers, Verdict, check, is_equivalent, judgeable
 from retool_mcore.reward.normalise import normalise
 from tests.reward.spellings import EQUAL, SLOW
 
@@ -203,10 +203,10 @@ def test_checkers_end_with_their_parent(tmp_path):
 
 
 def test_truths_that_can_be_compared_with_are_told_from_others():
-    assert truth_parses("1,234")
-    assert truth_parses(r"\frac{1}{2}")
-    assert not truth_parses("")
-    assert not truth_parses(r"\frac{")
+    assert judgeable("1,234") is None
+    assert judgeable(r"\frac{1}{2}") is None
+    assert judgeable("") is not None
+    assert judgeable(r"\frac{") is not None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,18 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.process import ChildProcess
 
+ROOT = Path(__file__).resolve().parents[2]
 LEVELS = [Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
+
+
+def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+    """`retool sandbox serve` in a process of its own, and its URL."""
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", *options]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = server.stdout.readline().strip()
+    assert url, server.communicate()[1]
+    return server, url
 
 
 def last_line(text: str) -> str:

@@ -24,18 +24,7 @@ from sandbox_fusion.models import CommandRunResult
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.client import RemoteSandbox
 from retool_mcore.sandbox.open import open_sandbox
-from tests.sandbox.sandbox_helpers import processes_named
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", *options]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    url = server.stdout.readline().strip()
-    assert url, server.communicate()[1]
-    return server, url
+from tests.sandbox.sandbox_helpers import ROOT, processes_named, start
 
 
 def stop(server: subprocess.Popen[str]) -> None:

@@ -21,23 +21,12 @@ from retool_mcore.sandbox.cgroup import CgroupTree
 from retool_mcore.sandbox.health import Health
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.server import create_app
-from tests.sandbox.sandbox_helpers import children_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.sandbox.sandbox_helpers import ROOT, children_of, start
 
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         return int(unused.getsockname()[1])
-
-
-def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", *options]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    url = server.stdout.readline().strip()
-    assert url, server.communicate()[1]
-    return server, url
 
 
 def until(condition: Callable[[], object], limit_s: float = 20) -> None:
