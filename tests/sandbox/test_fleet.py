@@ -174,7 +174,9 @@ async def test_each_server_has_a_bounded_share_and_the_least_busy_is_next():
         assert min(server.num_calls for server in servers) >= 20
         servers[0].run = never
         held = [asyncio.ensure_future(sandbox.execute("1")) for _ in range(12)]  # 3 of them never end
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(10):
+            while servers[0].num_at_once < 3 or sum(call.done() for call in held) < 9:
+                await asyncio.sleep(0.02)
         before = servers[0].num_calls
         await asyncio.gather(*(sandbox.execute("1") for _ in range(30)))
         assert servers[0].num_calls == before
