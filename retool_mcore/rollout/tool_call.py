@@ -272,10 +272,22 @@ def _decode(raw: str) -> str:
     return re.sub(f"(?:{_ESCAPE.pattern})+", escaped, raw)
 
 
+def _again(parse: Callable[[str], Any], text: str) -> Any:
+    """``parse(text)``, once more after a SystemError.
+
+    Up to Python 3.11.7, ast.parse fails with "AST constructor recursion depth mismatch" when a
+    garbage collection in the middle of it runs code that parses, too (CPython 106905).
+    """
+    try:
+        return parse(text)
+    except SystemError:
+        return parse(text)
+
+
 def _is_python(code: str) -> bool:
     try:
         with warnings.catch_warnings(action="ignore"):  # "\\d" in a plain string is a warning, and the model's affair
-            ast.parse(_without_fence(code, []))
+            _again(ast.parse, _without_fence(code, []))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -304,7 +316,7 @@ def _relaxed(body: str) -> _Reading:
 
 def _python_literal(body: str) -> _Reading:
     try:
-        value = ast.literal_eval(body)
+        value = _again(ast.literal_eval, body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return _UNREADABLE
     return (cast(Any, value), ["single_quotes"]) if isinstance(value, dict) else _UNREADABLE

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
+import sys
 import time
 
 import pytest
@@ -103,6 +105,34 @@ def test_code_that_is_python_decoded_and_as_it_stands_is_not_guessed(code: str):
         ast.parse(reading)
     parsed = parse_hermes(turn(call(code)))
     assert (parsed.kind, parsed.problem, parsed.codes) == ("malformed", "json", ())
+
+
+@pytest.mark.parametrize(
+    "body", [call('print("hi")'), "{'name': 'code_interpreter', 'arguments': {'code': 'print()'}}"]
+)
+def test_a_garbage_collection_that_parses_does_not_end_the_trajectory(body: str):
+    """Up to Python 3.11.7 the outer ast.parse then raises SystemError."""
+    num_within = 0
+
+    def parse(phase: str, _: object) -> None:
+        nonlocal num_within
+        if phase == "start" and sys._getframe(1).f_code is ast.parse.__code__:
+            num_within += 1
+            if num_within == 1:
+                ast.parse("1 + 1")
+
+    parsed = parse_hermes(turn(body))
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(parse)
+    gc.set_threshold(1)
+    try:
+        again = parse_hermes(turn(body))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(parse)
+    assert num_within >= 1
+    assert parsed.kind == "tool_call"
+    assert again == parsed
 
 
 def test_two_escapes_of_one_character_are_decoded_together():
