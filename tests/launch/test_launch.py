@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,43 @@ def test_a_setting_reaches_the_run_and_a_wrong_one_is_one_line(tmp_path: Path):
     assert "optim.total_training_steps: -1 -> 7" in done.stdout
     done = run(script, "train.stepss=7", "--dry-run")
     assert done.returncode == 2 and "did you mean steps?" in done.stderr and "Traceback" not in done.stderr
+
+
+REPRODUCE = ROOT / "launch" / "reproduce_retool.sh"
+
+
+def test_a_dry_run_of_the_whole_recipe_shows_each_stage(tmp_path: Path):
+    files = [f"{tmp_path}/2024.parquet", f"{tmp_path}/2025.parquet"]
+    env = {
+        "OUT": f"{tmp_path}/out",
+        "BENCHMARKS": " ".join(files),
+        "SFT_KEYS": "train.steps=7",
+        "RL_KEYS": "optim.lr=3e-6",
+    }
+    done = run(REPRODUCE, "Qwen/Qwen2.5-32B-Instruct", "--dry-run", **env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    stages = [
+        shlex.split(line[2:]) for line in done.stdout.splitlines() if re.match(rf"# ({sys.executable}|bash) ", line)
+    ]
+    fetch, sft, rl, evaluation, report = stages
+    assert fetch[-2:] == ["data", "fetch"]
+    assert "optim.total_training_steps: -1 -> 7" in done.stdout and "optim.lr: 1e-06 -> 3e-06" in done.stdout
+    assert "model.path=Qwen/Qwen2.5-32B-Instruct" in sft and f"run.root={tmp_path}/out" in sft
+    assert f"model.path={tmp_path}/out/sft/export" in rl
+    words = dict(word.split("=", 1) for word in evaluation if "=" in word)
+    assert (words["validation.temperature"], words["validation.top_p"]) == ("1.0", "0.7")
+    assert evaluation[evaluation.index("--n") + 1] == "32"
+    assert [after for word, after in pairwise(evaluation) if word == "--data"] == files
+    assert (words["sft"], words["rl"]) == (f"{tmp_path}/out/sft/export", f"{tmp_path}/out/rl/export")
+    assert report[-1] == f"{tmp_path}/out/report.html"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",), ("model", "train.steps=3"), ("model", "--dry-run", "more")])
+def test_the_whole_recipe_takes_one_model(words: tuple[str, ...]):
+    done = run(REPRODUCE, *words)
+    assert done.returncode == 2 and f"given: {' '.join(words) or 'nothing'}" in done.stderr
+    assert not done.stdout
 
 
 @pytest.mark.parametrize(

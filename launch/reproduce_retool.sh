@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# ReTool from a model to its result, by the settings of arXiv 2504.11536: data, SFT, RL, AIME 2024
+# and 2025 with 32 samples of each problem at temperature 1.0 and top_p 0.7, a report. On 8 H200:
+#   bash launch/reproduce_retool.sh Qwen/Qwen2.5-32B-Instruct [--dry-run]
+# Killed? The same command goes on in the stage that it was in. Everything it makes is under OUT.
+# Another model or machine: SFT_CONFIG and RL_CONFIG; single settings: SFT_KEYS="train.steps=10 ...", RL_KEYS.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+: "${OUT:=runs/retool_32b}" "${BENCHMARKS:=data/aime_2024.parquet data/aime_2025.parquet}" "${SAMPLES:=32}"
+: "${SFT_CONFIG:=configs/sft_qwen2.5_32b_h200x8.toml}" "${SFT_SCRIPT:=launch/sft_h200x8.sh}" "${SFT_KEYS:=}"
+: "${RL_CONFIG:=configs/rl_qwen2.5_32b_h200x8.toml}" "${RL_SCRIPT:=launch/rl_h200x8.sh}" "${RL_KEYS:=}"
+source launch/nodes.sh
+case $#,${1:--},${2:---dry-run} in
+  1,[!-]*,* | 2,[!-]*,--dry-run) ;;
+  *) fail "one model is asked for, a hub name or a folder, and nothing else but --dry-run; given: ${*:-nothing}" ;;
+esac
+[ $# = 1 ] || DRY_RUN=1
+export PYTHON DRY_RUN
+
+# stage COMMAND...: carries it out; a signal to this script ends it, too. In a dry run it is shown,
+# and a script shows its own commands.
+stage() {
+  printf '\n# %s\n' "$*"
+  if [ -n "$DRY_RUN" ]; then [ "$1" != bash ] || "$@"; return; fi
+  start "$@"
+  wait "${started[-1]}"
+  unset 'started[-1]'
+}
+
+needed=$("$PYTHON" -m retool_mcore get "$SFT_CONFIG" $SFT_KEYS data.train_file data.val_file)
+needed+=" $("$PYTHON" -m retool_mcore get "$RL_CONFIG" $RL_KEYS data.train_file) $BENCHMARKS"
+for file in $needed; do
+  [ -e "$file" ] || { stage "$PYTHON" -m retool_mcore data fetch; break; }
+done
+export CONFIG=$SFT_CONFIG
+stage bash "$SFT_SCRIPT" "run.root=$OUT" run.name=sft "model.path=$1" $SFT_KEYS
+export CONFIG=$RL_CONFIG
+stage bash "$RL_SCRIPT" "run.root=$OUT" run.name=rl "model.path=$OUT/sft/export" $RL_KEYS
+stage "$PYTHON" -m retool_mcore eval "$RL_CONFIG" $RL_KEYS "run.root=$OUT" run.name=eval "model.path=$OUT/sft/export" \
+  validation.temperature=1.0 validation.top_p=0.7 --n "$SAMPLES" $(printf -- "--data %s " $BENCHMARKS) \
+  --model "sft=$OUT/sft/export" --model "rl=$OUT/rl/export" --out "$OUT/eval"
+stage "$PYTHON" -m retool_mcore report "$OUT/sft" "$OUT/rl" --eval "$OUT/eval" --out "$OUT/report.html"
