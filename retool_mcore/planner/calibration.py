@@ -60,6 +60,18 @@ CALIBRATION = {
     "tool_wait_s": Constant(0.2, "assumed: what a call adds to a response's time"),
 }
 
+# Seconds from the command to the first step of RL of the 7B shape on two H200 with cold caches, by
+# the stage of run/start.py (perf/RESULTS.md, 2026-11-22). Measured once, and not modelled.
+START_S = {
+    "checks": 15.2,
+    "ray": 25.9,
+    "driver": 24.5,
+    "workers": 2.5,
+    "model": 41.8,
+    "engines": 94.8,
+    "weights": 0.9,
+}
+
 
 def calibrated(name: str) -> float:
     return CALIBRATION[name].value

@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.planner.calibration import CALIBRATION, calibrated
+from retool_mcore.planner.calibration import CALIBRATION, START_S, calibrated
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.plan import Plan
+from retool_mcore.run.start import STAGES
 
 
 def report(
@@ -24,6 +25,7 @@ def report(
         *_memory_lines(plan),
         "",
         *_time_lines(plan),
+        *(_start_lines() if isinstance(config, RlConfig) else ()),
     ]
     if plan.sandbox is not None:
         s = plan.sandbox
@@ -96,6 +98,14 @@ def _time_lines(plan: Plan) -> Iterator[str]:
         yield f"  {name:<25}{seconds:8.1f}"
     hours = plan.step_s * plan.steps / 3600
     yield f"  {'step':<25}{plan.step_s:8.1f}   {plan.steps} steps: {hours:,.1f} hours"
+
+
+def _start_lines() -> Iterator[str]:
+    yield ""
+    yield "from the command to the first step, s (as measured once, of a 7B shape on two H200 with cold caches)"
+    for name, seconds in START_S.items():
+        yield f"  {STAGES[name]:<58}{seconds:8.1f}"
+    yield f"  {'start':<58}{sum(START_S.values()):8.1f}"
 
 
 def _row(plan: Plan, configured: Plan) -> str:

@@ -17,11 +17,12 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import shape_of_config
-from retool_mcore.planner.calibration import CALIBRATION
+from retool_mcore.planner.calibration import CALIBRATION, START_S
 from retool_mcore.planner.hardware import GIB, of_run, parse
 from retool_mcore.planner.memory import activation_bytes, train_memory
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.planner.report import refusal, report
+from retool_mcore.run.start import STAGES
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -308,6 +309,16 @@ def test_the_report_says_what_was_assumed():
         "none of this batch",
     ):
         assert words in text
+
+
+def test_the_start_of_rl_is_told_as_it_was_measured():
+    config = rl("rl_qwen2.5_7b_h200x8")
+    text = report(config, SEVEN, parse("h200x8"), make_plan(config, SEVEN, parse("h200x8")), [])
+    seconds = [float(line.split()[-1]) for line in text.partition("first step, s")[2].splitlines()[1:9]]
+    assert seconds[-1] == pytest.approx(sum(seconds[:-1]), abs=0.1) == pytest.approx(205.6, abs=0.1)
+    assert START_S.keys() <= STAGES.keys()
+    of_sft = sft()
+    assert "first step" not in report(of_sft, SEVEN, parse("h200x8"), make_plan(of_sft, SEVEN, parse("h200x8")), [])
 
 
 @pytest.mark.parametrize("name", ["h100", "b300x8", "h100x0", "8xh100"])
