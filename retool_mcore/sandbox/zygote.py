@@ -272,16 +272,16 @@ class Zygote:
         interpreter.serve()
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        ended: list[tuple[int, int, float]] = []
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.wait4(-1, os.WNOHANG))[0]:
+                ended.append((found[0], found[1], found[2].ru_utime + found[2].ru_stime))
+        if ended and self._level == "rlimits":  # the code may have killed its guardian
+            ended += guardian.end_strays(self._jobs)
+        for pid, status, cpu_s in ended:
             job = self._jobs.pop(pid, None)
             if job is not None:
-                self._channel.send(EXITED + EXITED_BODY.pack(job, status, usage.ru_utime + usage.ru_stime))
+                self._channel.send(EXITED + EXITED_BODY.pack(job, status, cpu_s))
 
     def _end_all(self) -> NoReturn:
         """End all children: the supervisor is gone.
