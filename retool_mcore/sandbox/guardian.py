@@ -1,8 +1,8 @@
 """The guardian: where there is no pid namespace, it outlives the execution and kills what is left.
 
 It adopts the orphans of its tree (``kernel.adopt_orphans``), so no double fork escapes it. At level
-rlimits an ordinary user's code can kill it first: its tree then falls to the zygote (``end_strays``),
-and where the code killed that too, ``orphans.py`` finds it.
+rlimits an ordinary user's code can kill it first: its tree then falls to the zygote
+(``end_strays``), and where the code killed that too, ``orphans.py`` finds it.
 """
 
 from __future__ import annotations

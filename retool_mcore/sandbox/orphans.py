@@ -94,7 +94,7 @@ def _look(pid: str) -> Process | None:
 
 
 def _is_marked(pid: str) -> bool:
-    """Whether a process may get no new privileges, and has hard limits of 0 that only one could raise."""
+    """Whether it may get no new privileges and has hard limits of 0, which it cannot raise."""
     if b"\nNoNewPrivs:\t1" not in _read(pid, "status"):
         return False
     lines = _read(pid, "limits").splitlines()

@@ -89,8 +89,8 @@ def _using_up(host: Path) -> list[Attack]:
             options={"memory_limit_mb": 256},
         ),
         Attack(
-            "64 processes, 64 open files, 64 MiB per file",
-            "import os, time\nopened, num = [], 0\ntry:\n for _ in range(200): opened.append(open('/dev/null'))\n"
+            "64 processes, 256 open files, 64 MiB per file",
+            "import os, time\nopened, num = [], 0\ntry:\n for _ in range(300): opened.append(open('/dev/null'))\n"
             "except OSError: num += 1\nopened.clear()\ntry:\n"
             " with open('f', 'wb') as f:\n  for _ in range(100): f.write(bytes(1 << 20))\n"
             "except OSError: num += 1\ntry:\n"

@@ -1,4 +1,4 @@
-"""What outlives guardian and zygote at level rlimits, where an ordinary user's code can kill both."""
+"""What outlives guardian and zygote at level rlimits, where a user's code can kill both."""
 
 from __future__ import annotations
 
