@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
-from retool_mcore.sandbox import confine, guardian, gvisor, kernel, pools, runner
+from retool_mcore.sandbox import confine, guardian, gvisor, kernel, paths, pools, runner
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
 READY, STARTED, EXITED, FAILED = b"O", b"P", b"X", b"F"
@@ -99,6 +99,7 @@ class Zygote:
             pools.without_programs_and_sockets()
         if self._level == "landlock":
             pools.without_shared_directory()
+            paths.lead_shared_names(confine.visible_paths())
         missing = preload((_LIGHT if self._light else _LIGHT + _FULL).split())
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
             del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
@@ -265,7 +266,7 @@ class Zygote:
         try:
             confine_self()
             if self._level != "namespaces":
-                pools.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+                paths.box = pools.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
         except OSError as error:
             runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
             return

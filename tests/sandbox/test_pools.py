@@ -82,7 +82,8 @@ PROGRAMS = {
         "9\n",
     ),
     "a manager whose server was killed": (
-        "import multiprocessing as m, os\ng = m.Manager(); d = g.dict()\nos.kill(g._process.pid, 9); g._process.join()\n"
+        "import multiprocessing as m, os\ng = m.Manager(); d = g.dict()\n"
+        "os.kill(g._process.pid, 9); g._process.join()\n"
         "try: d[1] = 1\nexcept (EOFError, OSError): print('told')",
         "told\n",
     ),
