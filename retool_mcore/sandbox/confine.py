@@ -26,7 +26,7 @@ _signal: Any = sys.modules["_signal"]
 
 NOBODY = 65534
 MAX_PROCESSES = 64
-MAX_OPEN_FILES = 64
+MAX_OPEN_FILES = 256  # a pool of 32 workers takes two for each
 MAX_FILE_BYTES = 64 << 20
 BOX = "/box"  # the working directory with its own mount namespace
 _TMPFS = "size=128m,nr_inodes=1024,mode=1777"

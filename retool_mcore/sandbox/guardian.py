@@ -1,6 +1,8 @@
 """The guardian: where there is no pid namespace, it outlives the execution and kills what is left.
 
-It adopts the orphans of its tree (``kernel.adopt_orphans``), so no double fork escapes it.
+It adopts the orphans of its tree (``kernel.adopt_orphans``), so no double fork escapes it. At level
+rlimits an ordinary user's code can kill it first: its tree then falls to the zygote
+(``end_strays``), and where the code killed that too, ``orphans.py`` finds it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable, Container, Sequence
 from typing import NoReturn
 
 _WAITED = {signal.SIGTERM, signal.SIGCHLD}
@@ -66,20 +69,40 @@ def kill_descendants() -> None:
                 continue
         except ChildProcessError:
             return
-        found = descendants(os.getpid())
-        for pid in found:
-            with contextlib.suppress(OSError):
-                resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))
-        for pid in found:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        end(descendants(os.getpid()))
         time.sleep(0)
+
+
+def end_strays(guardians: Container[int]) -> list[tuple[int, int, float]]:
+    """Kill every child of this process that is not of ``guardians``, with all below it.
+
+    A process that forks guardians only, and adopts orphans, has no other children but the trees of
+    guardians that were killed. What ends meanwhile is reaped here: returns the (pid, wait status,
+    CPU seconds) of each.
+    """
+    ended: list[tuple[int, int, float]] = []
+    while strays := [pid for pid in _children_of()(os.getpid()) if pid not in guardians]:
+        end([pid for stray in strays for pid in (stray, *descendants(stray))])
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.wait4(-1, os.WNOHANG))[0]:
+                ended.append((found[0], found[1], found[2].ru_utime + found[2].ru_stime))
+        time.sleep(0)
+    return ended
+
+
+def end(pids: Sequence[int]) -> None:
+    """Keep ``pids`` from forking, then SIGKILL them. Those that are gone are skipped."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def descendants(root: int) -> list[int]:
     """Pids of the tree below ``root``."""
-    # A kernel may be built without this file (CONFIG_PROC_CHILDREN).
-    children_of = children_listed if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else children_scanned
+    children_of = _children_of()
     found: list[int] = []
     waiting = [root]
     while waiting:
@@ -87,6 +110,11 @@ def descendants(root: int) -> list[int]:
         found += children
         waiting += children
     return found
+
+
+def _children_of() -> Callable[[int], list[int]]:
+    # A kernel may be built without this file (CONFIG_PROC_CHILDREN).
+    return children_listed if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else children_scanned
 
 
 def children_listed(pid: int) -> list[int]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import gvisor, kernel, zygote
+from retool_mcore.sandbox import gvisor, kernel, orphans, zygote
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.priority import give_way
 from retool_mcore.sandbox.seccomp import compile_filter
@@ -248,6 +248,12 @@ class WarmImage:
             self._process.kill()  # the outer of the two processes; the inner one dies with it
             self._process.wait()
             self._process = None
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """Where the code may have killed guardian and zygote: end what it left to init."""
+        if self._level == Level.RLIMITS and os.geteuid() != 0 and (count := orphans.end_orphans()):
+            logger.warning("%d processes of executions outlived their zygote and were killed", count)
 
     def kill(self, pidfd: int) -> None:
         """End a child and all it started.

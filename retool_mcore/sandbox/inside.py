@@ -1,6 +1,6 @@
 """The first process of a gVisor container: forks the interpreter, outlives it, reports its end.
 
-This file is copied into the container beside the two modules that it imports. It imports the
+This file is copied into the container beside the modules that it imports. It imports the
 libraries that the code names before the clock starts, because the warm images of the other levels
 have them ready as well.
 """
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox import kernel, runner
+from retool_mcore.sandbox import kernel, pools, runner
 
 _CONTROL_FD = 3
 _ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -64,6 +64,7 @@ def main() -> NoReturn:
     for name in [name for name in os.environ if name not in _ENVIRONMENT]:
         del os.environ[name]
     os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+    pools.without_programs_and_sockets()
     control = socket.socket(fileno=_CONTROL_FD)
     interpreter = ContainerInterpreter(
         control, hidden_prefixes=arguments["hidden"], seccomp=bytes.fromhex(arguments["seccomp"])

@@ -50,7 +50,7 @@ _ATTACKS = {
     """,
     Level.LANDLOCK: """
         refused("open", lambda: open("/etc/passwd"))
-        refused("write", lambda: open("/tmp/probe-of-the-sandbox", "w"))
+        refused("write", lambda: posix.open("/tmp/probe-of-the-sandbox", os.O_WRONLY | os.O_CREAT))
         refused("socket", lambda: socket.socket())
         refused("unshare", lambda: libc_call("unshare", 0x10000000))
         refused("kill", lambda: os.kill(os.getppid(), 0))
@@ -61,7 +61,7 @@ _ATTACKS = {
     """,
 }
 _PROBE = """
-import ctypes, os, resource, socket, textwrap
+import ctypes, os, posix, resource, socket, textwrap
 def libc_call(name, *arguments):
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*arguments) < 0:

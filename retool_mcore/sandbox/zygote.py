@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
-from retool_mcore.sandbox import confine, guardian, gvisor, kernel, runner
+from retool_mcore.sandbox import confine, guardian, gvisor, kernel, paths, pools, runner
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
 READY, STARTED, EXITED, FAILED = b"O", b"P", b"X", b"F"
@@ -95,6 +95,11 @@ class Zygote:
                     confine.copy_contents_only()
             if os.geteuid() == 0:
                 self._reach_python_by_fd()
+        if self._level != "rlimits":
+            pools.without_programs_and_sockets()
+        if self._level == "landlock":
+            pools.without_shared_directory()
+            paths.lead_shared_names(confine.visible_paths())
         missing = preload((_LIGHT if self._light else _LIGHT + _FULL).split())
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
             del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
@@ -261,7 +266,7 @@ class Zygote:
         try:
             confine_self()
             if self._level != "namespaces":
-                os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+                paths.box = pools.box = os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
         except OSError as error:
             runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
             return
@@ -272,16 +277,16 @@ class Zygote:
         interpreter.serve()
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        ended: list[tuple[int, int, float]] = []
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.wait4(-1, os.WNOHANG))[0]:
+                ended.append((found[0], found[1], found[2].ru_utime + found[2].ru_stime))
+        if ended and self._level == "rlimits":  # the code may have killed its guardian
+            ended += guardian.end_strays(self._jobs)
+        for pid, status, cpu_s in ended:
             job = self._jobs.pop(pid, None)
             if job is not None:
-                self._channel.send(EXITED + EXITED_BODY.pack(job, status, usage.ru_utime + usage.ru_stime))
+                self._channel.send(EXITED + EXITED_BODY.pack(job, status, cpu_s))
 
     def _end_all(self) -> NoReturn:
         """End all children: the supervisor is gone.

@@ -21,6 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 LEVELS = [Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS]
 
 
+# The functions of Python that lead /tmp to the working directory at landlock, as they were: what an
+# attacker uses, and what shows the kernel's own answer.
+UNLED = """
+import builtins, os
+for module in (builtins, os):
+    for name, function in list(vars(module).items()):
+        if hasattr(function, "__wrapped__"): setattr(module, name, function.__wrapped__)
+"""
+
+
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     """`retool sandbox serve` in a process of its own, and its URL."""
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--min-level", "rlimits", *options]

@@ -23,6 +23,7 @@ from pathlib import Path
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecResult, Level
 from retool_mcore.sandbox.local import LocalSandbox
+from tests.sandbox.sandbox_helpers import UNLED
 
 README = Path(__file__).resolve().parents[2] / "retool_mcore/sandbox/README.md"
 START, END = "<!-- made by `python -m tests.sandbox.table` -->", "<!-- end of the table -->"
@@ -89,8 +90,8 @@ def _using_up(host: Path) -> list[Attack]:
             options={"memory_limit_mb": 256},
         ),
         Attack(
-            "64 processes, 64 open files, 64 MiB per file",
-            "import os, time\nopened, num = [], 0\ntry:\n for _ in range(200): opened.append(open('/dev/null'))\n"
+            "64 processes, 256 open files, 64 MiB per file",
+            "import os, time\nopened, num = [], 0\ntry:\n for _ in range(300): opened.append(open('/dev/null'))\n"
             "except OSError: num += 1\nopened.clear()\ntry:\n"
             " with open('f', 'wb') as f:\n  for _ in range(100): f.write(bytes(1 << 20))\n"
             "except OSError: num += 1\ntry:\n"
@@ -217,7 +218,7 @@ async def facts(level: Level) -> dict[str, bool]:
                 neighbour = asyncio.ensure_future(sandbox.execute(NEIGHBOUR, run_timeout_s=attack.neighbour_s))
                 await asyncio.sleep(attack.neighbour_s / 2)
                 try:
-                    held[attack.what] = attack.held(await sandbox.execute(attack.code, **attack.options))  # type: ignore[arg-type]
+                    held[attack.what] = attack.held(await sandbox.execute(UNLED + attack.code, **attack.options))  # type: ignore[arg-type]
                 except SandboxUnavailable:  # the code took the warm process with it
                     held[attack.what] = False
                 await asyncio.wait((neighbour,))

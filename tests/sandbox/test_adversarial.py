@@ -18,7 +18,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.output import MAX_STREAM_BYTES
-from tests.sandbox.sandbox_helpers import last_line, still_works
+from tests.sandbox.sandbox_helpers import UNLED, last_line, still_works
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -187,7 +187,7 @@ async def test_writing_outside_the_working_directory(sandbox: LocalSandbox, tmp_
     for directory in (open_to_all, *open_to_all.parents):
         if directory != Path("/"):
             directory.chmod(0o777 if directory == open_to_all else directory.stat().st_mode | 0o011)
-    code = f"""
+    code = f"""{UNLED}
 for path in ("/etc/x", "/usr/lib/x", "/x", {str(open_to_all / "x")!r}):
     try:
         open(path, "w").close()
@@ -213,7 +213,7 @@ async def test_reading_host_secrets(sandbox: LocalSandbox, tmp_path: Path):
         if directory != Path("/"):
             directory.chmod(directory.stat().st_mode | 0o011)
     tmp_path.chmod(0o755)
-    code = f"""
+    code = f"""{UNLED}
 for path in ({str(secret)!r}, "/etc/passwd", "/etc/shadow"):
     try:
         print(open(path).read()[:11].replace(" ", "_"))

@@ -14,7 +14,7 @@ import pytest
 
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, Level
 from retool_mcore.sandbox.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import containers_of, processes_named
+from tests.sandbox.sandbox_helpers import UNLED, containers_of, processes_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -215,7 +215,7 @@ for pattern in ("/tmp/retool-sandbox-*/seat*/mine", "/box/mine", "/tmp/mine", "/
         try: print(open(path).read())
         except OSError: pass
 """
-    second = await sandbox.execute(spy)
+    second = await sandbox.execute(UNLED + spy)
     assert (await first).ok
     assert (second.stdout, second.return_code) == ("", 0)
 
@@ -255,7 +255,7 @@ async def test_a_time_bomb_does_not_outlive_the_call(sandbox: LocalSandbox, tmp_
     for directory in (tmp_path, *tmp_path.parents):
         if directory != Path("/"):
             directory.chmod(0o777 if directory == tmp_path else directory.stat().st_mode | 0o011)
-    code = f"""
+    code = f"""{UNLED}
 import os, signal, time
 for _ in range(3):
     if os.fork() == 0:
