@@ -4,9 +4,10 @@ Token counts end in ``_tokens``, times in ``_s``, sizes in ``_mb``. The TOML fil
 not this schema, says whether it comes from the paper or from a measurement.
 """
 
+from retool_mcore.config.algorithm import Algorithm
 from retool_mcore.config.evaluation import EvaluationConfig
 from retool_mcore.config.load import build_config, load_config, load_evaluation, load_run
-from retool_mcore.config.rl import Algorithm, RlConfig, RlTrain
+from retool_mcore.config.rl import RlConfig, RlTrain
 from retool_mcore.config.sampling import SandboxSettings, ToolLoop
 from retool_mcore.config.sft import SftConfig
 from retool_mcore.config.shared import JobConfig, Memory, Parallel, RunConfig

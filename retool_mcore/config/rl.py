@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from retool_mcore.config.algorithm import Algorithm, Critic
 from retool_mcore.config.base import PositiveFloat, PositiveInt, Section
 from retool_mcore.config.sampling import Prompts, Rollout, SandboxSettings, Validation, sampled_as_rollout
 from retool_mcore.config.shared import RunConfig
@@ -66,72 +67,6 @@ class RlTrain(Section):
     def updates_per_step(self) -> int:
         """Optimizer updates between two weight syncs."""
         return self.prompts_per_step // self.mini_batch_prompts
-
-
-class Algorithm(Section):
-    """GRPO, PPO with a critic, and the parts of DAPO, all in verl's own implementations.
-
-    DAPO is GRPO with clip_high above clip_low, loss_agg "token-mean", filter_groups and
-    reward.overlong_buffer_tokens.
-    """
-
-    name: Literal["grpo", "ppo"] = "grpo"
-    """Where advantages come from: "grpo" compares a prompt's group, "ppo" trains a critic."""
-
-    clip_low: PositiveFloat = 0.2
-    """The probability ratio of a token is clipped below 1 - clip_low."""
-
-    clip_high: PositiveFloat = 0.28
-    """The probability ratio of a token is clipped above 1 + clip_high."""
-
-    clip_c: PositiveFloat = 10.0
-    """Bounds the ratio in the loss of a token with a negative advantage (dual clip); above 1."""
-
-    loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
-    """How an update's loss is made of its tokens'.
-
-    "token-mean": the mean over all tokens; the others: the mean over the responses of each one's
-    mean or sum.
-    """
-
-    normalize_by_std: bool = True
-    """GRPO: divide a group's advantages by the standard deviation of its rewards."""
-
-    filter_groups: bool = False
-    """Replace a prompt whose answers are all right or all wrong by another one."""
-
-    importance_sampling: Literal["off", "token", "sequence"] = "off"
-    """Weight a token's loss by its probability under the trained weights over the engine's.
-
-    The engine is the one that sampled it. "token": by its own ratio; "sequence": by the product of
-    the ratios over its response.
-    """
-
-    importance_threshold: Annotated[float, Field(ge=1)] = 2.0
-    """Upper bound of the weight of importance_sampling."""
-
-    old_log_prob: Literal["actor", "rollout"] = "actor"
-    """The old probability in the clipped ratio. See rollout/README.md, "Old log-probabilities".
-
-    "actor": the trained weights compute it in a pass of its own before they change; "rollout": the
-    engine gave it while sampling, which saves that pass and needs one update per step.
-    """
-
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight in the loss of the divergence from the initial weights; 0: none, as in the paper."""
-
-
-class Critic(Section):
-    """PPO's value model: model.path with a new head, in the actor's layout.
-
-    It uses the settings of [optim], except for its own lr.
-    """
-
-    lr: PositiveFloat = 1e-5
-    """The critic's highest learning rate, in place of optim.lr."""
-
-    clip_value: PositiveFloat = 0.5
-    """How far a value may move from its old one before its loss stops falling."""
 
 
 class Reward(Section):
@@ -210,8 +145,11 @@ class RlConfig(RunConfig):
     @model_validator(mode="after")
     def _rl_rules(self) -> RlConfig:
         t, r, serving = self.train, self.rollout, self.rollout.gpus or self.cluster.num_gpus
-        if self.algorithm.name == "grpo" and r.group_size < 2:
-            raise ValueError("rollout.group_size = 1 gives GRPO no group to compare within. Use at least 2")
+        if self.algorithm.compares_groups and r.group_size < 2:
+            raise ValueError(
+                f'rollout.group_size = 1 gives algorithm.name = "{self.algorithm.name}" no group to compare within. '
+                "Use at least 2"
+            )
         if self.algorithm.filter_groups and r.group_size < 2:
             raise ValueError("algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1")
         if t.prompts_per_step % t.mini_batch_prompts:
@@ -246,6 +184,16 @@ class RlConfig(RunConfig):
                 f"data.max_prompt_tokens + rollout.max_response_tokens = {self.max_sequence_tokens} does not fit a "
                 f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the "
                 'other, or let longer ones be recomputed with memory.recompute = "auto"'
+            )
+        if self.critic.warmup_steps and self.algorithm.name != "ppo":
+            raise ValueError(
+                f"critic.warmup_steps = {self.critic.warmup_steps} does nothing with algorithm.name = "
+                f'"{self.algorithm.name}", which trains no critic. Set it to 0, or name = "ppo"'
+            )
+        if self.critic.warmup_steps >= t.steps:
+            raise ValueError(
+                f"critic.warmup_steps = {self.critic.warmup_steps} leaves none of train.steps = {t.steps} to train "
+                "the actor in. Lower the one or raise the other"
             )
         if self.reward.overlong_buffer_tokens > r.max_response_tokens:
             raise ValueError(

@@ -81,6 +81,12 @@ class Turn:
     engine_s: float = 0.0
     tool_s: float = 0.0
 
+    @property
+    def void(self) -> bool:
+        """Whether it has neither a call that can be read nor an answer (SimpleTIR's void turn)."""
+        calls = self.parsed is not None and self.parsed.kind == "tool_call"
+        return not calls and self.answer is None
+
 
 @dataclass(kw_only=True)
 class Trajectory:
@@ -113,6 +119,10 @@ class Trajectory:
     def answer(self) -> str | None:
         """What the last turn boxed, or None: the answer that the reward judges."""
         return self.turns[-1].answer if self.turns else None
+
+    @property
+    def has_void_turn(self) -> bool:
+        return any(turn.void for turn in self.turns)
 
     @property
     def engine_s(self) -> float:

@@ -46,9 +46,12 @@ class NonFiniteLoss(ReToolError, ArithmeticError):
 
 
 def require_finite(metrics: Mapping[str, float], step: int) -> None:
-    """Raise NonFiniteLoss before a NaN can reach a checkpoint."""
-    for name in ("loss", "grad_norm"):
-        if not math.isfinite(metrics[name]):
+    """Raise NonFiniteLoss before a NaN can reach a checkpoint.
+
+    A step has the losses of what it trained: critic.warmup_steps train no actor.
+    """
+    for name in ("loss", "grad_norm", "value_loss"):
+        if not math.isfinite(metrics.get(name, 0.0)):
             raise NonFiniteLoss(
                 f"{name} = {metrics[name]} at step {step}. The newest checkpoint is from an earlier step; "
                 "lower optim.lr or optim.clip_grad, or look at the rows of this step, then run the same command again."

@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from retool_mcore.config import RlConfig
+from retool_mcore.config import Algorithm, RlConfig
 from retool_mcore.rollout.engine import (
     TRAINING,
     Engine,
@@ -33,6 +33,7 @@ from retool_mcore.rollout.engine import (
     TurnRequest,
     trajectory_seed,
 )
+from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
@@ -87,7 +88,8 @@ class ReToolAgentLoop(AgentLoopBase):
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
             return []
         said = self._record(trajectory, kwargs) if is_candidate(kwargs.get("uid", ""), shared.config) else None
-        return _output(trajectory, said)
+        masked = not kwargs["held_out"] and leaves_out(shared.config.algorithm, trajectory)
+        return _output(trajectory, said, masked=masked)
 
     def _record(self, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
         """The trajectory file's record, tokens aside; ``row``: the dataset's row."""
@@ -196,13 +198,20 @@ def _stop(
     return "stop" if token_ids and token_ids[-1] in set(stop_token_ids) else "length"
 
 
-def _output(trajectory: Trajectory, said: dict[str, Any] | None) -> AgentLoopOutput:
+def leaves_out(algorithm: Algorithm, trajectory: Trajectory) -> bool:
+    """Whether the run's settings keep the whole response out of the loss."""
+    truncated = trajectory.stop_reason == StopReason.LENGTH
+    return (algorithm.mask_truncated and truncated) or (algorithm.mask_void_turns and trajectory.has_void_turn)
+
+
+def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool) -> AgentLoopOutput:
+    """The trajectory as verl stores it; ``masked``: with a loss mask of zeros."""
     ledger = trajectory.ledger
     versions = [version for version, loss in zip(ledger.versions, ledger.loss_mask, strict=True) if loss]
     return AgentLoopOutput(
         prompt_ids=ledger.prompt_ids,
         response_ids=ledger.response_ids,
-        response_mask=ledger.loss_mask,
+        response_mask=[0] * len(ledger.loss_mask) if masked else ledger.loss_mask,
         response_logprobs=ledger.logprobs,
         num_turns=ledger.model_turns + ledger.tool_turns + 1,  # verl counts the user's prompt too
         metrics=AgentLoopMetrics(generate_sequences=trajectory.engine_s, tool_calls=trajectory.tool_s),

@@ -50,7 +50,7 @@ class _Accounting:
         self.max_dropped_fraction = run.rollout.max_dropped_fraction
         self.writer = RecordWriter(Path(run_config).parent / "trajectories")
         self.record_groups, self.seed = run.rollout.record_groups, run.run.seed
-        self.compares_groups = run.algorithm.name == "grpo"
+        self.compares_groups = run.algorithm.compares_groups
         self.max_refills = run.rollout.max_refill_batches * batch
         self.refilled = 0  # prompts sampled in place of others, for the current batch
         self.dropped_total = 0
@@ -163,13 +163,28 @@ class AsyncReplay(_Accounting, ReplayBufferAsync):
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """``mismatch/`` metrics: the engine's log-probabilities against the actor's before its update.
 
-    They cover the sampled tokens of the batch.
+    They cover the sampled tokens of the batch, also those that algorithm.rejection left out.
     """
-    names = ["rollout_log_probs", "old_log_probs", "response_mask"]
+    names = ["rollout_log_probs", "old_log_probs", "loss_mask"]
     data = _rows(batch, names)
     rollout_N, actor_N, mask_N = (torch.cat(list(data[name].unbind())) for name in names)
     sampled = mask_N.bool()
     return mismatch(rollout_N[sampled], actor_N[sampled])
+
+
+def require_learnable(batch: KVBatchMeta, step: int, settings: str) -> float:
+    """The share of the batch's responses that have no token in the loss.
+
+    Raises RolloutError if that is all of them; ``settings`` names what may have left them out.
+    """
+    masks = _rows(batch, ["response_mask"])["response_mask"].unbind()
+    idle = sum(not bool(mask.any()) for mask in masks)
+    if idle == len(masks):
+        raise RolloutError(
+            f"none of the {idle} responses of step {step} has a token to learn from: {settings} left out all of them. "
+            "Loosen what it names and start the same command again; it continues from the last checkpoint"
+        )
+    return idle / len(masks)
 
 
 def sequence_lengths(batch: KVBatchMeta) -> list[int]:

@@ -58,6 +58,11 @@ SEAMS = (
         "a step's row gets our names, FLOPs and phases, and is written to the run's folder",
     ),
     _verl(
+        f"{_TRAINER}_compute_advantage",
+        ("batch", "metrics"),
+        "a step of which masks or rejection leave nothing ends with an error that names the setting",
+    ),
+    _verl(
         f"{_TRAINER}_update_actor",
         ("batch", "metrics"),
         'with algorithm.old_log_prob = "rollout" the update returns the actor\'s log-probabilities',

@@ -45,7 +45,7 @@ from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
-from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, sequence_lengths
+from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, require_learnable, sequence_lengths
 from retool_mcore.verl.rl_metrics import EngineLoad, StepClock
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
@@ -263,6 +263,20 @@ class TrainerMixin(PPOTrainer):
             self._starting = False
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
         self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """verl's advantages, between two looks at what is left to learn from.
+
+        verl's own code divides by nothing, or fails, where nothing is.
+        """
+        a = self._run.algorithm
+        if a.masks_responses:
+            named = "algorithm.mask_truncated or mask_void_turns"
+            metrics["loss/masked_fraction"] = require_learnable(batch, self.global_steps, named)
+        batch = super()._compute_advantage(batch, metrics)
+        if a.rejection != "off":
+            require_learnable(batch, self.global_steps, f'algorithm.rejection = "{a.rejection}"')
+        return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         keeps = self._run.algorithm.old_log_prob == "rollout"

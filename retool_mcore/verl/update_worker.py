@@ -8,6 +8,7 @@ under warm-up is a learning rate of 0.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,17 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
 KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
+
+
+def _of_a_token_at_least(loss_function: Any, *, data: TensorDict, **rest: Any) -> Any:
+    """The loss of a micro-batch of an update that may have no token in its loss.
+
+    Masks of whole responses can leave such an update. verl divides by its number of tokens, and the
+    loss and its gradient would be 0 / 0.
+    """
+    if tu.get_non_tensor_data(data, key="batch_num_tokens", default=None) == 0:
+        tu.assign_non_tensor(data, batch_num_tokens=1)
+    return loss_function(data=data, **rest)
 
 
 class UpdateWorker(TrainingWorker):
@@ -46,7 +58,7 @@ class UpdateWorker(TrainingWorker):
 
         verl's worker keeps only loss and metrics of the output.
         """
-        output = self._engine_train_batch(data, loss_function=loss_function)
+        output = self._engine_train_batch(data, loss_function=partial(_of_a_token_at_least, loss_function))
         if tu.get(data, KEEP_LOG_PROBS, default=False):
             self.log_probs = output["model_output"].get("log_probs")
         return output

@@ -17,7 +17,8 @@ LENGTHS = ([9, 14, 20, 26, 31, 37, 42, 44], [8, 12, 15, 20, 24, 28, 33, 84])
 class RlEngine:
     """One rank of a worker whose ``role`` is "actor" or "critic". Methods are the actions of a job.
 
-    ``auto``: with RecomputingWorker, else with the worker below it.
+    ``auto``: with RecomputingWorker, else with the worker below it. ``settings``: of a run file, by
+    which the actor's loss is then made.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -34,6 +35,10 @@ class RlEngine:
         dynamic = {"use_dynamic_bsz": True, "rollout_n": 1}
         if self.critic:
             loss = partial(value_loss, config=McoreCriticConfig(ppo_micro_batch_size_per_gpu=1, **dynamic))
+        elif "settings" in job:
+            from tests.verl.loss_scenario import actor_config
+
+            loss = partial(ppo_loss, config=actor_config(*job["settings"]))
         else:
             loss = partial(ppo_loss, config=McoreActorConfig(loss_agg_mode="token-mean", **dynamic))
         self.worker.set_loss_fn(loss)
@@ -52,9 +57,9 @@ class RlEngine:
         if block.training:
             self.seen.append((tokens, config.recompute_num_layers if config.recompute_granularity == "full" else 0))
 
-    def update(self) -> dict[str, Any] | None:
+    def update(self, masked: int | None = None) -> dict[str, Any] | None:
         """Two mini-batches, one update each, and what the model says of all rows before and after
-        them.
+        them. Of mini-batch ``masked`` no token is in the loss.
 
         "seen": of each forward pass in training, its tokens and recomputed layers; of each
         data-parallel rank.
@@ -63,7 +68,7 @@ class RlEngine:
         from verl.utils import tensordict_utils as tu
 
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
-        data = rows(rank, size)
+        data = rows(rank, size, masked)
         tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8, epochs=1, seed=0, dataloader_kwargs={})
         before = self._say(rows(rank, size))
         output = self.worker.train_mini_batch(data)
@@ -92,8 +97,11 @@ class RlEngine:
         return [row.tolist() for row in said["values" if self.critic else "log_probs"].unbind()]
 
 
-def rows(rank: int, size: int) -> Any:
-    """This rank's share of both mini-batches, as verl's trainer hands it to a worker."""
+def rows(rank: int, size: int, masked: int | None = None) -> Any:
+    """This rank's share of both mini-batches, as verl's trainer hands it to a worker.
+
+    The masks of mini-batch ``masked`` are zeros.
+    """
     import torch
     from tensordict.tensorclass import NonTensorData
     from verl.utils import tensordict_utils as tu
@@ -102,7 +110,8 @@ def rows(rank: int, size: int) -> Any:
     for mini_batch, lengths in enumerate(LENGTHS):
         for number in range(rank, len(lengths), size):
             for name, column in row(100 * mini_batch + number, lengths[number]).items():
-                columns.setdefault(name, []).append(torch.tensor(column))
+                zeros = name.endswith("_mask") and mini_batch == masked
+                columns.setdefault(name, []).append(torch.tensor([0] * len(column) if zeros else column))
     data = tu.get_tensordict(
         tensor_dict={
             name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()

@@ -104,7 +104,13 @@ validation.top_p=0.5 validation.files=["x"] reward.workers=2
 algorithm.name=grpo critic.lr=1 critic.clip_value=1 algorithm.clip_low=0.1
 algorithm.clip_high=0.5 algorithm.clip_c=5 algorithm.loss_agg=seq-mean-token-sum algorithm.normalize_by_std=false
 algorithm.filter_groups=true algorithm.importance_sampling=token algorithm.importance_threshold=3
-algorithm.kl_coef=0.1 algorithm.old_log_prob=rollout
+algorithm.kl_coef=0.1 algorithm.old_log_prob=rollout algorithm.loss=gspo algorithm.kl_type=k2 algorithm.kl_in=reward
+algorithm.loss=sapo,algorithm.loss_agg=seq-mean-token-mean,algorithm.tau_pos=2,algorithm.tau_neg=3 algorithm.gamma=0.9
+algorithm.loss_agg=seq-mean-token-sum-norm algorithm.lam=0.9 critic.warmup_steps=2
+algorithm.importance_sampling=token,algorithm.importance_low=0.5
+algorithm.rejection=seq_max_k2,algorithm.rejection_high=1
+algorithm.rejection=seq_mean_k1,algorithm.rejection_low=0.5,algorithm.rejection_high=2
+algorithm.old_log_prob=rollout,algorithm.rejection=seq_max_k2,algorithm.rejection_high=1
 checkpoint.every_steps=3 checkpoint.reshardable=true checkpoint.asynchronous=true
 """
 FREE = {

@@ -8,6 +8,7 @@ reward are not there.
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,3 +132,35 @@ def test_each_token_is_stored_with_its_own_log_probability(tokenizer, tmp_path: 
     assert 0 in mask, "the interpreter's result stands between the turns"
     expected = [logprob_of(token) if loss else 0.0 for token, loss in zip(responses, mask, strict=True)]
     assert row["rollout_log_probs"].tolist() == expected
+
+
+CALL, ANSWER = TURNS
+MASKED_BY = {  # what the model says -> the settings that leave it out
+    "answered": ([CALL, ANSWER], set()),
+    "void at the end": ([CALL, "I do not know.<|im_end|>"], {"mask_void_turns"}),
+    "void on the way": (["<tool_call>\n{no call\n</tool_call>", ANSWER], {"mask_void_turns"}),
+    "cut": ([CALL, "a longer thought " * 90 + ANSWER], {"mask_truncated", "mask_void_turns"}),
+    "cut after its answer": ([CALL, "\\boxed{1379} " + "a thought " * 150 + "<|im_end|>"], {"mask_truncated"}),
+}
+
+
+@pytest.mark.parametrize("said", MASKED_BY)
+def test_a_response_that_a_setting_leaves_out_has_no_token_in_the_loss(
+    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+):
+    """SimpleTIR, arXiv 2509.02479, Sec. 3.2, for void turns; DAPO, arXiv 2503.14476, Sec. 3.4."""
+    script, masked_by = MASKED_BY[said]
+    monkeypatch.setattr(sys.modules[__name__], "TURNS", script)
+    for setting in ("mask_truncated", "mask_void_turns"):
+        config = rl(tmp_path / setting, "rollout.group_size=2", f"algorithm.{setting}=true")
+        (row, *_), _ = sampled(config, tokenizer, monkeypatch, validate=False)
+        mask = row["response_mask"].tolist()
+        assert len(mask) == len(row["responses"]) == len(row["rollout_log_probs"])
+        assert (1 in mask) == (setting not in masked_by), setting
+
+
+def test_a_validation_leaves_nothing_out(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules[__name__], "TURNS", MASKED_BY["cut"][0])
+    masks = ("algorithm.mask_truncated=true", "algorithm.mask_void_turns=true")
+    (row, *_), _ = sampled(rl(tmp_path, "validation.n=2", *masks), tokenizer, monkeypatch, validate=True)
+    assert 1 in row["response_mask"].tolist()

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from retool_mcore.config import Memory, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.keys.algorithm import algorithm_keys
 from retool_mcore.verl.keys.refused import ENGINE_LOG_PROB_KEYS, RL_KEYS, refuse
-from retool_mcore.verl.keys.rollout import TRAINER_MODES, VERL, algorithm_keys, async_keys, rollout_keys, sampler_keys
+from retool_mcore.verl.keys.rollout import TRAINER_MODES, VERL, async_keys, rollout_keys, sampler_keys
 from retool_mcore.verl.run_settings import RUN_CONFIG
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
         actor + "checkpoint.async_save": config.checkpoint.asynchronous,
     }
-    return keys | _engine_keys(actor, config, platform) | _optimizer_keys(actor, config)
+    return keys | _engine_keys(actor, config, platform) | _optimizer_keys(actor, config, config.critic.warmup_steps)
 
 
 def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -241,8 +242,9 @@ def _engine_keys(role: str, config: RlConfig, platform: Platform) -> dict[str, A
     return keys
 
 
-def _optimizer_keys(role: str, config: RlConfig) -> dict[str, Any]:
-    updates = config.train.steps * config.train.updates_per_step
+def _optimizer_keys(role: str, config: RlConfig, idle_steps: int = 0) -> dict[str, Any]:
+    """``idle_steps``: steps at the start in which this role is not trained."""
+    updates = (config.train.steps - idle_steps) * config.train.updates_per_step
     return {f"{role}optim.{key}": value for key, value in optim_keys(config, updates).items()}
 
 

@@ -63,18 +63,30 @@ MODEL = {"path": "model.path", "external_lib": "run.platform", "use_fused_kernel
 ALGORITHM = {
     "adv_estimator": "algorithm.name",
     "norm_adv_by_std_in_grpo": "algorithm.normalize_by_std",
+    "gamma": "algorithm.gamma",
+    "lam": "algorithm.lam",
     "filter_groups": "algorithm.filter_groups",
+    "use_kl_in_reward": "algorithm.kl_in",
+    "kl_penalty": "algorithm.kl_type",
+    "kl_ctrl.kl_coef": "algorithm.kl_coef",
     "rollout_correction.rollout_is": "algorithm.importance_sampling",
-    "rollout_correction.rollout_is_threshold": "algorithm.importance_threshold",
+    "rollout_correction.rollout_is_threshold": "algorithm.importance_threshold and algorithm.importance_low",
+    "rollout_correction.rollout_rs": "algorithm.rejection",
+    "rollout_correction.rollout_rs_threshold": "algorithm.rejection_low and algorithm.rejection_high",
     "rollout_correction.bypass_mode": OLD_LOG_PROB,
     "rollout_correction.loss_type": OLD_LOG_PROB,
 }
-# Refused only with algorithm.old_log_prob = "rollout": with "actor" the loss is verl's, under any
-# of its names.
+# Refused only with algorithm.old_log_prob = "rollout": with "actor" the rest of verl's table holds
+# what losses of verl's read that no setting of ours names.
 ENGINE_LOG_PROB_KEYS = {"actor_rollout_ref.actor.policy_loss": OLD_LOG_PROB}
 ACTOR = {
     "use_kl_loss": "algorithm.kl_coef",
     "kl_loss_coef": "algorithm.kl_coef",
+    "kl_loss_type": "algorithm.kl_type",
+    "policy_loss.loss_mode": "algorithm.loss",
+    "tau_pos": "algorithm.tau_pos",
+    "tau_neg": "algorithm.tau_neg",
+    "loss_scale_factor": "algorithm.loss_agg",
     "clip_ratio": "algorithm.clip_low",
     "clip_ratio_low": "algorithm.clip_low",
     "clip_ratio_high": "algorithm.clip_high",
@@ -128,6 +140,7 @@ TRAINER = {
     "total_training_steps": "train.steps",
     "total_epochs": "train.steps",
     "experiment_name": "run.name",
+    "critic_warmup": "critic.warmup_steps",
     "default_local_dir": "run.root and run.name",
     "save_freq": "checkpoint.every_steps",
     "max_actor_ckpt_to_keep": "checkpoint.keep",

@@ -1,4 +1,4 @@
-"""verl's keys for sampling responses, choosing which of them to learn from, and the loss."""
+"""verl's keys for sampling responses and choosing which of them to learn from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from retool_mcore.config import Algorithm, EvaluationConfig, RlConfig, RlTrain, RunConfig
+from retool_mcore.config import EvaluationConfig, RlConfig, RlTrain, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.run_settings import RUN_CONFIG
@@ -36,51 +36,6 @@ OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
     "random_seed": "run.seed",
     "seed": "run.seed",
 }
-ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
-
-
-def algorithm_keys(config: RlConfig) -> dict[str, Any]:
-    a = config.algorithm
-    actor = "actor_rollout_ref.actor."
-    return {
-        "algorithm.adv_estimator": ESTIMATORS[a.name],
-        "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
-        "algorithm.use_kl_in_reward": False,
-        # verl then fetches prompts one by one; our replay buffer does the filtering.
-        "algorithm.filter_groups.enable": a.filter_groups,
-        "algorithm.rollout_correction.rollout_is": None if a.importance_sampling == "off" else a.importance_sampling,
-        "algorithm.rollout_correction.rollout_is_threshold": a.importance_threshold,
-        actor + "use_kl_loss": a.kl_coef > 0,
-        actor + "kl_loss_coef": a.kl_coef,
-        actor + "clip_ratio": a.clip_low,
-        actor + "clip_ratio_low": a.clip_low,
-        actor + "clip_ratio_high": a.clip_high,
-        actor + "clip_ratio_c": a.clip_c,
-        actor + "loss_agg_mode": a.loss_agg,
-        **(_engine_log_prob_keys(a) if a.old_log_prob == "rollout" else {}),
-    }
-
-
-def _engine_log_prob_keys(a: Algorithm) -> dict[str, Any]:
-    """The engine's log-probabilities as the old ones.
-
-    verl's trainer then passes no importance weights to the loss; its loss "bypass_mode" computes
-    them from its own forward pass.
-    """
-    keys: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": True}
-    if a.importance_sampling != "off":
-        policy_loss = "actor_rollout_ref.actor.policy_loss."
-        keys |= {
-            policy_loss + "loss_mode": "bypass_mode",
-            policy_loss + "rollout_correction": {
-                "_target_": "verl.trainer.config.algorithm.RolloutCorrectionConfig",
-                "bypass_mode": True,
-                "loss_type": "reinforce",
-                "rollout_is": a.importance_sampling,
-                "rollout_is_threshold": a.importance_threshold,
-            },
-        }
-    return keys
 
 
 def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:

@@ -1,0 +1,250 @@
+"""What RL learns from its responses by: advantages, the loss, its corrections, and the critic."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from retool_mcore.config.base import PositiveFloat, Section
+
+NonNegative = Annotated[float, Field(ge=0)]
+Discount = Annotated[float, Field(ge=0, le=1)]
+# A default that is also the value of "not set": another one is refused where nothing reads it.
+CLIP_C, TAU_POS, TAU_NEG = 10.0, 1.0, 1.05
+IN_GROUPS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # names that compare a prompt's responses
+
+
+class Algorithm(Section):
+    """Where advantages come from, the loss, and what is masked or weighted in it.
+
+    All in verl's own implementations. DAPO is GRPO with clip_high above clip_low, loss_agg
+    "token-mean", filter_groups and reward.overlong_buffer_tokens. Dr. GRPO is GRPO with loss_agg
+    "seq-mean-token-sum-norm" and normalize_by_std false. verl/README.md has a table of all losses.
+    """
+
+    name: Literal["grpo", "ppo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"] = "grpo"
+    """Where advantages come from: "ppo" trains a critic, the others use rewards alone.
+
+    "grpo": the reward minus the group's mean; "rloo": minus the mean of the group's others; "opo":
+    minus the group's mean weighted by length. "reinforce_plus_plus": the discounted reward,
+    normalized over the batch; "reinforce_plus_plus_baseline": GRPO's difference, normalized so.
+    """
+
+    loss: Literal["ppo", "gspo", "cispo", "sapo"] = "ppo"
+    """What is made of a token's advantage and its probability ratio to the old weights.
+
+    "ppo": the ratio, clipped; a clipped token has no gradient. "gspo": one ratio for a response,
+    the geometric mean of its tokens'; its paper clips at 3e-4 and 4e-4. "cispo": the clipped ratio
+    is a constant weight of the log-probability, so every token keeps a gradient; clip_low = 1.0
+    leaves the lower side open, as in its paper. "sapo": a smooth gate, tau_pos and tau_neg, in
+    place of the clip.
+    """
+
+    clip_low: PositiveFloat = 0.2
+    """The probability ratio of a token is clipped below 1 - clip_low; not in loss "sapo"."""
+
+    clip_high: PositiveFloat = 0.28
+    """The probability ratio of a token is clipped above 1 + clip_high; not in loss "sapo"."""
+
+    clip_c: Annotated[float, Field(gt=1)] = CLIP_C
+    """Bounds the ratio in loss "ppo" of a token with a negative advantage (dual clip)."""
+
+    tau_pos: PositiveFloat = TAU_POS
+    """Loss "sapo": how steeply tokens with a positive advantage fade as their ratio leaves 1."""
+
+    tau_neg: PositiveFloat = TAU_NEG
+    """Loss "sapo": as tau_pos, of the other tokens; larger than it in its paper."""
+
+    loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    """How an update's loss is made of its tokens'.
+
+    "token-mean": the mean over all tokens; the others: the mean over the responses of each one's
+    mean or sum, or of its sum over rollout.max_response_tokens ("seq-mean-token-sum-norm": a token
+    counts the same in a response of any length).
+    """
+
+    normalize_by_std: bool = True
+    """GRPO: divide a group's advantages by the standard deviation of its rewards."""
+
+    gamma: Discount = 1.0
+    """Discount of the reward for each token before it; names "ppo" and "reinforce_plus_plus"."""
+
+    lam: Discount = 1.0
+    """PPO's lambda: 1 trusts the rewards alone, less than 1 the critic's values as well."""
+
+    filter_groups: bool = False
+    """Replace a prompt whose answers are all right or all wrong by another one."""
+
+    mask_truncated: bool = False
+    """Leave out of the loss a response that rollout.max_response_tokens cut off.
+
+    Its reward still counts in its group's mean. DAPO calls it overlong filtering.
+    """
+
+    mask_void_turns: bool = False
+    """Leave out of the loss a response with a void turn, as SimpleTIR does.
+
+    A void turn has neither a call that can be read nor an answer. The reward still counts in the
+    group's mean.
+    """
+
+    importance_sampling: Literal["off", "token", "sequence"] = "off"
+    """Weight a token's loss by its probability under the trained weights over the engine's.
+
+    The engine is the one that sampled it. "token": by its own ratio; "sequence": by the product of
+    the ratios over its response.
+    """
+
+    importance_threshold: Annotated[float, Field(ge=1)] = 2.0
+    """Upper bound of the weight of importance_sampling."""
+
+    importance_low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Above 0: a weight below it or above importance_threshold becomes 0, not the bound (IcePop).
+
+    The token then adds nothing to the loss, and still counts in its mean. IcePop has 0.5 and 5.
+    """
+
+    rejection: Literal[
+        "off", "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
+        "seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3",
+    ] = "off"  # fmt: skip
+    """Leave out of the loss tokens or whole responses on which engine and actor differ too much.
+
+    With r the engine's probability of a token over the trained weights', k1 is log r, k2 is (log
+    r)^2 / 2, k3 is 1/r - 1 + log r. "token_*" judges each token; "seq_*" a response by the sum,
+    mean or maximum over its tokens. "seq_mean_k1" is geometric rejection (Geo-RS). What is left out
+    still counts in the means of loss_agg.
+    """
+
+    rejection_low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Least ratio that rejection keeps, exp(k1); of k1 only, and above 0 there. Geo-RS: 0.999."""
+
+    rejection_high: NonNegative = 0.0
+    """Most that rejection keeps: of k1 the ratio exp(k1), of k2 and k3 the value. Geo-RS: 1.001."""
+
+    old_log_prob: Literal["actor", "rollout"] = "actor"
+    """The old probability in the clipped ratio. See rollout/README.md, "Old log-probabilities".
+
+    "actor": the trained weights compute it in a pass of its own before they change; "rollout": the
+    engine gave it while sampling, which saves that pass and needs one update per step.
+    """
+
+    kl_coef: NonNegative = 0.0
+    """Weight of the divergence from the initial weights; 0: none, as in the paper."""
+
+    kl_type: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
+    """The estimate of that divergence from a token's log-probabilities, d = log p - log p_initial.
+
+    "k1": d; "k2": d^2 / 2; "k3": exp(-d) - 1 + d; "abs": |d|. In the loss k1 pulls on average
+    nowhere, and k2's gradient is the divergence's. "k1+" and "k3+" are k1 and k3 with k2's
+    gradient.
+    """
+
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the divergence goes: into the loss, or off each token's reward (PPO, REINFORCE++)."""
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether advantages need several responses to a prompt."""
+        return self.name in IN_GROUPS
+
+    @property
+    def masks_responses(self) -> bool:
+        return self.mask_truncated or self.mask_void_turns
+
+    @model_validator(mode="after")
+    def _nothing_is_set_in_vain(self) -> Algorithm:
+        """Refuse a setting that the other settings leave without effect."""
+        loss, name = f'algorithm.loss = "{self.loss}"', f'algorithm.name = "{self.name}"'
+        off, weighs = 'algorithm.{} = "off"', self.importance_sampling != "off"
+        idle = [
+            ("clip_c", self.clip_c != CLIP_C and self.loss != "ppo", loss),
+            ("tau_pos", self.tau_pos != TAU_POS and self.loss != "sapo", loss),
+            ("tau_neg", self.tau_neg != TAU_NEG and self.loss != "sapo", loss),
+            ("gamma", self.gamma != 1 and self.name not in ("ppo", "reinforce_plus_plus"), name),
+            ("lam", self.lam != 1 and self.name != "ppo", name),
+            ("importance_low", self.importance_low > 0 and not weighs, off.format("importance_sampling")),
+            ("rejection_low", self.rejection_low > 0 and self.rejection == "off", off.format("rejection")),
+            ("rejection_high", self.rejection_high > 0 and self.rejection == "off", off.format("rejection")),
+            ("kl_type", self.kl_type != "k3" and not self.kl_coef, "algorithm.kl_coef = 0"),
+            ("kl_in", self.kl_in != "loss" and not self.kl_coef, "algorithm.kl_coef = 0"),
+        ]
+        for key, in_vain, because in idle:
+            if in_vain:
+                raise ValueError(
+                    f"algorithm.{key} = {getattr(self, key)} does nothing with {because}. Leave it out, or change that"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _loss_rules(self) -> Algorithm:
+        if self.loss == "sapo" and self.loss_agg != "seq-mean-token-mean":
+            raise ValueError(
+                f'algorithm.loss = "sapo" is a mean over responses of their means, and algorithm.loss_agg = '
+                f'"{self.loss_agg}". Set it to "seq-mean-token-mean"'
+            )
+        if self.kl_in == "reward" and self.kl_type.endswith("+"):
+            raise ValueError(
+                f'algorithm.kl_type = "{self.kl_type}" has another gradient than "{self.kl_type[0:2]}", and a reward '
+                'has none (algorithm.kl_in = "reward"). Leave out the +'
+            )
+        if self.old_log_prob == "rollout" and (self.importance_sampling != "off" or self.rejection != "off"):
+            self._check_engines_ratio()
+        return self
+
+    def _check_engines_ratio(self) -> None:
+        """With these settings verl computes weights and rejection in a loss of its own."""
+        what = "importance_sampling" if self.importance_sampling != "off" else "rejection"
+        given = f'algorithm.old_log_prob = "rollout" with algorithm.{what} = "{getattr(self, what)}"'
+        if self.loss != "ppo":
+            raise ValueError(
+                f'{given} is a loss of its own, and algorithm.loss = "{self.loss}". Set old_log_prob = "actor"'
+            )
+        if self.masks_responses:
+            raise ValueError(
+                f"{given} fails on a micro-batch of which algorithm.mask_truncated or mask_void_turns leaves nothing. "
+                'Set old_log_prob = "actor"'
+            )
+
+    @model_validator(mode="after")
+    def _rejection_rules(self) -> Algorithm:
+        if self.rejection == "off":
+            return self
+        given = f'algorithm.rejection = "{self.rejection}"'
+        ratio = self.rejection.endswith("k1")
+        if ratio and not 0 < self.rejection_low <= 1 <= self.rejection_high:
+            raise ValueError(
+                f"{given} keeps ratios from algorithm.rejection_low to rejection_high, and these are "
+                f"{self.rejection_low} and {self.rejection_high}. Set the one above 0 and at most 1, the other to at "
+                "least 1"
+            )
+        if not ratio and (self.rejection_low or not self.rejection_high):
+            raise ValueError(
+                f"{given} has an upper bound alone: set algorithm.rejection_high above 0 (it is "
+                f"{self.rejection_high}) and leave out rejection_low (it is {self.rejection_low})"
+            )
+        if self.rejection.startswith("token") and self.name in ("ppo", "reinforce_plus_plus"):
+            raise ValueError(
+                f'{given} with algorithm.name = "{self.name}" would lose a reward whose token is rejected. Take a '
+                'rejection of whole responses ("seq_*"), or another name'
+            )
+        return self
+
+
+class Critic(Section):
+    """PPO's value model: model.path with a new head, in the actor's layout.
+
+    It uses the settings of [optim], except for its own lr.
+    """
+
+    lr: PositiveFloat = 1e-5
+    """The critic's highest learning rate, in place of optim.lr."""
+
+    clip_value: PositiveFloat = 0.5
+    """How far a value may move from its old one before its loss stops falling."""
+
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """The first so many steps train the critic alone; the actor's schedule starts after them."""

@@ -1,0 +1,110 @@
+"""algorithm.loss and loss_agg in real updates: verl's Megatron worker, its engine and its losses.
+
+The loss that a worker reports of its first update is compared with the paper's formula, on the
+log-probabilities that the same worker gave before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from tests.numerics.megatron_ranks import launch, make_model
+from tests.numerics.rl_ranks import LENGTHS, PROMPT_TOKENS, row
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+MEAN_OF_MEANS = "algorithm.loss_agg=seq-mean-token-mean"
+SETTINGS = {
+    "ppo": ["algorithm.clip_c=3"],
+    "gspo": ["algorithm.loss=gspo", MEAN_OF_MEANS],
+    "cispo": ["algorithm.loss=cispo"],
+    "sapo": ["algorithm.loss=sapo", MEAN_OF_MEANS],
+    "dr_grpo": ["algorithm.clip_c=3", "algorithm.loss_agg=seq-mean-token-sum-norm", "rollout.max_response_tokens=50"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("rl_losses")
+    common = {"model": str(make_model(folder / "model")), "role": "actor", "auto": False, "lr": 1e-3}
+    jobs = [
+        {**common, "name": name, "micro_batch_tokens": 128, "settings": settings, "actions": [["update"]]}
+        for name, settings in SETTINGS.items()
+    ]
+    jobs.append({**jobs[0], "name": "masked", "actions": [["update", 0]]})
+    return {name: answers[0] for name, answers in launch(jobs, 1, folder / "ranks").items()}
+
+
+class Batch:
+    """The first update's responses, one tensor [T] of each, and what the worker said of them."""
+
+    def __init__(self, run: dict[str, Any]) -> None:
+        columns = [row(number, length) for number, length in enumerate(LENGTHS[0])]
+        self.new, self.ratio, self.advantage, self.mask = [], [], [], []
+        for said, column in zip(run["before"], columns, strict=False):
+            new_T = torch.tensor(said[PROMPT_TOKENS - 1 : -1])
+            self.new.append(new_T)
+            self.ratio.append((new_T - torch.tensor(column["old_log_probs"])).exp())
+            self.advantage.append(torch.tensor(column["advantages"]))
+            self.mask.append(torch.tensor(column["response_mask"]))
+
+    def sums(self, of_response: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """[B] sums over a response's sampled tokens of a function of new, ratio and advantage."""
+        rows = zip(self.new, self.ratio, self.advantage, self.mask, strict=True)
+        return torch.stack([(of_response(new, ratio, adv) * mask).sum() for new, ratio, adv, mask in rows])
+
+    @property
+    def counts(self) -> torch.Tensor:
+        return torch.stack([mask.sum() for mask in self.mask])
+
+
+def clipped(_: torch.Tensor, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+    """PPO's term, with the dual clip at 3 (arXiv 1912.09729, Eq. 5)."""
+    term = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+    return torch.where(advantage < 0, torch.maximum(term, 3 * advantage), term)
+
+
+def expected(name: str, batch: Batch) -> torch.Tensor:
+    """The loss by the formulas of tests/verl/test_losses.py, which names the papers."""
+    if name == "ppo":
+        return -batch.sums(clipped).sum() / batch.counts.sum()
+    if name == "dr_grpo":
+        return -(batch.sums(clipped) / 50).mean()
+    if name == "cispo":
+        terms = batch.sums(lambda new, ratio, advantage: ratio.clamp(0.8, 1.28) * advantage * new)
+        return -terms.sum() / batch.counts.sum()
+    if name == "sapo":
+
+        def gated(_: torch.Tensor, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+            tau = torch.where(advantage > 0, 1.0, 1.05)
+            return torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantage
+
+        return -(batch.sums(gated) / batch.counts).mean()
+    mean_ratio_B = (batch.sums(lambda _, ratio, advantage: ratio.log()) / batch.counts).exp()
+    each = zip(mean_ratio_B, batch.advantage, batch.mask, strict=True)
+    of_response = [
+        (torch.minimum(ratio * adv, ratio.clamp(0.8, 1.28) * adv) * mask).sum() / mask.sum()
+        for ratio, adv, mask in each
+    ]
+    return -torch.stack(of_response).mean()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_update_workers_loss_is_the_run_files(runs: dict[str, dict[str, Any]], name: str):
+    run = runs[name]
+    assert run["loss"][0] == pytest.approx(float(expected(name, Batch(run))), rel=1e-4, abs=1e-5)
+    assert all(norm > 1e-3 for norm in run["grad_norm"])
+    others = [runs[other] for other in SETTINGS if other != name]
+    assert all(abs(run["loss"][0] - other["loss"][0]) > 1e-3 for other in others), "the losses differ"
+
+
+def test_an_update_without_a_token_to_learn_from_changes_nothing(runs: dict[str, dict[str, Any]]):
+    run = runs["masked"]
+    assert run["loss"][0] == 0 and run["grad_norm"][0] == 0
+    assert run["grad_norm"][1] > 1e-3, "the next update learns"
+    assert all(abs(value) < 1e3 for said in run["after"] for value in said)

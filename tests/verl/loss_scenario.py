@@ -1,0 +1,159 @@
+"""Hand-made responses, as verl's loss and its trainer's advantages get them, for tests of
+[algorithm].
+
+Names end in their shape: B responses of up to T tokens, padded. The second response calls the
+interpreter: its result's tokens are masked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.keys import ppo
+
+RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
+LENGTHS_B = [3, 6, 1, 4]
+MASK_BT = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0]])
+TEXT_BT = torch.tensor([[1] * length + [0] * (6 - length) for length in LENGTHS_B])
+# Log-probabilities under the old weights; what the trained weights have added to them since; and
+# what the engine that sampled had said.
+OLD_BT = TEXT_BT * torch.tensor(
+    [
+        [-1.0, -0.5, -2.0, 0, 0, 0],
+        [-0.3, -1.2, -4.0, -6.0, -0.7, -2.5],
+        [-1.1, 0, 0, 0, 0, 0],
+        [-0.2, -0.9, -3.0, -1.4, 0, 0],
+    ]
+)
+MOVED_BT = TEXT_BT * torch.tensor(
+    [
+        [0.1, -0.4, 0.6, 0, 0, 0],
+        [0.05, 0.4, 3.0, -3.0, -0.1, 0.2],
+        [-0.9, 0, 0, 0, 0, 0],
+        [0.02, -0.03, 0.01, 0.05, 0, 0],
+    ]
+)
+ENGINE_BT = OLD_BT - TEXT_BT * torch.tensor(
+    [
+        [0.02, -0.01, 0.03, 0, 0, 0],
+        [0.9, -1.1, 5.0, 5.0, 0.1, 0.0],
+        [-0.8, 0, 0, 0, 0, 0],
+        [0.001, -0.002, 0.001, 0.0, 0, 0],
+    ]
+)
+REWARD_B = torch.tensor([1.0, -1.0, 0.5, 2.0])
+GROUPS_B = ["a", "a", "b", "b"]
+
+
+defaults = cache(ppo.ppo_defaults)  # composed once
+
+
+def tree(*settings: str) -> Any:
+    """verl's resolved tree of the tiny run with ``settings``, as verl's trainer gets it."""
+    from omegaconf import OmegaConf
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(ppo, "ppo_defaults", lambda: copy.deepcopy(defaults()))
+        made = ppo.ppo_tree(load_config(RlConfig, RL, settings), get_platform("cpu"))
+    return OmegaConf.create(OmegaConf.to_container(made, resolve=True))
+
+
+def actor_config(*settings: str) -> Any:
+    from verl.utils.config import omega_conf_to_dataclass
+
+    return omega_conf_to_dataclass(tree(*settings).actor_rollout_ref.actor)
+
+
+def jagged(values_BT: torch.Tensor, rows: Sequence[int] = range(4)) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([values_BT[row, : LENGTHS_B[row]] for row in rows], layout=torch.jagged)
+
+
+def learn(
+    *settings: str, advantages_BT: torch.Tensor, mask_BT: torch.Tensor = MASK_BT, **columns_BT: torch.Tensor
+) -> tuple[float, torch.Tensor]:
+    """verl's loss of one update and its gradient [B, T] by the new log-probabilities.
+
+    In two micro-batches of unequal length, as a rank packs them: an update's loss is their sum.
+    """
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.losses import ppo_loss
+
+    config, new_BT = actor_config(*settings), (OLD_BT + MOVED_BT).requires_grad_()
+    total = torch.zeros(())
+    for rows in ([1], [0, 2, 3]):
+        columns = {"old_log_probs": OLD_BT, "advantages": advantages_BT, "response_mask": mask_BT, **columns_BT}
+        data = tu.get_tensordict(
+            tensor_dict={
+                "prompts": jagged_prompts(len(rows)),
+                "responses": jagged(torch.full((4, 6), 8), rows),
+                **{name: jagged(column, rows) for name, column in columns.items()},
+            },
+            non_tensor_dict={"dp_size": 1, "batch_num_tokens": int(MASK_BT.sum()), "global_batch_size": 4},
+        )
+        # Of a prompt of one token: the value at a position is for the token after it, the last one
+        # for none.
+        said = torch.cat([torch.cat([new_BT[row, : LENGTHS_B[row]], torch.tensor([-99.0])]) for row in rows])
+        loss, _ = ppo_loss(config, {"log_probs": said}, data)
+        total = total + loss
+    (gradient_BT,) = torch.autograd.grad(total, new_BT)
+    return float(total), gradient_BT
+
+
+def jagged_prompts(rows: int) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.tensor([7])] * rows, layout=torch.jagged)
+
+
+def by_formula(objective: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, torch.Tensor]:
+    """The negative of a paper's objective at the new log-probabilities [B, T], and its gradient."""
+    new_BT = (OLD_BT + MOVED_BT).requires_grad_()
+    loss = -objective(new_BT)
+    (gradient_BT,) = torch.autograd.grad(loss, new_BT)
+    return float(loss), gradient_BT
+
+
+def trained_on(
+    patching: pytest.MonkeyPatch,
+    *settings: str,
+    rewards_B: torch.Tensor = REWARD_B,
+    mask_BT: torch.Tensor = MASK_BT,
+    **columns_BT: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """The columns [B, T] that verl's trainer makes for the update: advantages, mask, weights."""
+    from verl.trainer.ppo import core_algos
+    from verl.trainer.ppo.v1 import trainer_base
+    from verl.utils import tensordict_utils as tu
+
+    written: dict[str, torch.Tensor] = {}
+    scores_BT = torch.zeros(4, 6)
+    for row, length in enumerate(LENGTHS_B):
+        scores_BT[row, length - 1] = rewards_B[row]
+    columns = {"response_mask": mask_BT, "rm_scores": scores_BT, "old_log_probs": OLD_BT}
+    columns |= {"rollout_log_probs": ENGINE_BT, **columns_BT}
+    data = tu.get_tensordict(tensor_dict={name: jagged(column) for name, column in columns.items()}, non_tensor_dict={})
+    tu.assign_non_tensor_stack(data, "uid", GROUPS_B)
+    queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: written.update(fields))
+    patching.setattr(trainer_base, "tq", queue)
+    config = tree("rollout.group_size=2", *settings)
+    trainer = SimpleNamespace(config=config, kl_ctrl_in_reward=core_algos.get_kl_controller(config.algorithm.kl_ctrl))
+    trainer_base.PPOTrainer._compute_advantage(trainer, Group(), {})
+    return {name: torch.nested.to_padded_tensor(column, 0, (4, 6)) for name, column in written.items()}
+
+
+class Group:
+    """verl's KVBatchMeta as far as advantages need it."""
+
+    keys = ("a_0_0", "a_1_0", "b_0_0", "b_1_0")
+    partition_id = "train"
+
+    def __len__(self) -> int:
+        return len(self.keys)

@@ -1,0 +1,457 @@
+"""What each setting of [algorithm] makes of responses, against the formula of the paper it is from.
+
+verl's own functions on our resolved tree, and beside each the formula in a few lines of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError, RolloutError
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.plugin import assert_loaded
+from tests.verl.loss_scenario import (
+    ENGINE_BT,
+    LENGTHS_B,
+    MASK_BT,
+    OLD_BT,
+    REWARD_B,
+    RL,
+    by_formula,
+    learn,
+    trained_on,
+    tree,
+)
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
+COUNT_B = MASK_BT.sum(1)
+CLIPS = ("algorithm.clip_low=0.3", "algorithm.clip_high=0.4")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def verl_imports_here() -> None:
+    get_platform("cpu").activate()
+    assert_loaded()
+
+
+def same(found: tuple[float, torch.Tensor], expected: tuple[float, torch.Tensor]) -> None:
+    assert found[0] == pytest.approx(expected[0], abs=1e-6)
+    torch.testing.assert_close(found[1], expected[1], atol=1e-6, rtol=1e-5)
+    assert float(expected[1].abs().max()) > 1e-3, "the formula has a gradient"
+    assert not found[1][MASK_BT == 0].any(), "an interpreter's tokens have none"
+
+
+def surrogate(ratio: torch.Tensor, low: float = 0.3, high: float = 0.4) -> torch.Tensor:
+    """PPO, arXiv 1707.06347, Eq. 7; two clips as in DAPO, arXiv 2503.14476, Eq. 8."""
+    return torch.minimum(ratio * ADVANTAGE_B1, ratio.clamp(1 - low, 1 + high) * ADVANTAGE_B1)
+
+
+def token_mean(terms_BT: torch.Tensor) -> torch.Tensor:
+    return (terms_BT * MASK_BT).sum() / MASK_BT.sum()
+
+
+def ppo(new_BT: torch.Tensor) -> torch.Tensor:
+    return token_mean(surrogate((new_BT - OLD_BT).exp()))
+
+
+def dr_grpo(new_BT: torch.Tensor) -> torch.Tensor:
+    """Dr. GRPO, arXiv 2503.20783, Sec. 3.2: GRPO's sum over a response, without 1 / |o_i|.
+
+    Its code divides by the constant budget of a response instead (Listing 1).
+    """
+    return ((surrogate((new_BT - OLD_BT).exp()) * MASK_BT).sum(1) / 50).mean()
+
+
+def gspo(new_BT: torch.Tensor) -> torch.Tensor:
+    """GSPO, arXiv 2507.18071, Eq. 5 and 7: one ratio for a response."""
+    ratio_B1 = (((new_BT - OLD_BT) * MASK_BT).sum(1) / COUNT_B).exp()[:, None]
+    return surrogate(ratio_B1, 0.02, 0.03).mean()
+
+
+def cispo(new_BT: torch.Tensor) -> torch.Tensor:
+    """CISPO, arXiv 2506.13585, Eq. 4 and 5: the clipped ratio is a constant weight."""
+    weight_BT = (new_BT - OLD_BT).exp().clamp(1 - 0.3, 1 + 0.4).detach()
+    return token_mean(weight_BT * ADVANTAGE_B1 * new_BT)
+
+
+def sapo(new_BT: torch.Tensor) -> torch.Tensor:
+    """SAPO, arXiv 2511.20347, Eq. 5 and 6: a sigmoid gate of the ratio, by the advantage's sign."""
+    tau_B1 = torch.where(ADVANTAGE_B1 > 0, 0.9, 1.3)
+    gate_BT = torch.sigmoid(tau_B1 * ((new_BT - OLD_BT).exp() - 1)) * 4 / tau_B1
+    return ((gate_BT * ADVANTAGE_B1 * MASK_BT).sum(1) / COUNT_B).mean()
+
+
+MEAN_OF_MEANS = "algorithm.loss_agg=seq-mean-token-mean"
+LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]] = {
+    "ppo": (ppo, CLIPS),
+    "dr_grpo": (dr_grpo, (*CLIPS, "algorithm.loss_agg=seq-mean-token-sum-norm", "rollout.max_response_tokens=50")),
+    "gspo": (
+        gspo,
+        ("algorithm.loss=gspo", MEAN_OF_MEANS, "algorithm.clip_low=0.02", "algorithm.clip_high=0.03"),
+    ),
+    "cispo": (cispo, ("algorithm.loss=cispo", *CLIPS)),
+    "sapo": (sapo, ("algorithm.loss=sapo", MEAN_OF_MEANS, "algorithm.tau_pos=0.9", "algorithm.tau_neg=1.3")),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_its_papers_also_over_masked_spans_and_micro_batches(name: str):
+    formula, settings = LOSSES[name]
+    same(learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6)), by_formula(formula))
+
+
+def test_every_token_of_cispo_has_a_gradient_where_ppo_clips_it():
+    clipped = (0, 2)  # likelier by a factor of 1.8, and better
+    for loss, has in (("ppo", False), ("cispo", True)):
+        _, gradient_BT = learn(f"algorithm.loss={loss}", *CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6))
+        assert bool(gradient_BT[clipped]) == has
+
+
+INITIAL_BT = OLD_BT + 0.3 * torch.tensor([1.0, -2.0, 0.5, 1.0, -1.0, 2.0]) * (OLD_BT != 0)
+# Schulman, "Approximating KL divergence" (2020): d is log p - log p_initial of a sampled token.
+DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": lambda d: d,
+    "k2": lambda d: d**2 / 2,
+    "k3": lambda d: torch.exp(-d) - 1 + d,
+    "abs": torch.abs,
+    "k1+": lambda d: d.detach() + d**2 / 2 - (d**2 / 2).detach(),
+    "k3+": lambda d: (torch.exp(-d) - 1 + d).detach() + d**2 / 2 - (d**2 / 2).detach(),
+}
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_the_divergence_in_the_loss_is_the_chosen_estimate(kind: str):
+    def objective(new_BT: torch.Tensor) -> torch.Tensor:
+        return ppo(new_BT) - 0.25 * token_mean(DIVERGENCES[kind](new_BT - INITIAL_BT))
+
+    settings = (*CLIPS, "algorithm.kl_coef=0.25", f"algorithm.kl_type={kind}")
+    same(learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), ref_log_prob=INITIAL_BT), by_formula(objective))
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_the_divergence_may_be_taken_off_the_reward_instead(kind: str, monkeypatch: pytest.MonkeyPatch):
+    settings = ("algorithm.kl_coef=0.25", f"algorithm.kl_type={kind}", "algorithm.kl_in=reward")
+    names = ("algorithm.name=rloo", *settings)
+    found_BT = trained_on(monkeypatch, *names, ref_log_prob=INITIAL_BT)["advantages"]
+    reward_B = REWARD_B - 0.25 * (DIVERGENCES[kind](OLD_BT - INITIAL_BT) * MASK_BT).sum(1)
+    expected_B = reward_B - reward_B[[1, 0, 3, 2]]  # RLOO's, of groups of two
+    torch.testing.assert_close(found_BT, expected_B[:, None] * MASK_BT)
+    plain = learn(*CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6))
+    same(learn(*settings, *CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6), ref_log_prob=INITIAL_BT), plain)
+
+
+def in_pairs(values_B: torch.Tensor) -> torch.Tensor:
+    return values_B.reshape(2, 2)
+
+
+def whitened(values_BT: torch.Tensor) -> torch.Tensor:
+    of_tokens_N = values_BT[MASK_BT.bool()]
+    return (values_BT - of_tokens_N.mean()) / of_tokens_N.std() * MASK_BT
+
+
+def rloo_BT() -> torch.Tensor:
+    """RLOO, arXiv 2402.14740, Sec. 3.3: minus the mean reward of the others of the group."""
+    others_B = torch.tensor([-1.0, 1.0, 2.0, 0.5])
+    return (REWARD_B - others_B)[:, None] * MASK_BT
+
+
+def opo_BT() -> torch.Tensor:
+    """OPO, arXiv 2505.23585, Eq. 9: the baseline is the mean reward weighted by length."""
+    baseline_G = in_pairs(COUNT_B * REWARD_B).sum(1) / in_pairs(COUNT_B).sum(1)
+    return (REWARD_B - baseline_G.repeat_interleave(2))[:, None] * MASK_BT
+
+
+def dr_grpo_BT() -> torch.Tensor:
+    """Dr. GRPO, arXiv 2503.20783, Sec. 3.2: the reward minus the group's mean, no more."""
+    return (REWARD_B - in_pairs(REWARD_B).mean(1).repeat_interleave(2))[:, None] * MASK_BT
+
+
+def reinforce_plus_plus_BT() -> torch.Tensor:
+    """REINFORCE++, arXiv 2501.03262, Sec. 3: the discounted reward, normalized over the batch.
+
+    The discount counts sampled tokens, not the interpreter's.
+    """
+    after_BT = MASK_BT.flip(1).cumsum(1).flip(1) - MASK_BT  # sampled tokens after this one
+    return whitened(0.9**after_BT * REWARD_B[:, None] * MASK_BT)
+
+
+ADVANTAGES = {
+    "rloo": (rloo_BT, ("algorithm.name=rloo",)),
+    "opo": (opo_BT, ("algorithm.name=opo",)),
+    "dr_grpo": (dr_grpo_BT, ("algorithm.normalize_by_std=false",)),
+    "reinforce_plus_plus": (reinforce_plus_plus_BT, ("algorithm.name=reinforce_plus_plus", "algorithm.gamma=0.9")),
+    "reinforce_plus_plus_baseline": (
+        lambda: whitened(dr_grpo_BT()),
+        ("algorithm.name=reinforce_plus_plus_baseline",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages_are_their_papers(name: str, monkeypatch: pytest.MonkeyPatch):
+    formula, settings = ADVANTAGES[name]
+    found_BT = trained_on(monkeypatch, *settings)["advantages"]
+    torch.testing.assert_close(found_BT, formula(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8)])
+def test_ppo_discounts_by_gamma_and_trusts_values_by_lambda(
+    gamma: float, lam: float, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    """GAE, arXiv 1506.02438, Eq. 11 and 16, over sampled tokens; normalized over the batch."""
+    from retool_mcore.data.task_model import build_tokenizer, write_model
+    from retool_mcore.data.tasks import tokenizer_rows
+
+    write_model(tmp_path / "model", build_tokenizer(tokenizer_rows()), seed=0)
+    values_BT = torch.linspace(-1, 1, 24).reshape(4, 6)
+    expected_BT, returns_BT = torch.zeros(4, 6), torch.zeros(4, 6)
+    for row in range(4):
+        sampled = MASK_BT[row].nonzero().flatten().tolist()
+        for place, start in enumerate(sampled):
+            for steps, token in enumerate(sampled[place:]):
+                last = token == sampled[-1]
+                after = 0.0 if last else float(values_BT[row, sampled[place + steps + 1]])
+                delta = (float(REWARD_B[row]) if last else 0.0) + gamma * after - float(values_BT[row, token])
+                expected_BT[row, start] += (gamma * lam) ** steps * delta
+            returns_BT[row, start] = expected_BT[row, start] + values_BT[row, start]
+    settings = (
+        "algorithm.name=ppo",
+        f"algorithm.gamma={gamma}",
+        f"algorithm.lam={lam}",
+        f"model.path={tmp_path}/model",
+    )
+    found = trained_on(monkeypatch, *settings, values=values_BT)
+    torch.testing.assert_close(found["advantages"] * MASK_BT, whitened(expected_BT), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found["returns"] * MASK_BT, returns_BT, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_weights_outside_two_bounds_are_zero(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """IcePop, arXiv 2510.18855, Eq. 2: M(k) is k inside [alpha, beta] and 0 outside, k the ratio of
+    trained weights to engine."""
+    settings = (f"algorithm.importance_sampling={kind}", "algorithm.importance_threshold=2.0")
+    found = trained_on(monkeypatch, *settings, "algorithm.importance_low=0.5")
+    gap_BT = (OLD_BT - ENGINE_BT) * MASK_BT
+    ratio_BT = (gap_BT if kind == "token" else gap_BT.sum(1, keepdim=True).expand(4, 6)).exp() * MASK_BT
+    expected_BT = torch.where((ratio_BT >= 0.5) & (ratio_BT <= 2.0), ratio_BT, 0.0)
+    torch.testing.assert_close(found["rollout_is_weights"], expected_BT)
+    left_out = (expected_BT == 0) & MASK_BT.bool()
+    assert left_out.any() and not left_out.all()
+    weighted = learn(*CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6), rollout_is_weights=found["rollout_is_weights"])
+    same(weighted, by_formula(lambda new_BT: token_mean(expected_BT * surrogate((new_BT - OLD_BT).exp()))))
+
+
+# r is the engine's probability of a token over the trained weights'.
+ESTIMATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": lambda log_r: log_r,
+    "k2": lambda log_r: log_r**2 / 2,
+    "k3": lambda log_r: 1 / log_r.exp() - 1 + log_r,
+}
+OVER = {
+    "token": lambda each_BT: each_BT,
+    "seq_sum": lambda each_BT: (each_BT * MASK_BT).sum(1, keepdim=True).expand(4, 6),
+    "seq_mean": lambda each_BT: ((each_BT * MASK_BT).sum(1) / COUNT_B)[:, None].expand(4, 6),
+    "seq_max": lambda each_BT: each_BT.masked_fill(MASK_BT == 0, -math.inf).amax(1, keepdim=True).expand(4, 6),
+}
+REJECTIONS = [
+    ("token_k1", 0.7, 2.0),
+    ("token_k2", 0.0, 0.35),
+    ("token_k3", 0.0, 0.4),
+    ("seq_sum_k1", 0.5, 2.0),
+    ("seq_sum_k2", 0.0, 0.5),
+    ("seq_sum_k3", 0.0, 0.5),
+    ("seq_mean_k1", 0.999, 1.001),  # Geo-RS
+    ("seq_mean_k1", 0.99, 2.0),  # of the first response r is 0.987, and 1 / r is inside
+    ("seq_mean_k2", 0.0, 0.3),
+    ("seq_mean_k3", 0.0, 0.1),
+    ("seq_max_k2", 0.0, 0.5),
+    ("seq_max_k3", 0.0, 0.5),
+]
+
+
+def kept(kind: str, low: float, high: float) -> torch.Tensor:
+    over, _, estimate = kind.rpartition("_")
+    judged_BT = OVER[over](ESTIMATES[estimate](ENGINE_BT - OLD_BT))
+    if estimate == "k1":
+        return (judged_BT >= math.log(low)) & (judged_BT <= math.log(high)) & MASK_BT.bool()
+    return (judged_BT <= high) & MASK_BT.bool()
+
+
+@pytest.mark.parametrize(("kind", "low", "high"), REJECTIONS)
+def test_what_engine_and_actor_disagree_on_is_rejected(
+    kind: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+):
+    settings = [f"algorithm.rejection={kind}", f"algorithm.rejection_high={high}"]
+    settings += [f"algorithm.rejection_low={low}"] if low else []
+    found = trained_on(monkeypatch, *settings)
+    expected_BT = kept(kind, low, high)
+    assert torch.equal(found["response_mask"].bool(), expected_BT)
+    assert 0 < int(expected_BT.sum()) < int(MASK_BT.sum())
+    assert torch.equal(found["advantages"] != 0, expected_BT), "no advantage where rejected"
+    loss, gradient_BT = learn(
+        *CLIPS, *settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), mask_BT=found["response_mask"].long()
+    )
+    terms = by_formula(lambda new_BT: token_mean(expected_BT * surrogate((new_BT - OLD_BT).exp())))
+    assert loss == pytest.approx(terms[0], abs=1e-6), "the rejected still count in the mean"
+    torch.testing.assert_close(gradient_BT, terms[1], atol=1e-6, rtol=1e-5)
+
+
+def test_with_the_engines_log_probabilities_the_loss_itself_rejects():
+    """The same responses, judged in the loss, where old log-probabilities are the engine's."""
+    settings = ("algorithm.old_log_prob=rollout", "algorithm.rejection=seq_mean_k1", "algorithm.rejection_low=0.8")
+    settings = (*CLIPS, *settings, "algorithm.rejection_high=1.2")
+    found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
+
+    def objective(new_BT: torch.Tensor) -> torch.Tensor:
+        mean_B1 = ((ENGINE_BT - new_BT.detach()) * MASK_BT).sum(1, keepdim=True) / COUNT_B[:, None]
+        inside_B1 = (mean_B1 >= math.log(0.8)) & (mean_B1 <= math.log(1.2))
+        assert 0 < int(inside_B1.sum()) < 4
+        return token_mean(inside_B1 * surrogate((new_BT - ENGINE_BT).exp()))
+
+    same(found, by_formula(objective))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("loss=gspo clip_c=3", 'algorithm.clip_c = 3.0 does nothing with algorithm.loss = "gspo"'),
+        ("tau_pos=2", 'algorithm.tau_pos = 2.0 does nothing with algorithm.loss = "ppo"'),
+        ("loss=cispo tau_neg=2", 'algorithm.tau_neg = 2.0 does nothing with algorithm.loss = "cispo"'),
+        ("gamma=0.9", 'algorithm.gamma = 0.9 does nothing with algorithm.name = "grpo"'),
+        ("name=reinforce_plus_plus lam=0.9", "algorithm.lam = 0.9 does nothing with"),
+        (
+            "importance_low=0.5",
+            'algorithm.importance_low = 0.5 does nothing with algorithm.importance_sampling = "off"',
+        ),
+        ("rejection_high=2", 'does nothing with algorithm.rejection = "off"'),
+        ("rejection_low=0.5", 'does nothing with algorithm.rejection = "off"'),
+        ("kl_type=k1", "algorithm.kl_type = k1 does nothing with algorithm.kl_coef = 0"),
+        ("kl_in=reward", "algorithm.kl_in = reward does nothing with algorithm.kl_coef = 0"),
+        ("kl_coef=1 kl_in=reward kl_type=k3+", "Leave out the +"),
+        ("loss=sapo", 'Set it to "seq-mean-token-mean"'),
+        ("rejection=seq_mean_k1", "Set the one above 0 and at most 1, the other to at least 1"),
+        ("rejection=seq_mean_k1 rejection_high=1.1", "Set the one above 0"),
+        ("rejection=token_k2", "set algorithm.rejection_high above 0 (it is 0.0)"),
+        ("rejection=token_k2 rejection_high=1 rejection_low=0.5", "leave out rejection_low (it is 0.5)"),
+        ("name=ppo rejection=token_k2 rejection_high=1", "would lose a reward whose token is rejected"),
+        ("name=reinforce_plus_plus rejection=token_k2 rejection_high=1", "would lose a reward"),
+        (
+            "loss=gspo old_log_prob=rollout importance_sampling=token",
+            'is a loss of its own, and algorithm.loss = "gspo"',
+        ),
+        ("loss=cispo old_log_prob=rollout rejection=token_k2 rejection_high=1", "is a loss of its own"),
+        ("mask_truncated=true old_log_prob=rollout importance_sampling=token", "fails on a micro-batch"),
+        ("mask_void_turns=true old_log_prob=rollout rejection=token_k2 rejection_high=1", "fails on a micro-batch"),
+        ("clip_c=1", "algorithm.clip_c = 1"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_clear_error(settings: str, said: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings.split()])
+    assert said in str(caught.value) and str(RL) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rloo", "opo", "reinforce_plus_plus_baseline"])
+def test_what_compares_a_group_needs_one(name: str):
+    with pytest.raises(ConfigError, match=f'gives algorithm.name = "{name}" no group to compare within'):
+        load_config(RlConfig, RL, [f"algorithm.name={name}", "rollout.group_size=1"])
+    alone = load_config(RlConfig, RL, ["algorithm.name=reinforce_plus_plus", "rollout.group_size=1"])
+    assert not alone.algorithm.compares_groups
+
+
+def test_lengths_and_masks_of_the_scenario_agree():
+    assert [int(row.nonzero().max()) + 1 for row in MASK_BT] == LENGTHS_B
+
+
+def in_memory(monkeypatch: pytest.MonkeyPatch, mask_BT: torch.Tensor) -> SimpleNamespace:
+    """A batch of four responses whose masks are in the queue that replay.py reads."""
+    from retool_mcore.verl import replay
+
+    masks = torch.nested.as_nested_tensor(list(mask_BT), layout=torch.jagged)
+    monkeypatch.setattr(replay, "tq", SimpleNamespace(kv_batch_get=lambda **_: {"response_mask": masks}))
+    keys = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
+    return SimpleNamespace(keys=keys, tags=[{}] * 4, partition_id="train")
+
+
+def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl.replay import require_learnable
+
+    some_BT = MASK_BT * torch.tensor([[1], [0], [0], [0]])
+    assert require_learnable(in_memory(monkeypatch, some_BT), 3, "x") == 0.75
+    with pytest.raises(RolloutError, match="none of the 4 responses of step 3 has a token to learn from: x left out"):
+        require_learnable(in_memory(monkeypatch, torch.zeros_like(MASK_BT)), 3, "x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("mask_truncated=true",), "algorithm.mask_truncated or mask_void_turns left out all"),
+        (("rejection=token_k2", "rejection_high=0.1"), 'algorithm.rejection = "token_k2" left out all'),
+        ((), None),
+    ],
+)
+def test_the_trainer_looks_where_settings_may_leave_nothing(
+    settings: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl.trainer import ReToolTrainer
+
+    monkeypatch.setattr(PPOTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
+    trainer = object.__new__(ReToolTrainer)
+    trainer._run = load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings])
+    trainer.global_steps = 3
+    empty, metrics = in_memory(monkeypatch, torch.zeros_like(MASK_BT)), {}
+    if said is None:
+        assert trainer._compute_advantage(empty, metrics) is empty
+        return
+    with pytest.raises(RolloutError) as caught:
+        trainer._compute_advantage(empty, metrics)
+    assert said in str(caught.value)
+    full = in_memory(monkeypatch, MASK_BT)
+    assert trainer._compute_advantage(full, metrics) is full
+    assert metrics == ({"loss/masked_fraction": 0.0} if "mask_truncated=true" in settings else {})
+
+
+def test_the_critic_alone_is_trained_in_its_first_steps(monkeypatch: pytest.MonkeyPatch):
+    """In verl's own step; the actor's schedule spans the steps in which the actor is trained."""
+    from unittest.mock import MagicMock
+
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    settings = ("algorithm.name=ppo", "critic.warmup_steps=2", "train.steps=6")
+    config, trained = tree(*settings), []
+    trainer = MagicMock(config=config, use_critic=True, use_reference_policy=False)
+    for step in range(1, 5):
+        trainer.reset_mock()
+        trainer.global_steps = step
+        trainer.replay_buffer.sample.return_value = (MagicMock(extra_info={}), {})
+        PPOTrainer._step_once(trainer, {}, {}, 4)
+        trained.append((trainer._update_critic.called, trainer._update_actor.called))
+    assert trained == [(True, False), (True, False), (True, True), (True, True)]
+    updates = load_config(RlConfig, RL, settings).train.updates_per_step
+    assert config.actor_rollout_ref.actor.optim.lr_decay_steps == 4 * updates
+    assert config.critic.optim.lr_decay_steps == 6 * updates
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("critic.warmup_steps=2",), 'critic.warmup_steps = 2 does nothing with algorithm.name = "grpo"'),
+        (("algorithm.name=ppo", "train.steps=2", "critic.warmup_steps=2"), "leaves none of train.steps = 2"),
+    ],
+)
+def test_a_warm_up_without_a_critic_or_without_an_end_is_refused(settings: tuple[str, ...], said: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, RL, settings)
+    assert said in str(caught.value)
