@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retool_mcore.cli.common import guarded
+from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -139,20 +139,16 @@ def rl(
     split: Split = None,
     limit: Limit = None,
     reject_bad: RejectBad = False,
-    problem: Annotated[
-        list[str] | None, typer.Option(help="Column of the problem; twice for a body and its question.")
-    ] = None,
-    answer: Annotated[str, typer.Option(help="Column of the ground truth.")] = "",
-    solution_box: Annotated[str, typer.Option(help="Column of a solution whose last box is the truth.")] = "",
+    problem: ProblemColumns = None,
+    answer: AnswerColumn = "",
+    solution_box: BoxColumn = "",
 ) -> None:
     """Read RL problems in any known schema and write each once, in verl's schema."""
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.rl import RlReport, convert_rl, name_and_split
     from retool_mcore.data.sources import one_split, read_source
 
-    if (problem or answer or solution_box) and not (problem and bool(answer) != bool(solution_box)):
-        raise DataError("--problem goes with one of --answer and --solution-box, and they with it")
-    columns = Columns(tuple(problem), answer or solution_box, bool(solution_box)) if problem else None
+    columns = Columns.named(problem, answer, solution_box)
     files_split = one_split(source, split)
 
     report = RlReport()
@@ -173,18 +169,25 @@ def lint(
         list[str],
         typer.Argument(help="Files for SFT or RL, or of problems; later ones are compared with earlier ones."),
     ],
+    *,
     model: Annotated[str, typer.Option(help="Its tokenizer measures lengths and loss masks.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tells how many rows are longer.")] = None,
+    problem: ProblemColumns = None,
+    answer: AnswerColumn = "",
+    solution_box: BoxColumn = "",
 ) -> None:
     """Check data files: repeats, overlap, answers that cannot be compared, lengths, loss masks.
 
-    Exits with 1 on errors.
+    Named columns are read in every file that has them; files for SFT and RL keep their own. Exits
+    with 1 on errors.
     """
     from retool_mcore.data.chat import load_tokenizer
+    from retool_mcore.data.layouts import Columns
     from retool_mcore.data.lint import MAX_OVERLAP, lint_file, overlaps
 
     tokenizer = load_tokenizer(model) if model else None
-    lints = [lint_file(file, tokenizer, max_tokens) for file in files]
+    columns = Columns.named(problem, answer, solution_box)
+    lints = [lint_file(file, tokenizer, max_tokens, columns) for file in files]
     bad = False
     for found in lints:
         typer.echo(f"{found.source}: {len(found.problems)} rows")
