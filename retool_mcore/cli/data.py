@@ -97,25 +97,35 @@ def gsm8k(
 @app.command()
 @guarded
 def sft(
-    source: Annotated[str, typer.Argument(help="ReTool-SFT, raw or converted: a file, a folder or a hub name.")],
+    source: Annotated[
+        str, typer.Argument(help="ReTool-SFT, raw or converted, or other traces: a file, folder or hub name.")
+    ],
     out: Out,
     rejects: Rejects = None,
     *,
     protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="The form training reads.")] = "hermes",
     truth: Annotated[str, typer.Option(help="Column of the ground truth; without it answers are not verified.")] = "",
     execute: Annotated[bool, typer.Option("--execute", help="Run every snippet again and compare its output.")] = False,
+    messages: Annotated[
+        str, typer.Option(help="Column of the conversation; messages or conversations by default.", show_default=False)
+    ] = "",
     split: Split = None,
     limit: Limit = None,
     reject_bad: RejectBad = False,
 ) -> None:
-    """Read ReTool's SFT data, verify format and answer, and write it in either protocol."""
+    """Read traces of code, verify format and answer, and write them in either protocol.
+
+    ReTool's raw form, messages with tool calls in OpenAI's form, and ShareGPT's conversations.
+    """
+    from retool_mcore.data.conversations import conversations
     from retool_mcore.data.convert import Conversion, convert_sft
     from retool_mcore.data.sources import one_split, read_source, rows_of_split
     from retool_mcore.sandbox.open import open_sandbox
 
     one_split(source, split)
     bad: list[tuple[str, DataError]] = []
-    found = read_source(source, ("messages",), split, limit, _collect(bad) if reject_bad else None)
+    on_bad = _collect(bad) if reject_bad else None
+    found = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
     rows = list(rows_of_split(found, split))
 
     async def run(on_row: Callable[[], None]) -> Report:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.data.conversations import OPTION
 from retool_mcore.data.layouts import example, truth_text
 from retool_mcore.data.prompts import hermes_prompt, retool_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
@@ -29,7 +30,7 @@ STAGES: tuple[Stage, ...] = ("source", "format", "answer", "execution")
 RUN_TIMEOUT_S = 30.0
 ROWS_AT_ONCE = 16
 REMEDIES: Mapping[Stage, str] = {
-    "source": "--messages names the column of a conversation: a list of {role, content} or {from, value}",
+    "source": OPTION,
     "format": "A trace is a question, calls with their results, and one boxed answer at the end",
     "answer": "--truth names the column of the ground truth; without it answers are not verified",
     "execution": "Without --execute snippets are not run again",

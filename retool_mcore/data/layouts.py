@@ -15,8 +15,9 @@ from retool_mcore.errors import DataError
 from retool_mcore.reward.extract import boxes
 
 _GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
-_COUNTED = re.compile(r"(-?[\d.,/]+) \([A-Za-z][A-Za-z .-]*\)")  # ASDiv: 9 (apples)
+_COUNTED = re.compile(r"(-?[\d.,/]+)\s+\(\s*[A-Za-z][A-Za-z .-]*\)")  # ASDiv: 9 (apples)
 _PLACE = re.compile(r"N_(\d\d)")  # MAWPS: the numbers stand in a column of their own
+_CHOICES = ("options", "choices")  # AGIEval and AQuA, MMLU
 EXAMPLE_COLUMNS, EXAMPLE_CHARS = 6, 60  # of a row that an error shows
 OPTIONS = (
     "Name the columns: --problem, and --answer, or --solution-box for a solution whose last \\boxed{} is the answer"
@@ -108,6 +109,8 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
     if row.get("context") and isinstance(row["context"], str):  # OlympiadBench
         problem = f"{row['context'].strip()}\n{problem}"
     try:
+        if columns is None and (name := next((each for each in _CHOICES if row.get(each)), None)):
+            raise NoTruth(f"{where}, column {name}: a multiple choice, and its choices are not in the problem")
         return problem, _truth(row[found.answer], f"{where}, column {found.answer}", box=found.box)
     except NoTruth as error:
         error.problem = problem

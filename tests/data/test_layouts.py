@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
-from retool_mcore.data.layouts import Columns, read_problem
+from retool_mcore.data.layouts import Columns, NoTruth, read_problem
 from retool_mcore.data.lint import lint_file, read_problem_rows
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.rl import convert_rl, rl_row
@@ -129,12 +129,14 @@ def test_truths_that_cannot_be_judged_are_rejected_with_a_reason(tmp_path):
     proof = {"question": "Show it.", "final_answer": None}
     several = {"question": "Which?", "final_answer": ["1", "2"]}
     told = {"problem": "Why?", "answer": "proof"}
+    lost = {"problem": "Where?", "answer": "notfound"}
     boxless = {"problem": "How?", "solution": "Thus."}
-    result = invoke(tmp_path, {"problem": "P?", "answer": "1"}, proof, several, told, boxless)
+    result = invoke(tmp_path, {"problem": "P?", "answer": "1"}, proof, several, told, lost, boxless)
     assert result.exit_code == 0, result.output
-    assert "4 answers that nothing can be compared with" in result.output
+    assert "5 answers that nothing can be compared with" in result.output
     why = [row["why"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
-    for reason, said in zip(("it is a proof", "2 answers", "'proof' is no answer", "no \\boxed{}"), why, strict=True):
+    told = ("it is a proof", "2 answers", "'proof' is no answer", "'notfound' is no answer", "no \\boxed{}")
+    for reason, said in zip(told, why, strict=True):
         assert reason in said
 
 
@@ -157,3 +159,35 @@ def test_thousands_of_truths_are_judged_in_seconds():
     started = time.monotonic()
     assert len(convert_rl(rows, "x").rows) == 3000
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("name", ["options", "choices"])
+def test_a_choice_that_the_problem_does_not_show_is_no_problem(name):
+    row = {"question": "Which?", name: ["1", "2"], "answer": "A"}
+    with pytest.raises(NoTruth, match=f"here, column {name}: a multiple choice") as caught:
+        read_problem(row, "here")
+    assert caught.value.problem == "Which?"
+    assert read_problem({**row, name: None}, "here") == ("Which?", "A")
+    assert read_problem(row, "here", Columns(("question",), "answer")) == ("Which?", "A")
+
+
+@pytest.mark.parametrize("written", ["9 (apples)", "9  (apples)", "9 ( red apples)"])
+def test_a_count_is_read_without_what_is_counted(written):
+    assert read_problem({"body": "B.", "question": "Q?", "answer": written}, "here")[1] == "9"
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("many", [True, False])
+def test_a_json_file_may_hold_a_list_or_one_object(tmp_path, indent, many):
+    row = {"problem": "P?", "answer": "1"}
+    (tmp_path / "in.json").write_text(json.dumps([row, {**row, "problem": "Q?"}] if many else row, indent=indent))
+    result = CliRunner().invoke(app, ["rl", str(tmp_path / "in.json"), "--out", str(tmp_path / "out.parquet")])
+    assert result.exit_code == 0, result.output
+    assert f"{1 + many} problems kept" in result.output
+
+
+@pytest.mark.parametrize("text, told", [("[1]", "row 1: int, not an object"), ("[{", "line 1: not JSON")])
+def test_a_broken_json_file_is_one_error(tmp_path, text, told):
+    (tmp_path / "in.json").write_text(text)
+    result = CliRunner().invoke(app, ["rl", str(tmp_path / "in.json"), "--out", str(tmp_path / "out.parquet")])
+    assert result.exit_code == 2 and told in result.output
