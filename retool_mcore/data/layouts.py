@@ -110,7 +110,7 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
         problem = f"{row['context'].strip()}\n{problem}"
     try:
         if columns is None and (name := next((each for each in _CHOICES if row.get(each)), None)):
-            raise NoTruth(f"{where}, column {name}: a multiple choice, and its choices are not in the problem")
+            raise NoTruth(f"{where}, column {name}: a multiple choice whose choices are not in the problem. {OPTIONS}")
         return problem, _truth(row[found.answer], f"{where}, column {found.answer}", box=found.box)
     except NoTruth as error:
         error.problem = problem

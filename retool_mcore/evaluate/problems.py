@@ -10,7 +10,7 @@ from typing import Any
 
 from retool_mcore.config.base import is_tables
 from retool_mcore.data.files import column_names, read_jsonl, read_rows
-from retool_mcore.data.layouts import Columns, layout_of, read_problem
+from retool_mcore.data.layouts import Columns, NoTruth, layout_of, read_problem
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.rl_prompts import messages_of
 from retool_mcore.errors import DataError
@@ -55,7 +55,10 @@ def _read_file(path: Path, columns: Columns | None) -> Iterator[Problem]:
 
 def _problem(row: Mapping[str, Any], number: int, where: str, columns: Columns | None) -> Problem:
     """A problem; one that is asked in turns, as in verl's schema, keeps its other turns."""
-    problem, truth = read_problem(row, where, columns)
+    try:
+        problem, truth = read_problem(row, where, columns)
+    except NoTruth as error:
+        raise DataError(f"{error}. An answer is missing; `retool data rl` leaves such rows out") from error
     (asked, *others) = layout_of(row, where, columns).problem
     messages = [{"role": "user", "content": hermes_prompt(problem)}]
     if not others and is_tables(row[asked]):
