@@ -26,6 +26,15 @@ DryRun = Annotated[
 PlatformName = Annotated[
     str | None, typer.Option("--platform", help="cpu, cuda or ascend, instead of run.platform", show_default=False)
 ]
+ProblemColumns = Annotated[
+    list[str] | None,
+    typer.Option("--problem", help="Column of the problem; twice for a body and its question.", show_default=False),
+]
+AnswerColumn = Annotated[str, typer.Option("--answer", help="Column of the ground truth.", show_default=False)]
+BoxColumn = Annotated[
+    str,
+    typer.Option("--solution-box", help="Column of a solution whose last box is the truth.", show_default=False),
+]
 
 WIDTH_OF_A_LOG = 120
 

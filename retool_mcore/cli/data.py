@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retool_mcore.cli.common import guarded
+from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -97,25 +97,35 @@ def gsm8k(
 @app.command()
 @guarded
 def sft(
-    source: Annotated[str, typer.Argument(help="ReTool-SFT, raw or converted: a file, a folder or a hub name.")],
+    source: Annotated[
+        str, typer.Argument(help="ReTool-SFT, raw or converted, or other traces: a file, folder or hub name.")
+    ],
     out: Out,
     rejects: Rejects = None,
     *,
     protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="The form training reads.")] = "hermes",
     truth: Annotated[str, typer.Option(help="Column of the ground truth; without it answers are not verified.")] = "",
     execute: Annotated[bool, typer.Option("--execute", help="Run every snippet again and compare its output.")] = False,
+    messages: Annotated[
+        str, typer.Option(help="Column of the conversation; messages or conversations by default.", show_default=False)
+    ] = "",
     split: Split = None,
     limit: Limit = None,
     reject_bad: RejectBad = False,
 ) -> None:
-    """Read ReTool's SFT data, verify format and answer, and write it in either protocol."""
+    """Read traces of code, verify format and answer, and write them in either protocol.
+
+    ReTool's raw form, messages with tool calls in OpenAI's form, and ShareGPT's conversations.
+    """
+    from retool_mcore.data.conversations import conversations
     from retool_mcore.data.convert import Conversion, convert_sft
     from retool_mcore.data.sources import one_split, read_source, rows_of_split
     from retool_mcore.sandbox.open import open_sandbox
 
     one_split(source, split)
     bad: list[tuple[str, DataError]] = []
-    found = read_source(source, ("messages",), split, limit, _collect(bad) if reject_bad else None)
+    on_bad = _collect(bad) if reject_bad else None
+    found = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
     rows = list(rows_of_split(found, split))
 
     async def run(on_row: Callable[[], None]) -> Report:
@@ -139,20 +149,16 @@ def rl(
     split: Split = None,
     limit: Limit = None,
     reject_bad: RejectBad = False,
-    problem: Annotated[
-        list[str] | None, typer.Option(help="Column of the problem; twice for a body and its question.")
-    ] = None,
-    answer: Annotated[str, typer.Option(help="Column of the ground truth.")] = "",
-    solution_box: Annotated[str, typer.Option(help="Column of a solution whose last box is the truth.")] = "",
+    problem: ProblemColumns = None,
+    answer: AnswerColumn = "",
+    solution_box: BoxColumn = "",
 ) -> None:
     """Read RL problems in any known schema and write each once, in verl's schema."""
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.rl import RlReport, convert_rl, name_and_split
     from retool_mcore.data.sources import one_split, read_source
 
-    if (problem or answer or solution_box) and not (problem and bool(answer) != bool(solution_box)):
-        raise DataError("--problem goes with one of --answer and --solution-box, and they with it")
-    columns = Columns(tuple(problem), answer or solution_box, bool(solution_box)) if problem else None
+    columns = Columns.named(problem, answer, solution_box)
     files_split = one_split(source, split)
 
     report = RlReport()
@@ -173,18 +179,25 @@ def lint(
         list[str],
         typer.Argument(help="Files for SFT or RL, or of problems; later ones are compared with earlier ones."),
     ],
+    *,
     model: Annotated[str, typer.Option(help="Its tokenizer measures lengths and loss masks.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tells how many rows are longer.")] = None,
+    problem: ProblemColumns = None,
+    answer: AnswerColumn = "",
+    solution_box: BoxColumn = "",
 ) -> None:
     """Check data files: repeats, overlap, answers that cannot be compared, lengths, loss masks.
 
-    Exits with 1 on errors.
+    Named columns are read in every file that has them; files for SFT and RL keep their own. Exits
+    with 1 on errors.
     """
     from retool_mcore.data.chat import load_tokenizer
+    from retool_mcore.data.layouts import Columns
     from retool_mcore.data.lint import MAX_OVERLAP, lint_file, overlaps
 
     tokenizer = load_tokenizer(model) if model else None
-    lints = [lint_file(file, tokenizer, max_tokens) for file in files]
+    columns = Columns.named(problem, answer, solution_box)
+    lints = [lint_file(file, tokenizer, max_tokens, columns) for file in files]
     bad = False
     for found in lints:
         typer.echo(f"{found.source}: {len(found.problems)} rows")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from retool_mcore.cli.common import guarded, wide_console
+from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 
@@ -53,7 +53,7 @@ def evaluate(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="parquet of verl's schema, or JSON lines {problem, answer}; may be repeated; validation.files by "
+            help="parquet or JSON lines in any layout that `data rl` reads; may be repeated; validation.files by "
             "default",
             show_default=False,
         ),
@@ -68,6 +68,9 @@ def evaluate(
     tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or each")] = "on",
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
     url: Annotated[str | None, typer.Option(help="a running SGLang server that holds the model")] = None,
+    problem: ProblemColumns = None,
+    answer: AnswerColumn = "",
+    solution_box: BoxColumn = "",
 ) -> None:
     """Sample each problem n times and report the scores and the behaviour.
 
@@ -77,6 +80,7 @@ def evaluate(
     Run the same command again to continue. Without CONFIG, the rollout is the paper's: 8 turns and
     16384 tokens, or as many as the model allows, at top_p 0.6, n = 8.
     """
+    from retool_mcore.data.layouts import Columns
     from retool_mcore.evaluate.cases import evaluate_many
     from retool_mcore.evaluate.defaults import default_config, model_of_server
     from retool_mcore.evaluate.table import interval_note, summary_table
@@ -87,12 +91,22 @@ def evaluate(
         url, model = model[0], [model_of_server(model[0])]
     changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
     cases = _cases(model, tool)
+    columns = Columns.named(problem, answer, solution_box)
     if not config and not data:
         raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
     run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes)
     with _Bars(cases) as bars:
         reports = evaluate_many(
-            run, cases, data=data or (), out=out, n=n, limit=limit, url=url, on_start=bars.start, on_sample=bars.advance
+            run,
+            cases,
+            data=data or (),
+            columns=columns,
+            out=out,
+            n=n,
+            limit=limit,
+            url=url,
+            on_start=bars.start,
+            on_sample=bars.advance,
         )
     wide_console().print(summary_table(reports))
     for line in dict.fromkeys(interval_note(report) for report in reports.values()):

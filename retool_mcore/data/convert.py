@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.data.layouts import truth_text
+from retool_mcore.data.conversations import OPTION
+from retool_mcore.data.layouts import example, truth_text
 from retool_mcore.data.prompts import hermes_prompt, retool_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, final_answer_problem, format_problem
@@ -28,6 +29,12 @@ ProtocolName = Literal["hermes", "retool"]
 STAGES: tuple[Stage, ...] = ("source", "format", "answer", "execution")
 RUN_TIMEOUT_S = 30.0
 ROWS_AT_ONCE = 16
+REMEDIES: Mapping[Stage, str] = {
+    "source": OPTION,
+    "format": "A trace is a question, calls with their results, and one boxed answer at the end",
+    "answer": "--truth names the column of the ground truth; without it answers are not verified",
+    "execution": "Without --execute snippets are not run again",
+}
 
 _TAG = re.compile(r"<(/?)(code|interpreter|answer)>")
 _FENCE = re.compile(r"\A\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
@@ -199,7 +206,10 @@ class Conversion:
         row: dict[str, Any] = {}
         if self.truth:
             if self.truth not in source:
-                raise DataError(f"{where}: no column {self.truth}; it has {', '.join(source)}")
+                raise DataError(
+                    f"{where}: no column {self.truth}; it has {', '.join(source)}. --truth names the column of the "
+                    "ground truth; without it answers are not verified"
+                )
             try:
                 truth = truth_text(source[self.truth], f"column {self.truth}")
             except DataError as error:
@@ -253,6 +263,15 @@ async def convert_sft(
     if not report.rows:
         if not report.rejects:
             raise DataError("there are no rows to convert")
-        first = report.rejects[0]
-        raise DataError(f"none of {len(report.rejects)} rows survived; the first: {first['where']}: {first['reason']}")
+        raise DataError(_nothing_left(report, rows))
     return report
+
+
+def _nothing_left(report: Report, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Why no row survived: the first reject, the columns that were seen, and what helps."""
+    first = report.rejects[0]
+    place = "" if first["reason"].startswith(first["where"]) else f"{first['where']}: "
+    told = f"none of {len(report.rejects)} rows survived; the first: {place}{first['reason']}"
+    if rows:
+        told += f". Its columns: {', '.join(rows[0][1])}. A row: {example(rows[0][1])}"
+    return f"{told}. {REMEDIES[first['stage']]}"

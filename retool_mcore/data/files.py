@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,11 +68,19 @@ def read_jsonl(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, object) of a JSON-lines file; blank lines are skipped.
 
-    Raises DataError for a missing file, invalid UTF-8, or a line that is no JSON object. When
-    ``on_bad`` is given, bad lines go to it (where, what is wrong) instead, and reading goes on.
+    A file that ends in .json may also hold one list of objects, or one object, over many lines;
+    rows are numbered from 1 then. Raises DataError for a missing file, invalid UTF-8, or a line
+    that is no JSON object. When ``on_bad`` is given, bad lines go to it (where, what is wrong)
+    instead, and reading goes on.
     """
     try:
         with open(path, "rb") as file:
+            if str(path).endswith(".json") and (whole := _document(file)) is not None:
+                for number, row in enumerate(whole, start=1):
+                    if not is_table(row):
+                        raise DataError(f"{path}, row {number}: {type(row).__name__}, not an object")
+                    yield number, row
+                return
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -87,6 +95,23 @@ def read_jsonl(
                 yield number, row
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
+
+
+def _document(file: BinaryIO) -> list[object] | None:
+    """The list in a JSON file, or its one object; None when it is JSON lines, or no JSON."""
+    first = next((line for line in file if line.strip()), b"")
+    file.seek(0)
+    try:
+        if not first.lstrip().startswith(b"[") and is_table(json.loads(first)):
+            return None
+    except (ValueError, RecursionError):
+        pass  # the first line of a longer document, perhaps
+    try:
+        found = json.load(file)
+    except (ValueError, RecursionError):
+        file.seek(0)
+        return None  # told line by line
+    return cast("list[object]", found) if isinstance(found, list) else [found]
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:

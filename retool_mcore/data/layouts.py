@@ -6,16 +6,19 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
-from retool_mcore.config.base import is_table
+from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 from retool_mcore.reward.extract import boxes
 
 _GSM8K_ANSWER = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
-_COUNTED = re.compile(r"(-?[\d.,/]+) \([A-Za-z][A-Za-z .-]*\)")  # ASDiv: 9 (apples)
+_COUNTED = re.compile(r"(-?[\d.,/]+)\s+\(\s*[A-Za-z][A-Za-z .-]*\)")  # ASDiv: 9 (apples)
 _PLACE = re.compile(r"N_(\d\d)")  # MAWPS: the numbers stand in a column of their own
+_CHOICES = ("options", "choices")  # AGIEval and AQuA, MMLU
+EXAMPLE_COLUMNS, EXAMPLE_CHARS = 6, 60  # of a row that an error shows
 OPTIONS = (
     "Name the columns: --problem, and --answer, or --solution-box for a solution whose last \\boxed{} is the answer"
 )
@@ -26,7 +29,12 @@ class UnknownLayout(DataError):
 
 
 class NoTruth(DataError):
-    """A row whose layout is known, but that has no ground truth to compare with."""
+    """A row whose layout is known, but that has no ground truth to compare with.
+
+    ``problem``: what the row asks, for those who report it.
+    """
+
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,18 @@ class Columns:
     problem: tuple[str, ...]
     answer: str
     box: bool = False
+
+    @classmethod
+    def named(cls, problem: Sequence[str] | None, answer: str, solution_box: str) -> Columns | None:
+        """The columns of a command's options; None when none is given.
+
+        Raises DataError when only one half of them is.
+        """
+        if not (problem or answer or solution_box):
+            return None
+        if not problem or bool(answer) == bool(solution_box):
+            raise DataError("--problem goes with one of --answer and --solution-box, and they with it")
+        return cls(tuple(problem), answer or solution_box, bool(solution_box))
 
     def fit(self, row: Mapping[str, Any]) -> bool:
         return all(name in row for name in (*self.problem, self.answer))
@@ -60,7 +80,21 @@ LAYOUTS = (
     Columns(("problem",), "solution", box=True),  # MATH, Minerva, NuminaMath-CoT
     Columns(("prompt",), "solution"),  # Big-Math-RL-Verified-Processed; DAPO's has reward_model, too
     Columns(("prompt",), "answer"),
+    Columns(("prompt",), "label"),  # DAPO-Math-17k as slime takes it
 )
+VERL = Columns(("prompt",), "reward_model")
+
+
+def layout_of(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> Columns:
+    """The columns to read: ``columns`` where they are named, else of the first layout that fits.
+
+    Raises UnknownLayout.
+    """
+    found = columns or next((each for each in (VERL, *LAYOUTS) if each.fit(row)), None)
+    if found is None or not found.fit(row):
+        known = f"known are {VERL}, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
+        raise UnknownLayout(f"{where}: columns {', '.join(row) or 'none'}; {known}. The row: {example(row)}. {OPTIONS}")
+    return found
 
 
 def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = None) -> tuple[str, str]:
@@ -69,24 +103,50 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
     Known instructions around the problem are taken off. Raises NoTruth for a row without a truth,
     UnknownLayout, and DataError naming the row and the column for any other.
     """
-    if columns is None and "prompt" in row and "reward_model" in row:
-        return _of_verl(row, where)
-    found = columns or next((each for each in LAYOUTS if each.fit(row)), None)
-    if found is None or not found.fit(row):
-        known = f"known are prompt/reward_model, {', '.join(map(str, LAYOUTS))}" if found is None else f"not {found}"
-        raise UnknownLayout(f"{where}: columns {', '.join(row) or 'none'}; {known}. {OPTIONS}")
-    parts: list[str] = []
-    for name in found.problem:
-        if not isinstance(row[name], str) or not problem_of(row[name]):
-            raise DataError(f"{where}, column {name}: the problem is {row[name]!r:.80}, not a text")
-        parts.append(problem_of(row[name]))
+    found = layout_of(row, where, columns)
+    parts = [_asked(row[name], f"{where}, column {name}") for name in found.problem]
     problem = _filled("\n".join(parts), row.get("Numbers"))
     if row.get("context") and isinstance(row["context"], str):  # OlympiadBench
         problem = f"{row['context'].strip()}\n{problem}"
-    return problem, _truth(row[found.answer], f"{where}, column {found.answer}", box=found.box)
+    try:
+        if columns is None and (name := next((each for each in _CHOICES if row.get(each)), None)):
+            raise NoTruth(f"{where}, column {name}: a multiple choice whose choices are not in the problem. {OPTIONS}")
+        return problem, _truth(row[found.answer], f"{where}, column {found.answer}", box=found.box)
+    except NoTruth as error:
+        error.problem = problem
+        raise
+
+
+def example(row: Mapping[str, Any]) -> str:
+    """The first columns of a row with the beginning of what they hold, for an error."""
+    told = [f"{name} = {shortened(value)}" for name, value in islice(row.items(), EXAMPLE_COLUMNS)]
+    left = len(row) - len(told)
+    return ", ".join(told) + (f" and {left} more" if left > 0 else "")
+
+
+def shortened(value: Any) -> str:
+    """A value's repr, cut after about a line."""
+    text = f"{value!r:.{EXAMPLE_CHARS + 1}}"
+    return text if len(text) <= EXAMPLE_CHARS else f"{text[:EXAMPLE_CHARS]}..."
+
+
+def _asked(value: Any, where: str) -> str:
+    """The problem in a column: a text, or the last user turn of a prompt's messages."""
+    if is_tables(value):
+        users = [turn for turn in value if turn.get("role") == "user"]
+        if not users or not isinstance(users[-1].get("content"), str):
+            raise DataError(f"{where}: no user turn with text in {shortened(value)}")
+        value = users[-1]["content"]
+    if not isinstance(value, str) or not problem_of(value):
+        raise DataError(f"{where}: the problem is {shortened(value)}, not a text")
+    return problem_of(value)
 
 
 def _truth(value: Any, where: str, *, box: bool) -> str:
+    if where.endswith("reward_model"):
+        if not is_table(value) or "ground_truth" not in value:
+            raise DataError(f"{where}: no ground_truth in {shortened(value)}")
+        return truth_text(value["ground_truth"], where)
     if value is None and where.endswith("final_answer"):
         raise NoTruth(f"{where}: it is a proof")
     if where.endswith("final_answer") and isinstance(value, Sequence) and not isinstance(value, str):
@@ -130,19 +190,3 @@ def truth_text(truth: Any, where: str) -> str:
     if not truth.strip():
         raise NoTruth(f"{where}: the answer is empty")
     return truth.strip()
-
-
-def _of_verl(row: Mapping[str, Any], where: str) -> tuple[str, str]:
-    prompt, reward = row["prompt"], row["reward_model"]
-    if isinstance(prompt, str):  # DAPO-Math-17k-Processed
-        prompt = [{"role": "user", "content": prompt}]
-    turns = cast("Sequence[Any]", prompt) if isinstance(prompt, Sequence) else ()
-    users = [turn for turn in turns if is_table(turn) and turn.get("role") == "user"]
-    if not users or not isinstance(users[-1].get("content"), str):
-        raise DataError(f"{where}, column prompt: no user turn with text in {prompt!r:.120}")
-    if not is_table(reward) or "ground_truth" not in reward:
-        raise DataError(f"{where}, column reward_model: no ground_truth in {reward!r:.120}")
-    problem = problem_of(users[-1]["content"])
-    if not problem:
-        raise DataError(f"{where}, column prompt: the problem is empty")
-    return problem, truth_text(reward["ground_truth"], f"{where}, column reward_model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.chat import render, render_prompt
-from retool_mcore.data.layouts import NoTruth, read_problem
+from retool_mcore.data.layouts import LAYOUTS, OPTIONS, Columns, NoTruth, read_problem
 from retool_mcore.data.leaks import Index, Overlap, normalised, overlap
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sft import parse_tools
@@ -57,29 +57,33 @@ class FileLint:
     notes: list[str] = field(default_factory=list[str])
 
 
-def read_problem_rows(source: str, without_truth: list[str] | None = None) -> Iterator[Row]:
+def read_problem_rows(
+    source: str, without_truth: list[str] | None = None, columns: Columns | None = None
+) -> Iterator[Row]:
     """Rows of an SFT file, an RL file or a plain file of problems, recognised by their columns.
 
-    Raises DataError naming file, row and column; for a row without an answer only where there is no
-    list ``without_truth`` to put it on.
+    A row that has ``columns`` is read by them, and others must be what training reads. Raises
+    DataError naming file, row and column; for a row without an answer only where there is no list
+    ``without_truth`` to put it on.
     """
     for where, row in read_source(source):
         is_sft = "messages" in row
-        if not is_sft and "prompt" not in row:
+        named = columns is not None and columns.fit(row)
+        if named or not (is_sft or _is_rl(row)):
             try:
-                problem, truth = read_problem(row, where)
+                problem, truth = read_problem(row, where, columns)
             except NoTruth as error:
                 if without_truth is None:
                     raise
                 without_truth.append(str(error))
                 continue
             messages = [{"role": "user", "content": hermes_prompt(problem)}]
-            yield Row(where, problem, messages, [CODE_INTERPRETER], truth, is_sft)
+            yield Row(where, problem, messages, [CODE_INTERPRETER], truth, is_sft=False)
             continue
         turns = row.get("messages") if is_sft else row.get("prompt")
         if not is_tables(turns):
             name = "messages" if is_sft else "prompt"
-            raise DataError(f"{where}, column {name}: {type(turns).__name__}, not a list of messages")
+            raise DataError(f"{where}, column {name}: {type(turns).__name__}, not a list of messages. {OPTIONS}")
         # An SFT row opens with its problem. An RL prompt ends with it and may show solved examples
         # first.
         users = [turn.get("content") for turn in turns if turn.get("role") == "user"]
@@ -92,10 +96,18 @@ def read_problem_rows(source: str, without_truth: list[str] | None = None) -> It
         yield Row(where, problem_of(user), turns, tools, truth, is_sft)
 
 
-def lint_file(source: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None) -> FileLint:
+def _is_rl(row: Mapping[str, Any]) -> bool:
+    """Whether a row's prompt is in turns and its truth is where RL reads it, if anywhere."""
+    others = "reward_model" not in row and any(each.fit(row) for each in LAYOUTS)
+    return "prompt" in row and not isinstance(row["prompt"], str) and not others
+
+
+def lint_file(
+    source: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None, columns: Columns | None = None
+) -> FileLint:
     """Run all checks on one file; the check of lengths needs a tokenizer."""
     lint = FileLint(source)
-    for row in read_problem_rows(source, without_truth=lint.errors):
+    for row in read_problem_rows(source, lint.errors, columns):
         lint.problems.append(row.problem)
         if not row.is_sft or row.truth is not None:
             _lint_truth(row, lint)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from retool_mcore.data.layouts import Columns, NoTruth, UnknownLayout, read_problem
+from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, example, read_problem
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sources import ENDINGS, SPLITS, row_split, rows_of_split, split_of
@@ -36,6 +36,7 @@ class RlReport:
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
     rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    first: Mapping[str, Any] = field(default_factory=dict[str, Any])  # row that was read
 
     def lines(self) -> list[str]:
         total = sum(self.counts.values())
@@ -53,6 +54,19 @@ class RlReport:
         self.counts[outcome] += 1
         texts = {"problem": problem[:SHOWN_CHARS], "truth": truth[:SHOWN_CHARS]}
         self.rejects.append({"where": where, "reason": outcome, "why": why, **texts})
+
+    def nothing_left(self) -> str:
+        """Why no row is left, with an example and the options that help."""
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items()) or "no rows"
+        told = f"none of {sum(self.counts.values())} rows can be used ({counts})"
+        if self.rejects:
+            first = self.rejects[0]
+            why = first.get("why") or first["reason"].removeprefix("bad row: ")
+            place = "" if why.startswith(first["where"]) else f"{first['where']}: "
+            told += f". The first: {place}{why}"
+        if self.counts["other split"]:
+            told += ". --split chooses another split, or none"
+        return f"{told}. A row: {example(self.first)}. {OPTIONS}" if self.first else told
 
     def bad_row(self, where: str, error: DataError) -> None:
         """Record an unreadable row as a reject."""
@@ -82,10 +96,11 @@ def convert_rl(
     counts = report.counts
     chosen = rows_of_split(rows, wanted, unnamed=split, on_other=lambda: counts.update({"other split": 1}))
     for where, row in chosen:
+        report.first = report.first or row
         try:
             problem, truth = read_problem(row, where, columns)
         except NoTruth as error:
-            report.reject("unreadable truth", where, "", "", str(error))
+            report.reject("unreadable truth", where, error.problem, "", str(error))
             continue
         except DataError as error:
             if reject_bad:
@@ -111,7 +126,7 @@ def convert_rl(
             report.counts["kept"] += 1
             report.rows.append(rl_row(problem, truth, data_source, row_split(row) or split, len(report.rows)))
     if not report.rows:
-        raise DataError(f"none of {sum(report.counts.values())} rows can be used; the first: {report.rejects[:1]}")
+        raise DataError(report.nothing_left())
     return report
 
 

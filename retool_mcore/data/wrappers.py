@@ -54,7 +54,13 @@ WRAPPERS = (
             "command.",
         ),
     ),
-    Wrapper("verl's gsm8k", tails=('Let\'s think step by step and output the final answer after "####".',)),
+    Wrapper(
+        "verl's gsm8k",  # in back quotes: with tools
+        tails=(
+            'Let\'s think step by step and output the final answer after "####".',
+            "Let's think step by step and output the final answer after `####`.",
+        ),
+    ),
     Wrapper("verl's MATH", tails=("Let's think step by step and output the final answer within \\boxed{}.",)),
     Wrapper(
         "Qwen2.5-Math",

@@ -18,6 +18,7 @@ from typing import Any
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.files import replacing
+from retool_mcore.data.layouts import Columns
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
@@ -48,6 +49,7 @@ def evaluate_many(
     cases: Sequence[Case],
     *,
     data: Sequence[Path] = (),
+    columns: Columns | None = None,
     out: Path,
     n: int | None = None,
     limit: int | None = None,
@@ -58,9 +60,10 @@ def evaluate_many(
     """Evaluate each case as ``config`` validates, and return the reports by case name.
 
     Writes ``out/<case>/report.json``, and its numbers to the run's trackers in ``out``. ``data``
-    and ``n`` default to those of [validation]. Order the cases so that models of one shape follow
-    each other. ``url``: a running server that already holds the only model; no server is started
-    then. Raises ReToolError subclasses; run again to continue.
+    and ``n`` default to those of [validation]; ``columns`` names those of the problems. Order the
+    cases so that models of one shape follow each other. ``url``: a running server that already
+    holds the only model; no server is started then. Raises ReToolError subclasses; run again to
+    continue.
     """
     check_trackers(config)
     n = n or config.validation.n
@@ -70,7 +73,7 @@ def evaluate_many(
         raise ConfigError(f"{url} is one server with one model, and there are {len(models)} models to evaluate.")
     for model in models if url is None else ():
         architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
-    problems = read_problems(data, limit)
+    problems = read_problems(data, limit, columns)
     reports: dict[str, dict[str, Any]] = {}
     with Servers(config, out, url) as servers:
         for case in cases:

@@ -1,7 +1,4 @@
-"""Problems to evaluate on, from a parquet file of verl's schema or a JSON-lines file.
-
-A line of a JSON-lines file holds a question and its answer, or a row of verl's schema.
-"""
+"""Problems to evaluate on, from parquet or JSON lines, in every layout that `data rl` reads."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.data.files import read_jsonl, read_rows
-from retool_mcore.data.layouts import read_problem
+from retool_mcore.config.base import is_tables
+from retool_mcore.data.files import column_names, read_jsonl, read_rows
+from retool_mcore.data.layouts import Columns, NoTruth, layout_of, read_problem
 from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.rl_prompts import messages_of, truth_of
+from retool_mcore.data.rl_prompts import messages_of
 from retool_mcore.errors import DataError
 
 
@@ -27,43 +25,42 @@ class Problem:
     truth: str
 
 
-def read_problems(paths: Sequence[Path], limit: int | None = None) -> list[Problem]:
-    """The first ``limit`` problems of files. Raises DataError naming file, row, column and rule."""
+def read_problems(paths: Sequence[Path], limit: int | None = None, columns: Columns | None = None) -> list[Problem]:
+    """The first ``limit`` problems of files, of any layout of ``data.layouts`` or of ``columns``.
+
+    Raises DataError naming file, row, column and rule.
+    """
     problems: list[Problem] = []
     for path in paths:
         start = problems[-1].id + 1 if problems else 0
         left = None if limit is None else limit - len(problems)
         if left == 0:
             break
-        problems += [replace(problem, id=start + problem.id) for problem in islice(_read_file(path), left)]
+        read = _read_file(path, columns)
+        problems += [replace(problem, id=start + problem.id) for problem in islice(read, left)]
     return problems
 
 
-def _read_file(path: Path) -> Iterator[Problem]:
+def _read_file(path: Path, columns: Columns | None) -> Iterator[Problem]:
     if path.suffix == ".parquet":
-        for number, row in read_rows(path, ["prompt", "reward_model"]):
-            yield _of_verl(row, number, f"{path}, row {number}")
+        for number, row in read_rows(path, column_names(path)):
+            yield _problem(row, number, f"{path}, row {number}", columns)
         return
     number = 0
     for number, row in read_jsonl(path):
-        yield _of_line(row, number, f"{path}, line {number}")
+        yield _problem(row, number, f"{path}, line {number}", columns)
     if not number:
         raise DataError(f"{path}: the file has no problems")
 
 
-def _of_line(row: Mapping[str, Any], number: int, where: str) -> Problem:
-    if "prompt" in row and "reward_model" in row:
-        return _of_verl(row, number, where)
-    problem, truth = read_problem(row, where)
-    return Problem(id=number, messages=[{"role": "user", "content": hermes_prompt(problem)}], truth=truth)
-
-
-def _of_verl(row: Mapping[str, Any], number: int, where: str) -> Problem:
-    """A problem from a row of verl's schema, with its system turn."""
-    column = "prompt"
+def _problem(row: Mapping[str, Any], number: int, where: str, columns: Columns | None) -> Problem:
+    """A problem; one that is asked in turns, as in verl's schema, keeps its other turns."""
     try:
-        messages = messages_of(row["prompt"])
-        column = "reward_model"
-        return Problem(id=number, messages=messages, truth=truth_of(row["reward_model"]))
-    except DataError as error:
-        raise DataError(f"{where}, column {column}: {error}") from error
+        problem, truth = read_problem(row, where, columns)
+    except NoTruth as error:
+        raise DataError(f"{error}. An answer is missing; `retool data rl` leaves such rows out") from error
+    (asked, *others) = layout_of(row, where, columns).problem
+    messages = [{"role": "user", "content": hermes_prompt(problem)}]
+    if not others and is_tables(row[asked]):
+        messages = messages_of(row[asked])
+    return Problem(id=number, messages=messages, truth=truth)

@@ -20,7 +20,7 @@ from retool_mcore.reward.value import exact
 MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
 MAX_EXACT_DIGITS = 400
 MAX_WORDS = 6  # of a truth that is words
-NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted"}
+NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted", "notfound"}
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")

@@ -186,11 +186,11 @@ async def test_a_truth_that_is_no_text_or_number_is_a_reject():
 
 def test_bad_lines_stop_the_command_or_are_counted_when_asked(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
-    lines = [json.dumps(RAW).encode(), b'{"conversations": []}', b'{"messages": "\xff"}']
+    lines = [json.dumps(RAW).encode(), b'{"dialogue": []}', b'{"messages": "\xff"}']
     source.write_bytes(b"\n".join(lines))
     stopped = CliRunner().invoke(app, ["sft", str(source), "--out", str(out)])
     assert stopped.exit_code == 2
-    assert "line 2: no column messages; it has conversations" in stopped.output.replace("\n", " ")
+    assert "line 2: no column messages or conversations; it has dialogue" in stopped.output.replace("\n", " ")
     counted = CliRunner().invoke(app, ["sft", str(source), "--out", str(out), "--reject-bad"])
     assert counted.exit_code == 0, counted.output
     assert "3 rows\n1 after source (2 rejected)" in counted.output

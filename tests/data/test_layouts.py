@@ -9,10 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
-from retool_mcore.data.files import read_jsonl, read_rows
-from retool_mcore.data.layouts import read_problem
+from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
+from retool_mcore.data.layouts import Columns, NoTruth, read_problem
+from retool_mcore.data.lint import lint_file, read_problem_rows
+from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.rl import convert_rl, rl_row
 from retool_mcore.errors import DataError
+from retool_mcore.evaluate.problems import read_problems
 
 BOXED = "We add and get $\\boxed{\\frac{1}{2}}$."
 ROWS = {
@@ -27,6 +30,8 @@ ROWS = {
     "MAWPS": ({"Question": "N_00 and N_01 ?", "Numbers": "3.0 4.5", "Answer": 7.5}, "3 and 4.5 ?", "7.5"),
     "Calc-MAWPS": ({"question": "Q?", "chain": "<x>", "result": "7", "result_float": 7.0}, "Q?", "7"),
     "OlympiadBench": ({"question": "Q?", "context": None, "final_answer": ["2"], "unit": None}, "Q?", "2"),
+    "DAPO of slime": ({"prompt": [{"role": "user", "content": "P?"}], "label": "34"}, "P?", "34"),
+    "verl": ({"prompt": [{"role": "user", "content": "P?"}], "reward_model": {"ground_truth": "4"}}, "P?", "4"),
     "CARP": ({"content": "C?", "answer": "$x=1$"}, "C?", "$x=1$"),
 }
 
@@ -35,6 +40,68 @@ ROWS = {
 def test_public_layouts_are_read_by_themselves(name):
     row, problem, truth = ROWS[name]
     assert read_problem(row, "here") == (problem, truth)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_an_evaluation_and_lint_read_the_same_layouts(tmp_path, name, ending):
+    row, problem, truth = ROWS[name]
+    path = tmp_path / f"in{ending}"
+    if ending == ".parquet":
+        write_parquet(path, [{key: value for key, value in row.items() if value != []}])
+    else:
+        path.write_text(json.dumps(row))
+    (read,) = read_problems([path])
+    of_turns = isinstance(row.get("prompt"), list)
+    assert read.messages == [{"role": "user", "content": problem if of_turns else hermes_prompt(problem)}]
+    assert read.truth == truth
+    if "messages" not in row:
+        assert [each.problem for each in read_problem_rows(str(path))] == [problem]
+        assert lint_file(str(path), None, None).errors == []
+
+
+def test_named_columns_hold_for_an_evaluation(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"problem": "Not this.", "answer": "0", "aufgabe": "P?", "loesung": BOXED}))
+    (read,) = read_problems([path], columns=Columns(("aufgabe",), "loesung", box=True))
+    assert (read.messages[0]["content"], read.truth) == (hermes_prompt("P?"), "\\frac{1}{2}")
+    with pytest.raises(
+        DataError, match=r"line 1: columns problem, answer, aufgabe, loesung; not frage/loesung\. The row"
+    ):
+        read_problems([path], columns=Columns(("frage",), "loesung"))
+
+
+def test_lint_reads_named_columns_where_they_are(tmp_path):
+    rows = {"a": {"aufgabe": "P?", "wert": "1"}, "b": rl_row("P?", "1", "x", "test", 0)}
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+    files = [str(tmp_path / f"{name}.jsonl") for name in rows]
+    refused = CliRunner().invoke(app, ["lint", *files])
+    assert refused.exit_code == 2 and "The row: aufgabe = 'P?', wert = '1'. Name the columns" in refused.output
+    named = CliRunner().invoke(app, ["lint", *files, "--problem", "aufgabe", "--answer", "wert"])
+    assert named.exit_code == 1, named.output
+    assert "of 1 problems 1 are also in" in named.output.replace("\n", " ")
+    typo = CliRunner().invoke(app, ["lint", *files, "--problem", "aufgabe", "--answer", "wort"])
+    assert typo.exit_code == 2 and "columns aufgabe, wert; not aufgabe/wort" in typo.output
+    half = CliRunner().invoke(app, ["lint", *files, "--answer", "wert"])
+    assert half.exit_code == 2 and "--problem goes with one of" in half.output
+
+
+def test_lint_reads_problems_beside_messages_when_they_are_named(tmp_path):
+    said = [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": BOXED}]
+    path = tmp_path / "numina.jsonl"
+    path.write_text(json.dumps({"problem": "P?", "solution": BOXED, "messages": said}))
+    assert [row.problem for row in read_problem_rows(str(path))] == ["Q?"]
+    (row,) = read_problem_rows(str(path), columns=Columns(("problem",), "solution", box=True))
+    assert (row.problem, row.truth, row.is_sft) == ("P?", "\\frac{1}{2}", False)
+
+
+def test_a_row_in_an_error_is_a_line_however_long_it_is():
+    row = {f"column_{n}": "x" * 10_000 for n in range(40)}
+    with pytest.raises(DataError) as caught:
+        read_problem(row, "here")
+    assert "column_0 = 'xxx" in str(caught.value) and " and 34 more" in str(caught.value)
+    assert len(str(caught.value)) < 2000
 
 
 def invoke(tmp_path, *rows, options=(), name="in.jsonl"):
@@ -62,12 +129,14 @@ def test_truths_that_cannot_be_judged_are_rejected_with_a_reason(tmp_path):
     proof = {"question": "Show it.", "final_answer": None}
     several = {"question": "Which?", "final_answer": ["1", "2"]}
     told = {"problem": "Why?", "answer": "proof"}
+    lost = {"problem": "Where?", "answer": "notfound"}
     boxless = {"problem": "How?", "solution": "Thus."}
-    result = invoke(tmp_path, {"problem": "P?", "answer": "1"}, proof, several, told, boxless)
+    result = invoke(tmp_path, {"problem": "P?", "answer": "1"}, proof, several, told, lost, boxless)
     assert result.exit_code == 0, result.output
-    assert "4 answers that nothing can be compared with" in result.output
+    assert "5 answers that nothing can be compared with" in result.output
     why = [row["why"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
-    for reason, said in zip(("it is a proof", "2 answers", "'proof' is no answer", "no \\boxed{}"), why, strict=True):
+    told = ("it is a proof", "2 answers", "'proof' is no answer", "'notfound' is no answer", "no \\boxed{}")
+    for reason, said in zip(told, why, strict=True):
         assert reason in said
 
 
@@ -90,3 +159,35 @@ def test_thousands_of_truths_are_judged_in_seconds():
     started = time.monotonic()
     assert len(convert_rl(rows, "x").rows) == 3000
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("name", ["options", "choices"])
+def test_a_choice_that_the_problem_does_not_show_is_no_problem(name):
+    row = {"question": "Which?", name: ["1", "2"], "answer": "A"}
+    with pytest.raises(NoTruth, match=f"here, column {name}: a multiple choice") as caught:
+        read_problem(row, "here")
+    assert caught.value.problem == "Which?"
+    assert read_problem({**row, name: None}, "here") == ("Which?", "A")
+    assert read_problem(row, "here", Columns(("question",), "answer")) == ("Which?", "A")
+
+
+@pytest.mark.parametrize("written", ["9 (apples)", "9  (apples)", "9 ( red apples)"])
+def test_a_count_is_read_without_what_is_counted(written):
+    assert read_problem({"body": "B.", "question": "Q?", "answer": written}, "here")[1] == "9"
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("many", [True, False])
+def test_a_json_file_may_hold_a_list_or_one_object(tmp_path, indent, many):
+    row = {"problem": "P?", "answer": "1"}
+    (tmp_path / "in.json").write_text(json.dumps([row, {**row, "problem": "Q?"}] if many else row, indent=indent))
+    result = CliRunner().invoke(app, ["rl", str(tmp_path / "in.json"), "--out", str(tmp_path / "out.parquet")])
+    assert result.exit_code == 0, result.output
+    assert f"{1 + many} problems kept" in result.output
+
+
+@pytest.mark.parametrize("text, told", [("[1]", "row 1: int, not an object"), ("[{", "line 1: not JSON")])
+def test_a_broken_json_file_is_one_error(tmp_path, text, told):
+    (tmp_path / "in.json").write_text(text)
+    result = CliRunner().invoke(app, ["rl", str(tmp_path / "in.json"), "--out", str(tmp_path / "out.parquet")])
+    assert result.exit_code == 2 and told in result.output

@@ -65,7 +65,7 @@ def test_known_schemas_are_read(row, problem, truth):
             "here, column reward_model: the answer is []",
         ),
         ({"prompt": [], "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn"),
-        ({"prompt": 5, "reward_model": {"ground_truth": "4"}}, "here, column prompt: no user turn with text in 5"),
+        ({"prompt": 5, "reward_model": {"ground_truth": "4"}}, "here, column prompt: the problem is 5, not a text"),
         ({"prompt": DAPO["prompt"], "reward_model": None}, "here, column reward_model: no ground_truth in None"),
     ],
 )
@@ -205,9 +205,32 @@ def test_a_row_without_an_answer_is_left_out_and_told(answer: str | None):
     assert len(report.rows) == 1
     assert [(each["where"], each["reason"]) for each in report.rejects] == [("two", "unreadable truth")]
     assert "column answer" in report.rejects[0]["why"]
+    assert report.rejects[0]["problem"] == "And?"
 
 
 def test_a_bad_value_tells_the_columns_and_what_helps():
     told = r"The row's columns: problem, answer, kind\. --problem, .* --solution-box .* --reject-bad"
     with pytest.raises(DataError, match=told):
         convert_rl([("here", {"problem": 5, "answer": "4", "kind": "x"})], "mine")
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"problem": "Why?", "answer": None, "kind": "x"}], "(1 unreadable truth). The first: {0}, line 1, column"),
+        ([{"problem": "Why?", "answer": "\\frac{"}], "(1 unreadable truth). The first: {0}, line 1: "),
+        ([{"problem": 5, "answer": "1"}], "(1 bad row). The first: {0}, line 1, column problem: the problem is 5"),
+        ([{"problem": "P?", "answer": "1", "split": "test"}] * 2, "(2 other split). --split chooses another"),
+    ],
+)
+def test_when_no_row_is_left_the_error_shows_one_and_what_helps(tmp_path, rows, told):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text("\n".join(map(json.dumps, rows)))
+    options = ["--reject-bad", *(["--split", "train"] if "split" in rows[0] else [])]
+    result = CliRunner().invoke(app, ["rl", str(source), "--out", str(out), *options])
+    assert result.exit_code == 2 and not out.exists()
+    assert f"none of {len(rows)} rows can be used " + told.format(source) in result.output
+    assert "{" not in result.output.replace("\\boxed{}", "").replace("frac{", "")  # no dictionary
+    if "split" not in rows[0]:
+        assert f"A row: problem = {rows[0]['problem']!r}, answer = " in result.output
+        assert "--problem, and --answer, or --solution-box" in result.output

@@ -50,14 +50,17 @@ def test_limit_takes_the_first_rows(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"problem": "1 + 1?", "answer": None}, "line 1, column answer: the answer is None"),
+        (
+            {"problem": "1 + 1?", "answer": None},
+            "line 1, column answer: the answer is None.* `retool data rl` leaves such rows out",
+        ),
         ({"problem": "1 + 1?", "answer": " "}, "line 1, column answer: the answer is empty"),
         ({"problem": "1 + 1?", "answer": ["2"]}, r"line 1, column answer: the answer is \['2'\]"),
         ({"problem": 5, "answer": "2"}, "line 1, column problem: the problem is 5"),
-        ({"prompt": "1 + 1?", "reward_model": {"ground_truth": "2"}}, "line 1, column prompt: '1 . 1.' is no list"),
+        ({"prompt": 5, "reward_model": {"ground_truth": "2"}}, "line 1, column prompt: the problem is 5"),
         (
             {"prompt": [{"role": "user", "content": "x"}], "reward_model": "2"},
-            "line 1, column reward_model: '2' holds no",
+            "line 1, column reward_model: no ground_truth in '2'",
         ),
         ({"text": "1 + 1?"}, "line 1: columns text; known are prompt/reward_model, problem/answer"),
     ],
