@@ -185,16 +185,6 @@ class RlConfig(RunConfig):
                 f"micro-batch of train.micro_batch_tokens * parallel.cp = {budget} tokens. Raise the one, lower the "
                 'other, or let longer ones be recomputed with memory.recompute = "auto"'
             )
-        if self.critic.warmup_steps and self.algorithm.name != "ppo":
-            raise ValueError(
-                f"critic.warmup_steps = {self.critic.warmup_steps} does nothing with algorithm.name = "
-                f'"{self.algorithm.name}", which trains no critic. Set it to 0, or name = "ppo"'
-            )
-        if self.critic.warmup_steps >= t.steps:
-            raise ValueError(
-                f"critic.warmup_steps = {self.critic.warmup_steps} leaves none of train.steps = {t.steps} to train "
-                "the actor in. Lower the one or raise the other"
-            )
         if self.reward.overlong_buffer_tokens > r.max_response_tokens:
             raise ValueError(
                 f"reward.overlong_buffer_tokens = {self.reward.overlong_buffer_tokens} is longer than "
@@ -204,6 +194,20 @@ class RlConfig(RunConfig):
             raise ValueError(
                 "reward.call_bonus and reward.require_format judge calls, and rollout.tool = false leaves none. Set "
                 "reward.call_bonus = 0.0 and reward.require_format = false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warm_up_rules(self) -> RlConfig:
+        if self.critic.warmup_steps and self.algorithm.name != "ppo":
+            raise ValueError(
+                f"critic.warmup_steps = {self.critic.warmup_steps} does nothing with algorithm.name = "
+                f'"{self.algorithm.name}", which trains no critic. Set it to 0, or name = "ppo"'
+            )
+        if self.critic.warmup_steps >= self.train.steps:
+            raise ValueError(
+                f"critic.warmup_steps = {self.critic.warmup_steps} leaves none of train.steps = {self.train.steps} to "
+                "train the actor in. Lower the one or raise the other"
             )
         return self
 

@@ -35,7 +35,8 @@ class StopReason(StrEnum):
     ============ =========================================== ================== ===================
 
     When a call fails, is malformed, or is stopped at a limit of the sandbox, the model sees that as
-    text.
+    text. algorithm.mask_truncated and mask_void_turns leave whole responses out of the loss; the
+    ledger keeps their masks as they are.
     """
 
     FINISHED = "finished"

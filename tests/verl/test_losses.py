@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.config import RlConfig, load_config
-from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import (
@@ -23,11 +20,9 @@ from tests.verl.loss_scenario import (
     MASK_BT,
     OLD_BT,
     REWARD_B,
-    RL,
     by_formula,
     learn,
     trained_on,
-    tree,
 )
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -320,138 +315,5 @@ def test_with_the_engines_log_probabilities_the_loss_itself_rejects():
     same(found, by_formula(objective))
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ("loss=gspo clip_c=3", 'algorithm.clip_c = 3.0 does nothing with algorithm.loss = "gspo"'),
-        ("tau_pos=2", 'algorithm.tau_pos = 2.0 does nothing with algorithm.loss = "ppo"'),
-        ("loss=cispo tau_neg=2", 'algorithm.tau_neg = 2.0 does nothing with algorithm.loss = "cispo"'),
-        ("gamma=0.9", 'algorithm.gamma = 0.9 does nothing with algorithm.name = "grpo"'),
-        ("name=reinforce_plus_plus lam=0.9", "algorithm.lam = 0.9 does nothing with"),
-        (
-            "importance_low=0.5",
-            'algorithm.importance_low = 0.5 does nothing with algorithm.importance_sampling = "off"',
-        ),
-        ("rejection_high=2", 'does nothing with algorithm.rejection = "off"'),
-        ("rejection_low=0.5", 'does nothing with algorithm.rejection = "off"'),
-        ("kl_type=k1", "algorithm.kl_type = k1 does nothing with algorithm.kl_coef = 0"),
-        ("kl_in=reward", "algorithm.kl_in = reward does nothing with algorithm.kl_coef = 0"),
-        ("kl_coef=1 kl_in=reward kl_type=k3+", "Leave out the +"),
-        ("loss=sapo", 'Set it to "seq-mean-token-mean"'),
-        ("rejection=seq_mean_k1", "Set the one above 0 and at most 1, the other to at least 1"),
-        ("rejection=seq_mean_k1 rejection_high=1.1", "Set the one above 0"),
-        ("rejection=token_k2", "set algorithm.rejection_high above 0 (it is 0.0)"),
-        ("rejection=token_k2 rejection_high=1 rejection_low=0.5", "leave out rejection_low (it is 0.5)"),
-        ("name=ppo rejection=token_k2 rejection_high=1", "would lose a reward whose token is rejected"),
-        ("name=reinforce_plus_plus rejection=token_k2 rejection_high=1", "would lose a reward"),
-        (
-            "loss=gspo old_log_prob=rollout importance_sampling=token",
-            'is a loss of its own, and algorithm.loss = "gspo"',
-        ),
-        ("loss=cispo old_log_prob=rollout rejection=token_k2 rejection_high=1", "is a loss of its own"),
-        ("mask_truncated=true old_log_prob=rollout importance_sampling=token", "fails on a micro-batch"),
-        ("mask_void_turns=true old_log_prob=rollout rejection=token_k2 rejection_high=1", "fails on a micro-batch"),
-        ("clip_c=1", "algorithm.clip_c = 1"),
-    ],
-)
-def test_what_does_not_fit_together_is_one_clear_error(settings: str, said: str):
-    with pytest.raises(ConfigError) as caught:
-        load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings.split()])
-    assert said in str(caught.value) and str(RL) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["rloo", "opo", "reinforce_plus_plus_baseline"])
-def test_what_compares_a_group_needs_one(name: str):
-    with pytest.raises(ConfigError, match=f'gives algorithm.name = "{name}" no group to compare within'):
-        load_config(RlConfig, RL, [f"algorithm.name={name}", "rollout.group_size=1"])
-    alone = load_config(RlConfig, RL, ["algorithm.name=reinforce_plus_plus", "rollout.group_size=1"])
-    assert not alone.algorithm.compares_groups
-
-
 def test_lengths_and_masks_of_the_scenario_agree():
     assert [int(row.nonzero().max()) + 1 for row in MASK_BT] == LENGTHS_B
-
-
-def in_memory(monkeypatch: pytest.MonkeyPatch, mask_BT: torch.Tensor) -> SimpleNamespace:
-    """A batch of four responses whose masks are in the queue that replay.py reads."""
-    from retool_mcore.verl import replay
-
-    masks = torch.nested.as_nested_tensor(list(mask_BT), layout=torch.jagged)
-    monkeypatch.setattr(replay, "tq", SimpleNamespace(kv_batch_get=lambda **_: {"response_mask": masks}))
-    keys = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
-    return SimpleNamespace(keys=keys, tags=[{}] * 4, partition_id="train")
-
-
-def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch: pytest.MonkeyPatch):
-    from retool_mcore.verl.replay import require_learnable
-
-    some_BT = MASK_BT * torch.tensor([[1], [0], [0], [0]])
-    assert require_learnable(in_memory(monkeypatch, some_BT), 3, "x") == 0.75
-    with pytest.raises(RolloutError, match="none of the 4 responses of step 3 has a token to learn from: x left out"):
-        require_learnable(in_memory(monkeypatch, torch.zeros_like(MASK_BT)), 3, "x")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (("mask_truncated=true",), "algorithm.mask_truncated or mask_void_turns left out all"),
-        (("rejection=token_k2", "rejection_high=0.1"), 'algorithm.rejection = "token_k2" left out all'),
-        ((), None),
-    ],
-)
-def test_the_trainer_looks_where_settings_may_leave_nothing(
-    settings: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
-):
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    from retool_mcore.verl.trainer import ReToolTrainer
-
-    monkeypatch.setattr(PPOTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
-    trainer = object.__new__(ReToolTrainer)
-    trainer._run = load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings])
-    trainer.global_steps = 3
-    empty, metrics = in_memory(monkeypatch, torch.zeros_like(MASK_BT)), {}
-    if said is None:
-        assert trainer._compute_advantage(empty, metrics) is empty
-        return
-    with pytest.raises(RolloutError) as caught:
-        trainer._compute_advantage(empty, metrics)
-    assert said in str(caught.value)
-    full = in_memory(monkeypatch, MASK_BT)
-    assert trainer._compute_advantage(full, metrics) is full
-    assert metrics == ({"loss/masked_fraction": 0.0} if "mask_truncated=true" in settings else {})
-
-
-def test_the_critic_alone_is_trained_in_its_first_steps(monkeypatch: pytest.MonkeyPatch):
-    """In verl's own step; the actor's schedule spans the steps in which the actor is trained."""
-    from unittest.mock import MagicMock
-
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    settings = ("algorithm.name=ppo", "critic.warmup_steps=2", "train.steps=6")
-    config, trained = tree(*settings), []
-    trainer = MagicMock(config=config, use_critic=True, use_reference_policy=False)
-    for step in range(1, 5):
-        trainer.reset_mock()
-        trainer.global_steps = step
-        trainer.replay_buffer.sample.return_value = (MagicMock(extra_info={}), {})
-        PPOTrainer._step_once(trainer, {}, {}, 4)
-        trained.append((trainer._update_critic.called, trainer._update_actor.called))
-    assert trained == [(True, False), (True, False), (True, True), (True, True)]
-    updates = load_config(RlConfig, RL, settings).train.updates_per_step
-    assert config.actor_rollout_ref.actor.optim.lr_decay_steps == 4 * updates
-    assert config.critic.optim.lr_decay_steps == 6 * updates
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (("critic.warmup_steps=2",), 'critic.warmup_steps = 2 does nothing with algorithm.name = "grpo"'),
-        (("algorithm.name=ppo", "train.steps=2", "critic.warmup_steps=2"), "leaves none of train.steps = 2"),
-    ],
-)
-def test_a_warm_up_without_a_critic_or_without_an_end_is_refused(settings: tuple[str, ...], said: str):
-    with pytest.raises(ConfigError) as caught:
-        load_config(RlConfig, RL, settings)
-    assert said in str(caught.value)

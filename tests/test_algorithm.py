@@ -1,0 +1,74 @@
+"""Settings of [algorithm] and [critic] that do not fit together, each refused by one error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+
+RL = Path(__file__).parents[1] / "configs" / "rl_tiny_cpu.toml"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("loss=gspo clip_c=3", 'algorithm.clip_c = 3.0 does nothing with algorithm.loss = "gspo"'),
+        ("tau_pos=2", 'algorithm.tau_pos = 2.0 does nothing with algorithm.loss = "ppo"'),
+        ("loss=cispo tau_neg=2", 'algorithm.tau_neg = 2.0 does nothing with algorithm.loss = "cispo"'),
+        ("gamma=0.9", 'algorithm.gamma = 0.9 does nothing with algorithm.name = "grpo"'),
+        ("name=reinforce_plus_plus lam=0.9", "algorithm.lam = 0.9 does nothing with"),
+        (
+            "importance_low=0.5",
+            'algorithm.importance_low = 0.5 does nothing with algorithm.importance_sampling = "off"',
+        ),
+        ("rejection_high=2", 'does nothing with algorithm.rejection = "off"'),
+        ("rejection_low=0.5", 'does nothing with algorithm.rejection = "off"'),
+        ("kl_type=k1", "algorithm.kl_type = k1 does nothing with algorithm.kl_coef = 0"),
+        ("kl_in=reward", "algorithm.kl_in = reward does nothing with algorithm.kl_coef = 0"),
+        ("kl_coef=1 kl_in=reward kl_type=k3+", "Leave out the +"),
+        ("loss=sapo", 'Set it to "seq-mean-token-mean"'),
+        ("rejection=seq_mean_k1", "Set the one above 0 and at most 1, the other to at least 1"),
+        ("rejection=seq_mean_k1 rejection_high=1.1", "Set the one above 0"),
+        ("rejection=token_k2", "set algorithm.rejection_high above 0 (it is 0.0)"),
+        ("rejection=token_k2 rejection_high=1 rejection_low=0.5", "leave out rejection_low (it is 0.5)"),
+        ("name=ppo rejection=token_k2 rejection_high=1", "would lose a reward whose token is rejected"),
+        ("name=reinforce_plus_plus rejection=token_k2 rejection_high=1", "would lose a reward"),
+        (
+            "loss=gspo old_log_prob=rollout importance_sampling=token",
+            'is a loss of its own, and algorithm.loss = "gspo"',
+        ),
+        ("loss=cispo old_log_prob=rollout rejection=token_k2 rejection_high=1", "is a loss of its own"),
+        ("mask_truncated=true old_log_prob=rollout importance_sampling=token", "fails on a micro-batch"),
+        ("mask_void_turns=true old_log_prob=rollout rejection=token_k2 rejection_high=1", "fails on a micro-batch"),
+        ("clip_c=1", "algorithm.clip_c = 1"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_clear_error(settings: str, said: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings.split()])
+    assert said in str(caught.value) and str(RL) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rloo", "opo", "reinforce_plus_plus_baseline"])
+def test_what_compares_a_group_needs_one(name: str):
+    with pytest.raises(ConfigError, match=f'gives algorithm.name = "{name}" no group to compare within'):
+        load_config(RlConfig, RL, [f"algorithm.name={name}", "rollout.group_size=1"])
+    alone = load_config(RlConfig, RL, ["algorithm.name=reinforce_plus_plus", "rollout.group_size=1"])
+    assert not alone.algorithm.compares_groups
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("critic.warmup_steps=2",), 'critic.warmup_steps = 2 does nothing with algorithm.name = "grpo"'),
+        (("algorithm.name=ppo", "train.steps=2", "critic.warmup_steps=2"), "leaves none of train.steps = 2"),
+    ],
+)
+def test_a_warm_up_without_a_critic_or_without_an_end_is_refused(settings: tuple[str, ...], said: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlConfig, RL, settings)
+    assert said in str(caught.value)
