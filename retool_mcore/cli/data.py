@@ -174,6 +174,28 @@ def rl(
 
 @app.command()
 @guarded
+def mix(
+    sources: Annotated[
+        list[str], typer.Argument(help="PATH=WEIGHT for each source, parquet or a folder of it; a PATH alone weighs 1.")
+    ],
+    out: Out,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows to write; as many as give no row twice by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed draws other rows, in another order.")] = 0,
+) -> None:
+    """Mix files for SFT, or files for RL, by weight: the shares of the rows.
+
+    Files are read as they are written, so they need not fit into memory.
+    """
+    from retool_mcore.data.mix import mix, parse_source
+
+    made = mix([parse_source(source) for source in sources], out, rows=rows, seed=seed)
+    typer.echo("\n".join([*(source.describe() for source in made), f"{sum(s.taken for s in made)} rows in {out}"]))
+
+
+@app.command()
+@guarded
 def lint(
     files: Annotated[
         list[str],

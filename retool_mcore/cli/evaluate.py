@@ -18,6 +18,21 @@ if TYPE_CHECKING:
     from retool_mcore.evaluate.cases import Case
 
 
+Models = Annotated[
+    list[str], typer.Option(help="a model directory, NAME=DIRECTORY, or a SGLang server's URL; may be repeated")
+]
+DataFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="parquet or JSON lines in any layout that `data rl` reads; may be repeated; validation.files by default",
+        show_default=False,
+    ),
+]
+NumSamples = Annotated[
+    int | None, typer.Option(min=1, help="samples of each problem; validation.n by default", show_default=False)
+]
+
+
 class _RunUnlessNamed(TyperGroup):
     """Read `retool eval CONFIG ...` as `retool eval run CONFIG ...`; name only other commands."""
 
@@ -47,23 +62,12 @@ def evaluate(
     ] = "",
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...", show_default=False)] = None,
     *,
-    model: Annotated[
-        list[str], typer.Option(help="a model directory, NAME=DIRECTORY, or a SGLang server's URL; may be repeated")
-    ],
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="parquet or JSON lines in any layout that `data rl` reads; may be repeated; validation.files by "
-            "default",
-            show_default=False,
-        ),
-    ] = None,
+    model: Models,
+    data: DataFiles = None,
     out: Annotated[Path, typer.Option(help="samples and reports; an evaluation found here is continued")] = Path(
         "runs/eval"
     ),
-    n: Annotated[
-        int | None, typer.Option(min=1, help="samples of each problem; validation.n by default", show_default=False)
-    ] = None,
+    n: NumSamples = None,
     protocol: Annotated[str, typer.Option(help="hermes or retool; the configuration's by default")] = "",
     tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or each")] = "on",
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
@@ -91,7 +95,6 @@ def evaluate(
         url, model = model[0], [model_of_server(model[0])]
     changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
     cases = _cases(model, tool)
-    columns = Columns.named(problem, answer, solution_box)
     if not config and not data:
         raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
     run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes)
@@ -100,7 +103,7 @@ def evaluate(
             run,
             cases,
             data=data or (),
-            columns=columns,
+            columns=Columns.named(problem, answer, solution_box),
             out=out,
             n=n,
             limit=limit,

@@ -106,3 +106,9 @@ def test_with_another_number_it_is_another_problem():
     first, second = (f"{ROUND.format(10, 3)} Each of them plays {n} rounds of cards." for n in (7, 8))
     found = overlap([first], [second, f"Dear reader, hear this. {first}"], ("a", "b"))
     assert (found.same, found.near) == (0, 1)
+
+
+@pytest.mark.parametrize("mark", ['"####"', "`####`"])
+def test_both_marks_of_verls_gsm8k_come_off(mark):
+    asked = f"How many doors? Let's think step by step and output the final answer after {mark}."
+    assert unwrap(asked) == ("How many doors?", ("verl's gsm8k",))

@@ -1,0 +1,179 @@
+"""One training file from several, by weight; files that do not fit memory are read in pieces.
+
+Each source gives its share of the rows, in its own order; which source is next is drawn. Training
+shuffles what it reads, so the order within a source says nothing.
+"""
+
+# pyarrow has no types; what it returns is annotated here.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from retool_mcore.data.files import NOT_PARQUET, column_names, read_rows, replacing
+from retool_mcore.data.sources import one_split, row_split, source_files
+from retool_mcore.errors import DataError
+
+# What a training file must have: SFT's, RL's.
+KINDS = {"sft": ("messages", "tools"), "rl": ("data_source", "prompt", "reward_model")}
+ROWS_AT_ONCE = 1024
+NOT_ALIKE = (NOT_PARQUET, cast("type[Exception]", pa.ArrowTypeError))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of the mix: its files, its number of rows, and how many of them it gives."""
+
+    name: str
+    weight: Fraction
+    files: tuple[Path, ...]
+    rows: int
+    taken: int = 0
+
+    def describe(self) -> str:
+        times = self.taken / self.rows
+        return f"{self.name}: {self.taken} of the rows, from {self.rows} ({times:.2f} times each)"
+
+
+def parse_source(text: str) -> tuple[str, Fraction]:
+    """Name and weight from PATH=WEIGHT; a PATH alone has weight 1. Raises DataError."""
+    name, sign, said = text.rpartition("=")
+    if not sign or Path(text).exists():
+        return text, Fraction(1)
+    try:
+        weight = Fraction(said)
+    except (ValueError, ZeroDivisionError) as error:
+        raise DataError(
+            f"{text}: {said!r} is no weight. Sources are given as PATH=WEIGHT, such as a.parquet=0.7"
+        ) from error
+    if weight <= 0:
+        raise DataError(f"{text}: a weight is above 0; leave the source out instead")
+    return name, weight
+
+
+def mix(sources: Sequence[tuple[str, Fraction]], out: Path, *, rows: int | None = None, seed: int = 0) -> list[Source]:
+    """Write ``rows`` rows of ``sources`` (name, weight), as SFT or RL reads them, to ``out``.
+
+    Without ``rows`` there are as many as the weights allow with no row twice. With more, rows of a
+    source come again, none more than once oftener than another. The same seed gives the same file.
+    Raises DataError for files of several splits or kinds.
+    """
+    if len(sources) < 2:
+        raise DataError(f"{len(sources)} source: a mix has two or more, each as PATH=WEIGHT")
+    opened = _shares([_open(name, weight) for name, weight in sources], rows)
+    schema = _schema(opened)
+    draw = random.Random(seed)
+    streams = [_Stream(source, draw.getrandbits(32), schema.names) for source in opened]
+    with replacing(out) as draft, pq.ParquetWriter(draft, schema) as writer:
+        batch: list[dict[str, Any]] = []
+        for row in _drawn(streams, draw):
+            batch.append(row)
+            if len(batch) == ROWS_AT_ONCE:
+                writer.write_table(_table(batch, schema))
+                batch = []
+        if batch:
+            writer.write_table(_table(batch, schema))
+    return opened
+
+
+def _open(name: str, weight: Fraction) -> Source:
+    one_split(name)
+    files = tuple(source_files(name))
+    if strange := [file for file in files if file.suffix != ".parquet"]:
+        raise DataError(f"{strange[0]}: a mix reads parquet, as `retool data sft` and `retool data rl` write it")
+    for file in files:
+        columns = column_names(file)
+        if not any(set(needed) <= set(columns) for needed in KINDS.values()):
+            raise DataError(
+                f"{file}: columns {', '.join(columns)}; SFT reads {', '.join(KINDS['sft'])} and RL "
+                f"{', '.join(KINDS['rl'])}. `retool data sft` and `retool data rl` write them"
+            )
+    rows = sum(cast("int", pq.read_metadata(file).num_rows) for file in files)
+    if not rows:
+        raise DataError(f"{name}: no rows")
+    return Source(name, weight, files, rows)
+
+
+def _shares(sources: Sequence[Source], rows: int | None) -> list[Source]:
+    """Deal the rows by weight; what rounding leaves goes to the largest remainders."""
+    total = sum((source.weight for source in sources), Fraction(0))
+    shares = [source.weight / total for source in sources]
+    wanted = rows or int(min(source.rows / share for source, share in zip(sources, shares, strict=True)))
+    exact = [share * wanted for share in shares]
+    taken = [int(each) for each in exact]
+    by_remainder = sorted(range(len(sources)), key=lambda i: taken[i] - exact[i])
+    for i in by_remainder[: wanted - sum(taken)]:
+        taken[i] += 1
+    if 0 in taken:
+        poor = sources[taken.index(0)]
+        raise DataError(f"{poor.name}: no row of {wanted} is left for its weight {poor.weight}. Raise it, or --rows")
+    return [Source(s.name, s.weight, s.files, s.rows, n) for s, n in zip(sources, taken, strict=True)]
+
+
+def _schema(sources: Sequence[Source]) -> Any:
+    """The schema that holds the rows of all files; SFT and RL do not mix."""
+    schemas = [(file, cast("Any", pq.read_schema(file))) for source in sources for file in source.files]
+    kinds = {kind for _, schema in schemas for kind, needed in KINDS.items() if set(needed) <= set(schema.names)}
+    if not any(all(set(needed) <= set(schema.names) for _, schema in schemas) for needed in KINDS.values()):
+        raise DataError(f"files for {' and '.join(sorted(kinds))} do not mix: {', '.join(s.name for s in sources)}")
+    try:
+        return cast("Any", pa).unify_schemas(
+            [schema.remove_metadata() for _, schema in schemas], promote_options="permissive"
+        )
+    except NOT_ALIKE as error:
+        raise DataError(
+            f"the columns of {', '.join(s.name for s in sources)} are of different types: {error}"
+        ) from error
+
+
+class _Stream:
+    """The rows that a source gives: all of them as often as they fit, then a drawn part."""
+
+    def __init__(self, source: Source, seed: int, columns: Sequence[str]) -> None:
+        self.left = source.taken
+        self._source, self._columns = source, columns
+        self._epochs, extra = divmod(source.taken, source.rows)
+        self._extra = np.zeros(source.rows, dtype=bool)
+        self._extra[np.random.RandomState(seed).permutation(source.rows)[:extra]] = True
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for epoch in range(self._epochs + 1):
+            if epoch == self._epochs and not self._extra.any():
+                return
+            start = 0
+            for file in self._source.files:
+                named = column_names(file)
+                index = -1
+                for index, row in read_rows(file, [each for each in self._columns if each in named]):
+                    if epoch < self._epochs or self._extra[start + index]:
+                        yield f"{file}, row {index}", row
+                start += index + 1
+
+
+def _drawn(streams: Sequence[_Stream], draw: random.Random) -> Iterator[dict[str, Any]]:
+    """The rows of all streams; each place is drawn among the rows that are left."""
+    rows = [iter(stream) for stream in streams]
+    split: str | None = None
+    while any(stream.left for stream in streams):
+        (i,) = draw.choices(range(len(streams)), weights=[stream.left for stream in streams])
+        streams[i].left -= 1
+        where, row = next(rows[i])
+        own = row_split(row)
+        split = split or own
+        if own not in (None, split):
+            raise DataError(f"{where}: a row of split {own!r} among rows of {split!r}. Mix each split by itself")
+        yield row
+
+
+def _table(rows: Sequence[dict[str, Any]], schema: Any) -> Any:
+    return cast("Any", pa.Table).from_pylist(list(rows), schema=schema)
