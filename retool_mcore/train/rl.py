@@ -21,6 +21,7 @@ from retool_mcore.process import exit_on_sigterm, output_to
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
+from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.progress import bar_of_steps
 from retool_mcore.train.watchdog import Watchdog
@@ -43,6 +44,8 @@ def train(config: RlConfig) -> None:
     check_run(config, platform)
     with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
         start.begin(config.run.dir, "checks")
+        if note := end_leftovers(config.run.dir):
+            _tell(note, terminal)
         platform.activate()
         assert_loaded()
         resume = checkpoint.find_resume(config)
@@ -54,12 +57,16 @@ def train(config: RlConfig) -> None:
             if unfinished:
                 from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
         for note in checks.result():
-            logger.warning(note)
-            Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
+            _tell(note, terminal)
         if unfinished:
             with Watchdog(config), progress(config, terminal):
                 run(config, platform, resume.path if resume is not None else None)
         export_at_end(config)
+
+
+def _tell(note: str, terminal: IO[str]) -> None:
+    logger.warning(note)  # to the run's log
+    Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def require_cluster(config: RlConfig) -> None:
