@@ -180,11 +180,16 @@ def require_learnable(batch: KVBatchMeta, step: int, settings: str) -> float:
     masks = _rows(batch, ["response_mask"])["response_mask"].unbind()
     idle = sum(not bool(mask.any()) for mask in masks)
     if idle == len(masks):
-        raise RolloutError(
-            f"none of the {idle} responses of step {step} has a token to learn from: {settings} left out all of them. "
-            "Loosen what it names and start the same command again; it continues from the last checkpoint"
-        )
+        raise nothing_left(step, settings)
     return idle / len(masks)
+
+
+def nothing_left(step: int, settings: str) -> RolloutError:
+    """The error of a step of which ``settings`` left out every response."""
+    return RolloutError(
+        f"no response of step {step} has a token to learn from: {settings} left out all of them. Loosen what it names "
+        "and start the same command again; it continues from the last checkpoint"
+    )
 
 
 def sequence_lengths(batch: KVBatchMeta) -> list[int]:

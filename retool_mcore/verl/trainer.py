@@ -45,7 +45,7 @@ from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
-from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, require_learnable, sequence_lengths
+from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, nothing_left, require_learnable, sequence_lengths
 from retool_mcore.verl.rl_metrics import EngineLoad, StepClock
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
@@ -273,9 +273,16 @@ class TrainerMixin(PPOTrainer):
         if a.masks_responses:
             named = "algorithm.mask_truncated or mask_void_turns"
             metrics["loss/masked_fraction"] = require_learnable(batch, self.global_steps, named)
-        batch = super()._compute_advantage(batch, metrics)
-        if a.rejection != "off":
-            require_learnable(batch, self.global_steps, f'algorithm.rejection = "{a.rejection}"')
+        if a.rejection == "off":
+            return super()._compute_advantage(batch, metrics)
+        named = f'algorithm.rejection = "{a.rejection}"'
+        try:
+            batch = super()._compute_advantage(batch, metrics)
+        except ValueError as error:
+            if "in the mask" in str(error):  # verl normalizes over what is left, and nothing is
+                raise nothing_left(self.global_steps, named) from error
+            raise
+        require_learnable(batch, self.global_steps, named)
         return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:

@@ -124,11 +124,13 @@ def by_formula(objective: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float
 def trained_on(
     patching: pytest.MonkeyPatch,
     *settings: str,
-    rewards_B: torch.Tensor = REWARD_B,
-    mask_BT: torch.Tensor = MASK_BT,
+    trainer: Any = None,
     **columns_BT: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """The columns [B, T] that verl's trainer makes for the update: advantages, mask, weights."""
+    """The columns [B, T] that verl's trainer makes for the update: advantages, mask, weights.
+
+    ``trainer``: one of ours that takes the place of verl's.
+    """
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils import tensordict_utils as tu
@@ -136,16 +138,20 @@ def trained_on(
     written: dict[str, torch.Tensor] = {}
     scores_BT = torch.zeros(4, 6)
     for row, length in enumerate(LENGTHS_B):
-        scores_BT[row, length - 1] = rewards_B[row]
-    columns = {"response_mask": mask_BT, "rm_scores": scores_BT, "old_log_probs": OLD_BT}
+        scores_BT[row, length - 1] = REWARD_B[row]
+    columns = {"response_mask": MASK_BT, "rm_scores": scores_BT, "old_log_probs": OLD_BT}
     columns |= {"rollout_log_probs": ENGINE_BT, **columns_BT}
     data = tu.get_tensordict(tensor_dict={name: jagged(column) for name, column in columns.items()}, non_tensor_dict={})
     tu.assign_non_tensor_stack(data, "uid", GROUPS_B)
     queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: written.update(fields))
     patching.setattr(trainer_base, "tq", queue)
-    config = tree("rollout.group_size=2", *settings)
-    trainer = SimpleNamespace(config=config, kl_ctrl_in_reward=core_algos.get_kl_controller(config.algorithm.kl_ctrl))
-    trainer_base.PPOTrainer._compute_advantage(trainer, Group(), {})
+    if trainer is None:
+        config = tree("rollout.group_size=2", *settings)
+        controller = core_algos.get_kl_controller(config.algorithm.kl_ctrl)
+        verls = SimpleNamespace(config=config, kl_ctrl_in_reward=controller)
+        trainer_base.PPOTrainer._compute_advantage(verls, Group(), {})
+    else:
+        trainer._compute_advantage(Group(), {})
     return {name: torch.nested.to_padded_tensor(column, 0, (4, 6)) for name, column in written.items()}
 
 

@@ -13,7 +13,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.plugin import assert_loaded
-from tests.verl.loss_scenario import MASK_BT, RL, tree
+from tests.verl.loss_scenario import MASK_BT, RL, trained_on, tree
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -39,7 +39,7 @@ def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch:
 
     some_BT = MASK_BT * torch.tensor([[1], [0], [0], [0]])
     assert require_learnable(in_memory(monkeypatch, some_BT), 3, "x") == 0.75
-    with pytest.raises(RolloutError, match="none of the 4 responses of step 3 has a token to learn from: x left out"):
+    with pytest.raises(RolloutError, match="no response of step 3 has a token to learn from: x left out"):
         require_learnable(in_memory(monkeypatch, torch.zeros_like(MASK_BT)), 3, "x")
 
 
@@ -72,6 +72,22 @@ def test_the_trainer_looks_where_settings_may_leave_nothing(
     full = in_memory(monkeypatch, MASK_BT)
     assert trainer._compute_advantage(full, metrics) is full
     assert metrics == ({"loss/masked_fraction": 0.0} if "mask_truncated=true" in settings else {})
+
+
+def test_normalizing_over_nothing_is_told_as_what_left_nothing(monkeypatch: pytest.MonkeyPatch):
+    """In verl's own advantages, which fail before there is a mask to look at."""
+    from retool_mcore.verl.trainer import ReToolTrainer
+
+    settings = ("algorithm.name=reinforce_plus_plus", "algorithm.rejection=seq_max_k2")
+
+    class Trainer(ReToolTrainer):
+        def __init__(self) -> None:
+            """verl's set-up starts workers."""
+            self._run = load_config(RlConfig, RL, [*settings, "algorithm.rejection_high=1e-9"])
+            self.config, self.global_steps = tree(*settings, "algorithm.rejection_high=1e-9"), 3
+
+    with pytest.raises(RolloutError, match=r'step 3 has a token.* algorithm.rejection = "seq_max_k2" left out all'):
+        trained_on(monkeypatch, *settings, "algorithm.rejection_high=1e-9", trainer=Trainer())
 
 
 def test_the_critic_alone_is_trained_in_its_first_steps(monkeypatch: pytest.MonkeyPatch):
