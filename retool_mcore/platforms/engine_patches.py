@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from multiprocessing.connection import Connection
 from multiprocessing.managers import SyncManager
 from typing import Any
 
@@ -66,6 +67,55 @@ def _results_queue(original: Callable[[], Any]) -> Callable[[], Any]:
     return get_write_results_queue
 
 
+class _Sent:
+    """Both queues that Megatron's ``write_preloaded_data`` is given, as the end of a pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.put = pipe.send
+
+    def get(self) -> None: ...
+
+    def task_done(self) -> None: ...
+
+
+def _watched_writers(original: staticmethod[..., None]) -> staticmethod[..., None]:
+    """Write each bucket in a process of its own, as the original does, and notice one that dies.
+
+    The original waits until every process has said that it is done. Here each has a pipe, which the
+    kernel closes with the process.
+    """
+    module: Any = sys.modules[original.__module__]
+    context = multiprocessing.get_context("fork")
+
+    def write_preloaded_data_multiproc(
+        transform_list: list[Any], use_msc: bool, rank: int, write_buckets: Sequence[Any], global_results_queue: Any
+    ) -> None:
+        del rank
+        write, started = module.FileSystemWriterAsync.write_preloaded_data, list[tuple[Connection, Any]]()
+        for number, bucket in enumerate(write_buckets):
+            ours, theirs = context.Pipe(duplex=False)
+            sent = _Sent(theirs)
+            process = context.Process(
+                target=write, args=(transform_list, number, bucket, sent, sent, True), kwargs={"use_msc": use_msc}
+            )
+            process.start()
+            theirs.close()  # before the next fork, so that this process alone keeps it open
+            started.append((ours, process))
+        results: dict[int, Any] = {}
+        failure: Exception | None = None
+        for number, (ours, process) in enumerate(started):
+            try:
+                _, results[number] = ours.recv()
+            except EOFError:
+                process.join()
+                results[number] = RuntimeError(f"its writing process {process.pid} ended with code {process.exitcode}")
+            process.join()
+            failure = failure or (results[number] if isinstance(results[number], Exception) else None)
+        global_results_queue.put(failure or results)
+
+    return staticmethod(wraps(original)(module._disable_gc()(write_preloaded_data_multiproc)))
+
+
 MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies this one on every platform, with or without patches
     target="verl.workers.engine.megatron.transformer_impl.prepare_micro_batches",
     replace=_as_many_as_asked,
@@ -88,5 +138,13 @@ ENGINE_PATCHES = (
         reason="the manager process of the checkpoint writer lives on when its rank is killed",
         applies_to=requirement("megatron-core"),
         remove_when="Megatron-core's checkpoint writer starts its manager bound to the rank's life",
+    ),
+    Patch(
+        target="megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync"
+        ".write_preloaded_data_multiproc",
+        replace=_watched_writers,
+        reason="a save waits for ever for a writing process that was killed, as by the kernel when memory is short",
+        applies_to=requirement("megatron-core"),
+        remove_when="Megatron-core's checkpoint writer notices that one of its processes has ended",
     ),
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import socket
 import subprocess
@@ -194,11 +195,21 @@ class Probes:
         micro_batches, _ = prepare(data=data, min_num_micro_batch=None)
         return f"{len(micro_batches)} micro-batches"
 
+    def save_whose_writer_is_killed(self) -> str:
+        from tests.platforms.writers import KILLED, write
+
+        try:
+            return repr(write(self.folder / "killed_writer", 2, KILLED, timeout_s=10))
+        except queue.Empty:
+            return "it waits"
+
 
 WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue"
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
 ENABLES = {
     WRITER: Probes.kill_a_rank_that_wrote_a_checkpoint,
+    "megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync"
+    ".write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
     SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,

@@ -1,0 +1,47 @@
+"""Megatron's checkpoint writers under our patch: the same files, and a writer that dies is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
+from tests.platforms.writers import write
+
+PATCH = next(patch for patch in ENGINE_PATCHES if patch.target.endswith("write_preloaded_data_multiproc"))
+
+
+@pytest.fixture(autouse=True)
+def patched() -> Iterator[None]:
+    get_platform("cpu").activate()
+    was_applied = PATCH.applied
+    PATCH.apply()
+    yield
+    if not was_applied:
+        PATCH.revert()
+
+
+def test_files_and_reports_are_the_originals(tmp_path: Path):
+    ours = write(tmp_path / "ours", 3)
+    PATCH.revert()
+    try:
+        theirs = write(tmp_path / "theirs", 3)
+    finally:
+        PATCH.apply()
+    assert ours == theirs and [len(ours[number]) for number in (0, 1, 2)] == [2, 2, 2]
+    for path in sorted((tmp_path / "theirs").iterdir()):
+        assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_writer_that_is_killed_ends_the_save(tmp_path: Path, killed: int):
+    failure = write(tmp_path, 3, killed)
+    assert isinstance(failure, RuntimeError) and "ended with code -9" in str(failure)
+
+
+def test_a_writer_that_fails_says_why(tmp_path: Path):
+    (tmp_path / "__1.distcp").mkdir()
+    assert isinstance(write(tmp_path, 2), IsADirectoryError)
