@@ -25,8 +25,13 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from retool_mcore.sandbox import habits
+
+if TYPE_CHECKING:
+    import asyncio  # in the sandbox only for code that awaits
 
 # Code that imports one of these needs the full image, which has preloaded those that mathematics
 # needs.
@@ -110,6 +115,7 @@ class Interpreter:
         self._light = light
         self._hidden = (*_HIDDEN, *hidden_prefixes)
         self._cells = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._module = types.ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
 
@@ -232,22 +238,53 @@ class Interpreter:
         self._cells += 1
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         try:
-            tree = ast.parse(source, filename)
-            if self._light and heavy_imports(tree):
-                ask_for_full_image(self._control)
-            last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            exec(compile(tree, filename, "exec", dont_inherit=True), self._module.__dict__)
-            if last is not None:
-                echoed = ast.Interactive(body=[last])
-                exec(compile(echoed, filename, "single", dont_inherit=True), self._module.__dict__)
+            if echo:
+                builtins.__dict__["display"] = habits.display
+            for code in self._compile(source, filename, echo=echo):
+                if coroutine := eval(code, self._module.__dict__):
+                    self._await(coroutine)
         except SystemExit as stop:
             return _exit_code(stop.code)
         except BaseException as error:  # noqa: BLE001  whatever the model's code raised is its result
             self._print_traceback(error)
             return 1
         finally:
+            habits.end_cell()
             _flush()
         return 0
+
+    def _compile(self, source: str, filename: str, *, echo: bool) -> list[types.CodeType]:
+        """The code of a cell and, with ``echo``, that of its last expression.
+
+        What Python refuses in a cell is read again with a notebook's habits and top-level await. If
+        that does not help, the SyntaxError is the one of the source as it was written.
+        """
+        tree, rewrite = habits.parse_cell(source, filename, notebook=echo)
+        if self._light and heavy_imports(tree):
+            ask_for_full_image(self._control)
+        if rewrite is None:
+            try:
+                return habits.compile_cell(tree, filename, echo=echo)
+            except SyntaxError:
+                if echo and (codes := habits.compile_awaiting(tree, filename)):
+                    return codes
+                raise
+        codes = habits.compile_awaiting(tree, filename)
+        if not codes:
+            ast.parse(source, filename)  # raises
+        habits.provide()
+        linecache.cache[filename] = (len(source), None, rewrite.text.splitlines(keepends=True), filename)
+        sys.stderr.write(rewrite.note)
+        return codes
+
+    def _await(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run what top-level await made of a cell. A session's tasks live on in its one loop."""
+        import asyncio
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(coroutine)
 
     def _print_traceback(self, error: BaseException) -> None:
         """Print a traceback as Python would, without the frames of this file and of libraries.
