@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import importlib.abc
 import importlib.machinery
 import re
 import sys
 import time
 import types
-from collections.abc import Generator, Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
 
 # What a program may want to install and may find: told when it tries to.
 _PACKAGES = "numpy scipy sympy mpmath pandas matplotlib sklearn networkx gmpy2 shapely ortools z3"
@@ -187,6 +188,54 @@ def provide() -> None:
     """Make what rewritten code calls known to it, without a name in its own namespace."""
     for name, function in ((_LINE_MAGIC, _line_magic), (_TIMED, _timed), (_CELL_TIMED, _cell_timed)):
         setattr(builtins, name, function)
+
+
+def provide_notebook(*, has_heavy: bool) -> None:
+    """Make ``display`` known, and figures shown as text once matplotlib is imported.
+
+    ``has_heavy``: whether it can be imported in this image at all.
+    """
+    builtins.__dict__["display"] = display
+    if has_heavy and not any(isinstance(finder, _FigureHook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _FigureHook())
+
+
+class _FigureHook(importlib.abc.MetaPathFinder):
+    """Waits for matplotlib's base of all backends: importing it for everyone would cost 0.3 s."""
+
+    MODULE = "matplotlib.backend_bases"
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.MODULE:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def execute_and_patch(module: types.ModuleType) -> None:
+                execute(module)
+                _show_as_text(module)
+
+            spec.loader.exec_module = execute_and_patch
+        return spec
+
+
+def _show_as_text(backend_bases: Any) -> None:
+    """A figure that is shown becomes a line of text; ``plt.show()`` closes it, as in a notebook."""
+    manager_class = backend_bases.FigureManagerBase
+
+    def show(manager: Any) -> None:
+        display(manager.canvas.figure)
+
+    def pyplot_show(_: object, **options: object) -> None:
+        for manager in backend_bases.Gcf.get_all_fig_managers():
+            manager.show()
+            backend_bases.Gcf.destroy(manager)
+
+    manager_class.show = show
+    manager_class.pyplot_show = backend_bases._Backend.show = classmethod(pyplot_show)
 
 
 def display(*values: object, **_: object) -> None:

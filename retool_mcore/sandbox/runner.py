@@ -25,7 +25,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from retool_mcore.sandbox import habits
@@ -43,6 +43,7 @@ _HIDDEN = ("<frozen ", "/proc/self/fd/")
 
 READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE, ENDED = b"R", b"E", b"H", b"N", b"D", b"X"
 _MAX_CORES = 8
+_CO_COROUTINE = 0x80  # as in inspect, which is slow to import
 _leave = os._exit  # the code may replace it
 FRAME = struct.Struct("=cI")  # kind, length of the payload that follows
 
@@ -239,10 +240,13 @@ class Interpreter:
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         try:
             if echo:
-                builtins.__dict__["display"] = habits.display
-            for code in self._compile(source, filename, echo=echo):
-                if coroutine := eval(code, self._module.__dict__):
-                    self._await(coroutine)
+                habits.provide_notebook(has_heavy=not self._light)
+            codes = self._compile(source, filename, echo=echo)
+            if any(code.co_flags & _CO_COROUTINE for code in codes):
+                self._run_in_loop(codes)
+            else:
+                for code in codes:
+                    exec(code, self._module.__dict__)
         except SystemExit as stop:
             return _exit_code(stop.code)
         except BaseException as error:  # noqa: BLE001  whatever the model's code raised is its result
@@ -277,14 +281,19 @@ class Interpreter:
         sys.stderr.write(rewrite.note)
         return codes
 
-    def _await(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run what top-level await made of a cell. A session's tasks live on in its one loop."""
+    def _run_in_loop(self, codes: Sequence[types.CodeType]) -> None:
+        """Run a cell with top-level await. A session has one loop, in which its tasks live on."""
         import asyncio
+
+        async def run() -> None:
+            for code in codes:
+                if coroutine := eval(code, self._module.__dict__):
+                    await coroutine
 
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(coroutine)
+        self._loop.run_until_complete(run())
 
     def _print_traceback(self, error: BaseException) -> None:
         """Print a traceback as Python would, without the frames of this file and of libraries.
