@@ -7,7 +7,6 @@ have them ready as well.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import json
@@ -21,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox import kernel, pools, runner
+from retool_mcore.sandbox import habits, kernel, pools, runner
 
 _CONTROL_FD = 3
 _ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -37,7 +36,8 @@ class ContainerInterpreter(runner.Interpreter):
     def prepare(self, request: dict[str, Any]) -> None:
         """Import what the code names; this process is already confined, and may parse the code."""
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            for name in sorted(runner.heavy_imports(ast.parse(request["code"]))):
+            tree, _ = habits.parse_cell(request["code"], "main.py", notebook=request["notebook"])
+            for name in sorted(runner.heavy_imports(tree)):
                 with contextlib.suppress(Exception):  # the code's own import will say so
                     importlib.import_module(name)
         runner.reseed()

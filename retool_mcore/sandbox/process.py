@@ -20,7 +20,7 @@ from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox import gvisor, runner
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
 from retool_mcore.sandbox.images import Child, Exit, WarmImage
-from retool_mcore.sandbox.output import MAX_SCRIPT_STREAM_BYTES, MAX_STREAM_BYTES, BoundedOutput
+from retool_mcore.sandbox.output import MAX_SCRIPT_STREAM_BYTES, BoundedOutput, CellOutput
 from retool_mcore.sandbox.seats import Seat
 
 _SETUP_TIMEOUT_S = 30.0
@@ -179,7 +179,7 @@ class ChildProcess:
             limit_bytes=_CONTROL_BYTES + (2 * MAX_FILE_BYTES if request.fetch_files else 0),
         )
         for fd in self._streams:
-            self._outputs[fd] = BoundedOutput(MAX_STREAM_BYTES if request.notebook else MAX_SCRIPT_STREAM_BYTES)
+            self._outputs[fd] = CellOutput() if request.notebook else BoundedOutput(MAX_SCRIPT_STREAM_BYTES)
         if self.child.exit.done():
             self._on_exit(self.child.exit)
 
@@ -257,7 +257,7 @@ class ChildProcess:
             return
         output = self._outputs[fd]
         output.write(data)
-        if output.overflowed:
+        if output.is_flood:
             self._loop.remove_reader(fd)
             self._paused[fd] = self._loop.call_later(_OVERFLOW_PAUSE_S, self._resume, fd)
 

@@ -26,7 +26,12 @@ import threading
 import traceback
 import types
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from retool_mcore.sandbox import habits
+
+if TYPE_CHECKING:
+    import asyncio  # in the sandbox only for code that awaits
 
 # Code that imports one of these needs the full image, which has preloaded those that mathematics
 # needs.
@@ -38,6 +43,7 @@ _HIDDEN = ("<frozen ", "/proc/self/fd/")
 
 READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE, ENDED = b"R", b"E", b"H", b"N", b"D", b"X"
 _MAX_CORES = 8
+_CO_COROUTINE = 0x80  # as in inspect, which is slow to import
 _leave = os._exit  # the code may replace it
 FRAME = struct.Struct("=cI")  # kind, length of the payload that follows
 
@@ -110,6 +116,7 @@ class Interpreter:
         self._light = light
         self._hidden = (*_HIDDEN, *hidden_prefixes)
         self._cells = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._module = types.ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
 
@@ -232,22 +239,61 @@ class Interpreter:
         self._cells += 1
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         try:
-            tree = ast.parse(source, filename)
-            if self._light and heavy_imports(tree):
-                ask_for_full_image(self._control)
-            last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            exec(compile(tree, filename, "exec", dont_inherit=True), self._module.__dict__)
-            if last is not None:
-                echoed = ast.Interactive(body=[last])
-                exec(compile(echoed, filename, "single", dont_inherit=True), self._module.__dict__)
+            if echo:
+                habits.provide_notebook(has_heavy=not self._light)
+            codes = self._compile(source, filename, echo=echo)
+            if any(code.co_flags & _CO_COROUTINE for code in codes):
+                self._run_in_loop(codes)
+            else:
+                for code in codes:
+                    exec(code, self._module.__dict__)
         except SystemExit as stop:
             return _exit_code(stop.code)
         except BaseException as error:  # noqa: BLE001  whatever the model's code raised is its result
             self._print_traceback(error)
             return 1
         finally:
+            habits.end_cell()
             _flush()
         return 0
+
+    def _compile(self, source: str, filename: str, *, echo: bool) -> list[types.CodeType]:
+        """The code of a cell and, with ``echo``, that of its last expression.
+
+        What Python refuses in a cell is read again with a notebook's habits and top-level await. If
+        that does not help, the SyntaxError is the one of the source as it was written.
+        """
+        tree, rewrite = habits.parse_cell(source, filename, notebook=echo)
+        if self._light and heavy_imports(tree):
+            ask_for_full_image(self._control)
+        if rewrite is None:
+            try:
+                return habits.compile_cell(tree, filename, echo=echo)
+            except SyntaxError:
+                if echo and (codes := habits.compile_awaiting(tree, filename)):
+                    return codes
+                raise
+        codes = habits.compile_awaiting(tree, filename)
+        if not codes:
+            ast.parse(source, filename)  # raises
+        habits.provide()
+        linecache.cache[filename] = (len(source), None, rewrite.text.splitlines(keepends=True), filename)
+        sys.stderr.write(rewrite.note)
+        return codes
+
+    def _run_in_loop(self, codes: Sequence[types.CodeType]) -> None:
+        """Run a cell with top-level await. A session has one loop, in which its tasks live on."""
+        import asyncio
+
+        async def run() -> None:
+            for code in codes:
+                if coroutine := eval(code, self._module.__dict__):
+                    await coroutine
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(run())
 
     def _print_traceback(self, error: BaseException) -> None:
         """Print a traceback as Python would, without the frames of this file and of libraries.
