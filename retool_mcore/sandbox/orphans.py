@@ -17,6 +17,7 @@ from retool_mcore.sandbox import guardian
 ZYGOTE_ENTRY = "retool_mcore.sandbox.zygote"  # in the command line of zygotes and guardians
 _LIMITS_OF_ZERO = (b"Max core file size", b"Max locked memory", b"Max msgqueue size")
 _PAUSE_S = 0.005
+_GIVE_UP_S = 5.0  # the caller's event loop stands still meanwhile; one who waits for a disk dies later
 
 Kind = Literal["execution", "zygote", "guardian", "stopped guardian", "other"]
 
@@ -39,7 +40,8 @@ def end_orphans() -> int:
     if _is_marked("self"):
         return 0
     killed: set[int] = set()
-    while found := orphans(_processes(os.geteuid())):
+    give_up_at = time.monotonic() + _GIVE_UP_S
+    while time.monotonic() < give_up_at and (found := orphans(_processes(os.geteuid()))):
         guardian.end(found)
         killed.update(found)
         time.sleep(_PAUSE_S)
