@@ -80,14 +80,11 @@ def test_normalizing_over_nothing_is_told_as_what_left_nothing(monkeypatch: pyte
 
     settings = ("algorithm.name=reinforce_plus_plus", "algorithm.rejection=seq_max_k2")
 
-    class Trainer(ReToolTrainer):
-        def __init__(self) -> None:
-            """verl's set-up starts workers."""
-            self._run = load_config(RlConfig, RL, [*settings, "algorithm.rejection_high=1e-9"])
-            self.config, self.global_steps = tree(*settings, "algorithm.rejection_high=1e-9"), 3
-
+    trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
+    trainer._run = load_config(RlConfig, RL, [*settings, "algorithm.rejection_high=1e-9"])
+    trainer.config, trainer.global_steps = tree(*settings, "algorithm.rejection_high=1e-9"), 3
     with pytest.raises(RolloutError, match=r'step 3 has a token.* algorithm.rejection = "seq_max_k2" left out all'):
-        trained_on(monkeypatch, *settings, "algorithm.rejection_high=1e-9", trainer=Trainer())
+        trained_on(monkeypatch, *settings, "algorithm.rejection_high=1e-9", trainer=trainer)
 
 
 def test_the_critic_alone_is_trained_in_its_first_steps(monkeypatch: pytest.MonkeyPatch):
