@@ -66,8 +66,9 @@ def test_a_leftover_is_asked_before_it_is_killed(tmp_path: Path, start: Start):
 
 def test_what_this_process_starts_afterwards_bears_the_mark(tmp_path: Path, start: Start, monkeypatch):
     assert end_leftovers(tmp_path / "run") == ""
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", WAIT.format("pass")], stdout=subprocess.PIPE, text=True)
     try:
+        assert child.stdout is not None and child.stdout.readline() == "up\n"
         assert psutil.Process(child.pid).environ()[RUN_ENV] == str(tmp_path / "run")
         link = tmp_path / "link"
         link.symlink_to(tmp_path / "run")
