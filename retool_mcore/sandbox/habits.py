@@ -89,33 +89,34 @@ def _without_indent(text: str) -> Iterator[str]:
 def _with_calls(text: str) -> str:
     """Replace each ``%`` or ``!`` line by a call; not those within a string or an expression."""
     pieces: list[str] = []
-    position = depth = 0
+    position = 0
     is_first = True
     while position < len(text):
-        magic = _MAGIC.match(text, position) if depth == 0 else None
+        magic = _MAGIC.match(text, position)
         if magic:
             if magic[2] == "%%" and is_first and (other := _cell_magic(magic[3])) is not None:
                 return "".join(pieces) + other + "\n" * text.count("\n", position)
             pieces.append(_call(magic))
             position = magic.end()
-        end, depth = _end_of_line(text, position, depth)
+        end = _end_of_line(text, position)
         pieces.append(text[position:end])
         is_first = is_first and not magic and not text[position:end].strip()
         position = end
     return "".join(pieces)
 
 
-def _end_of_line(text: str, position: int, depth: int) -> tuple[int, int]:
-    """The end of the logical line at ``position`` and the number of brackets open there."""
+def _end_of_line(text: str, position: int) -> int:
+    """The end of the logical line at ``position``, which brackets and backslashes continue."""
+    depth = 0
     for token in _TOKEN.finditer(text, position):
         kind = token[0]
         if kind == "\n" and depth == 0:
-            return token.end(), 0
+            return token.end()
         if kind in "([{":
             depth += 1
         elif kind in ")]}":
             depth = max(0, depth - 1)
-    return len(text), depth
+    return len(text)
 
 
 def _cell_magic(rest: str) -> str | None:
@@ -197,6 +198,8 @@ def provide_notebook(*, has_heavy: bool) -> None:
     """
     builtins.__dict__["display"] = display
     if has_heavy and not any(isinstance(finder, _FigureHook) for finder in sys.meta_path):
+        if backend_bases := sys.modules.get(_FigureHook.MODULE):  # a container imports before the cell
+            _show_as_text(backend_bases)
         sys.meta_path.insert(0, _FigureHook())
 
 

@@ -46,6 +46,7 @@ PIECES = st.sampled_from(
         (">>> x = 3\n>>> for i in [1, 2]:\n...     print(i)\n... \n1\n2\n>>> x * 2", "1\n2\n6\n", "not run: 2]"),
         ("    x = 1\n    x + 1", "2\n", ""),
         (" import math\nround(math.pi)", "3\n", ""),
+        ("    x = 1\nif x:\n    print(x)", "1\n", ""),
         ("# given\n    x = 2\n    if x:\n        print(x)", "2\n", ""),
         ("%matplotlib inline\n%load_ext autoreload\n5", "5\n", ""),
         ("!pip install nowhere\n5", "5\n", "packages cannot be installed here; these are there: numpy, scipy"),
@@ -200,10 +201,10 @@ def test_only_a_line_that_starts_a_statement_is_a_notebook_line(inner: str, arou
 
 
 @pytest.mark.parametrize(
-    "piece", ["%a\n", "%%a\n", "'''\\", '"""\\"', "(", ")\n", "\\\n", ">>> a\n", "'", "    \n", "!'\n"]
+    "piece", ["%a\n", "%%a\n", "'''\\", '"""\\"', "(", ")\n", "\\\n", ">>> a\n", "'", "    \n", "!'\n", '\\"""']
 )
 def test_time_is_linear_in_the_source(piece: str):
-    source = "%x\n" + piece * (400_000 // len(piece))
+    source = "%x\n" + piece * (400_000 // len(piece)) + "\\"
     started = time.process_time()
     for _ in habits.rewrites(source):
         pass
