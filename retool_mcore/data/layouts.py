@@ -111,7 +111,7 @@ def read_problem(row: Mapping[str, Any], where: str, columns: Columns | None = N
     try:
         if columns is None and (name := next((each for each in _CHOICES if row.get(each)), None)):
             raise NoTruth(f"{where}, column {name}: a multiple choice whose choices are not in the problem. {OPTIONS}")
-        return problem, _truth(row[found.answer], f"{where}, column {found.answer}", box=found.box)
+        return problem, _truth(row[found.answer], found.answer, where, box=found.box)
     except NoTruth as error:
         error.problem = problem
         raise
@@ -142,14 +142,15 @@ def _asked(value: Any, where: str) -> str:
     return problem_of(value)
 
 
-def _truth(value: Any, where: str, *, box: bool) -> str:
-    if where.endswith("reward_model"):
+def _truth(value: Any, column: str, where: str, *, box: bool) -> str:
+    where = f"{where}, column {column}"
+    if column == "reward_model":
         if not is_table(value) or "ground_truth" not in value:
             raise DataError(f"{where}: no ground_truth in {shortened(value)}")
         return truth_text(value["ground_truth"], where)
-    if value is None and where.endswith("final_answer"):
+    if value is None and column == "final_answer":
         raise NoTruth(f"{where}: it is a proof")
-    if where.endswith("final_answer") and isinstance(value, Sequence) and not isinstance(value, str):
+    if column == "final_answer" and isinstance(value, Sequence) and not isinstance(value, str):
         answers = cast("Sequence[Any]", value)
         if len(answers) != 1:
             raise NoTruth(f"{where}: {len(answers)} answers, not one")

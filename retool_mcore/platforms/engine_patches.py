@@ -105,12 +105,14 @@ def _watched_writers(original: staticmethod[..., None]) -> staticmethod[..., Non
         failure: Exception | None = None
         for number, (ours, process) in enumerate(started):
             try:
-                _, results[number] = ours.recv()
+                _, result = ours.recv()
             except EOFError:
                 process.join()
-                results[number] = RuntimeError(f"its writing process {process.pid} ended with code {process.exitcode}")
+                result = RuntimeError(f"its writing process {process.pid} ended with code {process.exitcode}")
             process.join()
-            failure = failure or (results[number] if isinstance(results[number], Exception) else None)
+            results[number] = result
+            if isinstance(result, Exception):
+                failure = failure or result
         global_results_queue.put(failure or results)
 
     return staticmethod(wraps(original)(module._disable_gc()(write_preloaded_data_multiproc)))

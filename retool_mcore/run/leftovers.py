@@ -12,6 +12,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from retool_mcore.errors import RunError
+
 RUN_ENV = "RETOOL_RUN_DIR"
 GRACE_S = 5.0  # between SIGTERM, on which raylet ends its workers, and SIGKILL
 
@@ -21,6 +23,8 @@ def end_leftovers(run_dir: Path) -> str:
 
     The caller holds the run (``folder.lock_run``), so whoever started them has ended. Processes of
     other users and of other runs are left alone. Returns a note for the user, or "".
+
+    Raises RunError when a process does not end, because it waits for a device or a disk.
     """
     mark = str(run_dir.resolve())
     ended: Counter[str] = Counter()
@@ -55,5 +59,10 @@ def _end_marked(mark: str) -> list[str]:
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(alive, timeout=GRACE_S)
+    _, stuck = psutil.wait_procs(alive, timeout=GRACE_S)
+    if stuck:
+        raise RunError(
+            f"an earlier start of {mark} has left {', '.join(f'process {each.pid}' for each in stuck)}, which SIGKILL "
+            "does not end: it waits for a device or a disk. Start again when it has gone, or restart this machine."
+        )
     return names

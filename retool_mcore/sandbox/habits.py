@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
-import importlib.abc
 import importlib.machinery
 import re
 import sys
 import time
 import types
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
+
+from retool_mcore.sandbox.imports import change_on_import
 
 # What a program may want to install and may find: told when it tries to.
 _PACKAGES = "numpy scipy sympy mpmath pandas matplotlib sklearn networkx gmpy2 shapely ortools z3"
@@ -197,32 +198,8 @@ def provide_notebook(*, has_heavy: bool) -> None:
     ``has_heavy``: whether it can be imported in this image at all.
     """
     builtins.__dict__["display"] = display
-    if has_heavy and not any(isinstance(finder, _FigureHook) for finder in sys.meta_path):
-        if backend_bases := sys.modules.get(_FigureHook.MODULE):  # a container imports before the cell
-            _show_as_text(backend_bases)
-        sys.meta_path.insert(0, _FigureHook())
-
-
-class _FigureHook(importlib.abc.MetaPathFinder):
-    """Waits for matplotlib's base of all backends: importing it for everyone would cost 0.3 s."""
-
-    MODULE = "matplotlib.backend_bases"
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.MODULE:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec and spec.loader:
-            execute = spec.loader.exec_module
-
-            def execute_and_patch(module: types.ModuleType) -> None:
-                execute(module)
-                _show_as_text(module)
-
-            spec.loader.exec_module = execute_and_patch
-        return spec
+    if has_heavy:  # the base of all backends: importing it for everyone would cost 0.3 s
+        change_on_import({"matplotlib.backend_bases": _show_as_text})
 
 
 def _show_as_text(backend_bases: Any) -> None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib.abc
-import importlib.machinery
 import itertools
 import mmap
 import os
@@ -22,8 +20,10 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self
+
+from retool_mcore.sandbox.imports import Change, change_on_import
 
 _RECURSIVE = 0  # `kind` of a lock that its owner may take again; semaphores are 1
 _SEM_VALUE_MAX = 2**31 - 1
@@ -33,7 +33,7 @@ _NANOSECONDS = 1_000_000_000
 
 def without_programs_and_sockets() -> None:
     """Above rlimits: no resource tracker, managers over socket pairs, heaps in TMPDIR."""
-    sys.meta_path.insert(0, _Changes())
+    change_on_import(_CHANGES)
 
 
 def without_shared_directory() -> None:
@@ -47,26 +47,6 @@ def without_shared_directory() -> None:
     shared = types.ModuleType("_posixshmem")
     shared.__dict__.update(shm_open=_open_shared, shm_unlink=_unlink_shared)
     sys.modules |= {"_multiprocessing": semaphores, "_posixshmem": shared}
-
-
-class _Changes(importlib.abc.MetaPathFinder):
-    """Finds the modules that are changed, as the path finder does, and changes them once loaded."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        change = _CHANGES.get(fullname)
-        spec = None if change is None else importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if change is None or spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def load_and_change(module: types.ModuleType) -> None:
-            load(module)
-            change(module)
-
-        spec.loader.exec_module = load_and_change
-        return spec
 
 
 def _track_nothing(module: Any) -> None:
@@ -153,7 +133,7 @@ def _client(module: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_CHANGES: dict[str, Callable[[Any], None]] = {
+_CHANGES: dict[str, Change] = {
     "multiprocessing.resource_tracker": _track_nothing,
     "multiprocessing.heap": _heap_in_tmpdir,
     "multiprocessing.managers": _managers_over_pairs,

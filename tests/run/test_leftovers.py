@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from retool_mcore.errors import RunError
+from retool_mcore.run import leftovers
 from retool_mcore.run.leftovers import RUN_ENV, end_leftovers
 
 WAIT = "import signal, sys, time; {}; print('up', flush=True); time.sleep(120)"
-Start = Callable[[Path, str], psutil.Process]
+Start = Callable[..., psutil.Process]
 
 
 @pytest.fixture
@@ -62,6 +64,18 @@ def test_a_leftover_is_asked_before_it_is_killed(tmp_path: Path, start: Start):
     start(tmp_path, f"signal.signal(signal.SIGTERM, lambda *_: (open({str(said)!r}, 'w').close(), sys.exit()))")
     assert "left 1 process;" in end_leftovers(tmp_path)
     assert said.exists()
+
+
+def test_one_that_nothing_ends_is_an_error(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch):
+    """As a process that waits for a device: here no signal reaches it."""
+    monkeypatch.setattr(leftovers, "GRACE_S", 0.1)
+    monkeypatch.setattr(psutil.Process, "terminate", lambda self: None)
+    monkeypatch.setattr(psutil.Process, "kill", lambda self: None)
+    process = start(tmp_path)
+    with pytest.raises(RunError, match=f"has left process {process.pid}, which SIGKILL does not end"):
+        end_leftovers(tmp_path)
+    monkeypatch.undo()
+    process.kill()
 
 
 def test_what_this_process_starts_afterwards_bears_the_mark(tmp_path: Path, start: Start, monkeypatch):
