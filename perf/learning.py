@@ -6,7 +6,8 @@ It runs the quickstart's task with its numbers of steps: SFT, then RL from it, i
 It reports the accuracy in RL's first step, in its last five steps, and on held-out problems at its
 end. Cases run side by side, each on devices of its own. Two pipeline stages need an even number of
 layers and experts another architecture, so `pp2` and `moe_ep2` have a model (and an SFT) of their
-own. OUT/learning.json has the figures, OUT/<case>/ the runs.
+own; `fp8` has one, too, because its SFT is in FP8 already. OUT/learning.json has the figures,
+OUT/<case>/ the runs.
 """
 
 from __future__ import annotations
@@ -50,14 +51,16 @@ CASES = {
     "four_layers": Case("four_layers", 1),  # beside pp2: separates the model's effect from the pipeline's
     "pp2": Case("four_layers", 2, ("parallel.pp=2",)),
     "moe_ep2": Case("experts", 2, ("parallel.ep=2",)),
+    "fp8": Case("fp8", 1, ("model.fp8=tensorwise", "algorithm.importance_sampling=token")),
 }
 MODELS: dict[str, Mapping[str, Any]] = {
     "dense": {},
     "four_layers": {"num_hidden_layers": 4},
+    "fp8": {},
     "experts": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 192, "norm_topk_prob": True},
 }
 # Four layers need twice the steps to learn to copy digits, without which RL stays near 0.6.
-SFT_SETTINGS: dict[str, tuple[str, ...]] = {"four_layers": ("train.steps=400",)}
+SFT_SETTINGS: dict[str, tuple[str, ...]] = {"four_layers": ("train.steps=400",), "fp8": ("model.fp8=tensorwise",)}
 
 
 class Devices:
@@ -165,8 +168,10 @@ def train_rl(out: Path, name: str, *, common: list[str], free: Devices, sft: Fut
         return {"error": f"exit code {error.returncode}", "seconds": round(time.monotonic() - started)}
     finally:
         free.give_back(taken)
-    rows = [json.loads(line) for line in (out / name / "metrics.jsonl").open(encoding="utf-8")]
+    rows, sft_rows = metrics_of(out / name), metrics_of(out / f"sft_{case.model}")
     return {
+        "sft_loss_last_20": sum(row["loss"] for row in sft_rows[-20:]) / 20,
+        "sft_val_loss": sft_rows[-1]["val_loss"],
         "first_step": rows[0]["accuracy"],
         "last_five": sum(row["accuracy"] for row in rows[-5:]) / 5,
         "held_out": rows[-1]["val/accuracy"],
@@ -175,6 +180,10 @@ def train_rl(out: Path, name: str, *, common: list[str], free: Devices, sft: Fut
         "steps": len(rows),
         "seconds": round(time.monotonic() - started),
     }
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").open(encoding="utf-8")]
 
 
 def run(command: list[str], log: Path, devices: list[int]) -> None:

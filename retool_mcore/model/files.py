@@ -24,12 +24,16 @@ def read_config(path: str) -> dict[str, Any]:
         raise CheckpointError(
             f"model.path = {path!r} does not exist. Make it first, or name a hub model as owner/name."
         )
-    try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} cannot be read as a model's configuration: {error}") from error
+    values = _config_json(folder)
     _check_shards(folder)
     return values
+
+
+def _config_json(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read as a model's configuration: {error}") from error
 
 
 def dtype_of_weights(folder: Path) -> str:
@@ -66,12 +70,11 @@ def _check_shards(folder: Path) -> None:
 def of_model(path: str) -> ModelShape:
     """The shape of a model: from its local directory, else of the published model in its name.
 
-    The name "runs/sft_qwen2.5_7b/export" holds Qwen2.5-7B. Raises ConfigError when neither tells
-    the shape.
+    The directory needs no weights, so that a run can be planned before they are fetched. The name
+    "runs/sft_qwen2.5_7b/export" holds Qwen2.5-7B. Raises ConfigError when neither tells the shape.
     """
-    values = read_config(path) if Path(path).exists() else {}
-    if values:
-        return shape_of_config(values)
+    if Path(path).exists():
+        return shape_of_config(_config_json(Path(path)))
     plain = path.lower().replace("_", "-")
     for name, shape in PUBLISHED.items():
         if f"{name.lower()}-" in f"{plain}-".replace("/", "-"):

@@ -42,6 +42,7 @@ ONE: dict[str, dict[str, Any]] = {
     "fused_cross_entropy": {"fused": True},
     "compact_states": {"optim": COMPACT},
 }
+FP8 = {name: {"transformer": {"fp8": "hybrid", "fp8_recipe": name}} for name in ("tensorwise", "blockwise")}
 COOL, BONUS = {"temperature": 0.7}, {"entropy_bonus": 0.5}
 OTHER_LOSSES: dict[str, dict[str, Any]] = {  # each without and with the fused cross-entropy
     "cool": COOL,
@@ -69,7 +70,7 @@ def jobs(model: str, settings: dict[str, dict[str, Any]], actions: list[Any]) ->
 @pytest.fixture(scope="module")
 def one(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
     fused = {f"fused_{name}": {"fused": True, **settings} for name, settings in OTHER_LOSSES.items()}
-    settings = {**ONE, **OTHER_LOSSES, **fused}
+    settings = {**ONE, **OTHER_LOSSES, **fused, **FP8}
     answers = launch(jobs(model, settings, [FOUR_STEPS]), 1, tmp_path_factory.mktemp("one"), timeout_s=400)
     return {name: answer[0] for name, answer in answers.items()}
 
@@ -104,6 +105,19 @@ def test_temperature_and_entropy_bonus_train_alike_with_the_fused_cross_entropy(
 ):
     plain = one[name]
     assert_close(one[f"fused_{name}"], [step["loss"] for step in plain], [step["grad_norm"] for step in plain])
+
+
+@pytest.mark.parametrize("recipe", FP8)
+def test_fp8_has_the_gradients_of_bfloat16(one: dict[str, list[dict[str, float]]], recipe: str):
+    """With packed lengths that are no multiples of 16, here 5 to 40.
+
+    verl pads each sequence, and stretches the last one to fill 128, for which Transformer Engine
+    once multiplied gradients (its issues 2892 and 2911).
+    """
+    for found, want in zip(one[recipe], one["one"], strict=True):
+        print(recipe, found["loss"] / want["loss"] - 1, found["grad_norm"] / want["grad_norm"] - 1)
+        assert found["loss"] == pytest.approx(want["loss"], rel=2e-2)
+        assert found["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.1)
 
 
 class TestTwoGpus:

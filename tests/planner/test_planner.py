@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import shape_of_config
@@ -70,10 +70,14 @@ def test_shapes_come_from_a_folder_or_a_likely_name(tmp_path: Path):
     assert of_model("runs/sft_qwen2.5_32b_h200x8/export") is THIRTY_TWO
     with pytest.raises(ConfigError, match="its shape is not known"):
         of_model("runs/mine/export")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        of_model(str(tmp_path))
     moe = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
     moe |= {"vocab_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4}
     moe |= {"tie_word_embeddings": True}
     shape = shape_of_config(moe)
+    (tmp_path / "config.json").write_text(json.dumps(moe), encoding="utf-8")
+    assert of_model(str(tmp_path)) == shape  # before its weights are fetched
     assert shape_of_config({"num_local_experts": moe.pop("num_experts"), **moe}) == shape  # as transformers 5 writes it
     assert shape.layer_params == 8 * 4 * 2 * 3 + 4 * 3 * 8 * 4 + 8 * 4
     assert shape.compute_params == 2 * (8 * 4 * 2 * 3 + 2 * 3 * 8 * 4 + 8 * 4) + 8 * 16
