@@ -42,7 +42,7 @@ install-cuda:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --constraint $(CUDA)/constraints.txt torch setuptools wheel
 	CPATH=$$($(BIN)/python -c 'import pathlib, sysconfig; print(":".join(map(str, pathlib.Path(sysconfig.get_path("purelib")).glob("nvidia/*/include"))))') \
-	  NVTE_FRAMEWORK=pytorch $(PIP) --constraint $(CUDA)/constraints.txt --no-build-isolation 'transformer-engine[pytorch]'
+	  NVTE_FRAMEWORK=pytorch $(PIP) --constraint $(CUDA)/constraints.txt --no-build-isolation 'transformer-engine[pytorch,core-cu13]'
 	$(PIP) --constraint $(CUDA)/constraints.txt --editable '.[cuda]'
 	$(BIN)/python -W ignore -c 'import torch, transformer_engine.pytorch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "for CUDA", torch.version.cuda)'
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 VERSIONS = {
     "torch": ">=2.9,<2.14",
     "megatron-core": ">=0.16.1,<0.17",  # mbridge 0.15.1 cannot build a model of 0.17 and newer
-    "transformer-engine": ">=2.11,<2.17",
+    "transformer-engine": ">=2.11,<2.12",  # 2.13 wants cuBLAS 13.2, torch 2.11 brings 13.1; 2.12 has not been run
     "mbridge": "==0.15.1",
     "verl": "==0.9.1",
     "sglang": ">=0.5.12,<0.5.15",
