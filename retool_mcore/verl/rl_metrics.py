@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import ray
 
+from retool_mcore.config import RlConfig
+
 
 class StepClock:
     """Wall time between rows of metrics that no timer of verl's covers; see run/metrics.py."""
@@ -79,17 +81,19 @@ def load_metrics(polls: Iterable[tuple[int, int]]) -> dict[str, float]:
     return out
 
 
-def measure_sglang() -> None:
-    """Make verl start our servers instead of its own, in this process.
+def measure_sglang(config: RlConfig) -> None:
+    """Make verl start our servers instead of its own, in this process, after ``ray.init``.
 
-    SGLang's modules take seconds to import; they are imported in the background from here on.
+    SGLang's modules take seconds to import. They are imported in the background from here on, and
+    then in the servers' own processes.
     """
     from verl.workers.rollout import replica
 
     def load() -> type:
         replica._load_sglang()  # installs what verl's SGLang modules need before they can be imported
-        from retool_mcore.verl.sglang_server import MeasuredReplica
+        from retool_mcore.verl.sglang_replica import MeasuredReplica, start_early
 
+        start_early(config)
         return MeasuredReplica
 
     loading = ThreadPoolExecutor(1).submit(load)

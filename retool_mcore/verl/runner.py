@@ -21,6 +21,7 @@ from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.rl_metrics import measure_sglang
+from retool_mcore.verl.run_settings import settings_of_run
 
 # verl exports its task runner as a Ray actor class; a subclass needs the plain class behind it.
 _TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class
@@ -36,7 +37,7 @@ class Driver(_TaskRunner):
     def run(self, config: DictConfig) -> None:
         begin(Path(run_config_of(config)).parent, "driver")
         if config.actor_rollout_ref.rollout.name == "sglang":
-            measure_sglang()
+            measure_sglang(settings_of_run(run_config_of(config)))
         super().run(config)
 
     def options(self, **_: Any) -> Driver:

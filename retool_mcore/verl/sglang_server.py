@@ -1,4 +1,4 @@
-"""verl's SGLang server, which also reports its load and cache hits and has its own seed.
+"""verl's SGLang server, which also reports its load and cache hits.
 
 Import it through ``rl_metrics.measure_sglang``, which first has verl install what its SGLang
 modules need.
@@ -7,14 +7,12 @@ modules need.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import ray
 from verl.workers.rollout.replica import TokenOutput
-from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer, SGLangReplica
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -86,17 +84,3 @@ def _tell(poller: asyncio.Task[None]) -> None:
     """Log a warning when polling has failed; the run goes on without the numbers."""
     if not poller.cancelled() and (error := poller.exception()):
         logger.warning("SGLang's load is not polled any more: %r", error)
-
-
-class MeasuredReplica(SGLangReplica):
-    """verl's n-th replica, whose random numbers start from the run's seed + n.
-
-    run.seed reaches all replicas as the same engine_kwargs.sglang.random_seed. With the same seed,
-    two engines would give one prompt the same responses where its group is spread over both.
-    """
-
-    def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(replica_rank, *args, **kwargs)
-        self.server_class = ray.remote(MeasuredServer)
-        self.config = copy.deepcopy(self.config)  # one object for all replicas
-        self.config.engine_kwargs["sglang"]["random_seed"] += replica_rank

@@ -1,0 +1,94 @@
+"""verl's SGLang replica with a seed of its own, and servers that start while the model is built.
+
+verl makes a replica's server when Megatron has built the model, and that process then imports
+SGLang and verl before it does anything: 23 s on an H200 node. An early server has this behind it
+by then. It gets its settings when verl asks for the server.
+
+Import it through ``rl_metrics.measure_sglang``, which first has verl install what its SGLang
+modules need.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.plugin.platform import get_platform
+from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
+
+from retool_mcore.config import RlConfig
+from retool_mcore.verl.sglang_server import MeasuredServer
+
+RAY_CONCURRENCY = 1000  # verl's, if that many requests are enough
+
+
+class MeasuredReplica(SGLangReplica):
+    """verl's n-th replica, whose random numbers start from the run's seed + n.
+
+    run.seed reaches all replicas as the same engine_kwargs.sglang.random_seed. With the same seed,
+    two engines would give one prompt the same responses where its group is spread over both.
+    """
+
+    def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(replica_rank, *args, **kwargs)
+        self.server_class = _waiting.pop(replica_rank, None) or ray.remote(MeasuredServer)
+        self.config = copy.deepcopy(self.config)  # one object for all replicas
+        self.config.engine_kwargs["sglang"]["random_seed"] += replica_rank
+
+
+class LateSettings(MeasuredServer):
+    """A server that exists before its settings do."""
+
+    def __init__(self) -> None:
+        """Nothing yet: ``construct`` is verl's constructor."""
+
+    def construct(self, environment: Mapping[str, str], **settings: Any) -> None:
+        os.environ.update(environment)
+        super().__init__(**settings)
+
+
+class EarlyServer:
+    """One early server, in place of the actor class that verl makes a server of."""
+
+    def __init__(self, replica_rank: int, max_requests: int) -> None:
+        node_id = ray.get_runtime_context().get_node_id()
+        environment = {**dict.fromkeys(get_platform().ray_noset_envvars(), "1"), **get_platform().rollout_env_vars()}
+        self._actor: Any = (
+            ray.remote(LateSettings)
+            .options(
+                name=f"sglang_server_{replica_rank}_0",  # verl's workers look it up
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+                runtime_env={"env_vars": environment},
+                max_concurrency=max(RAY_CONCURRENCY, max_requests + CONTROL_METHOD_CONCURRENCY),
+            )
+            .remote()
+        )
+        self._environment: Mapping[str, str] = {}
+
+    def options(self, *, runtime_env: Mapping[str, Any], **_: Any) -> Self:
+        """As of a Ray actor class; see ``remote``."""
+        self._environment = runtime_env["env_vars"]
+        return self
+
+    def remote(self, **settings: Any) -> Any:
+        """The actor, which has these settings from now on."""
+        ray.get(self._actor.construct.remote(self._environment, **settings))
+        return self._actor
+
+
+_waiting: dict[int, EarlyServer] = {}  # by replica
+
+
+def start_early(config: RlConfig) -> None:
+    """Start the servers of a run on one node, whose engines share the trainer's devices.
+
+    Of several nodes, and in mode "async", it is not known yet where an engine will be.
+    """
+    if config.cluster.nodes == 1 and config.train.mode != "async":
+        for replica_rank in range(config.cluster.gpus_per_node // config.rollout.engine_tp):
+            _waiting[replica_rank] = EarlyServer(replica_rank, config.rollout.max_running_requests)

@@ -1,0 +1,25 @@
+"""A server that starts before its settings exist is the one that verl then finds by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.scenario import run_scenario
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return run_scenario("tests.verl.early_servers_scenario")
+
+
+def test_verl_gets_the_early_server_with_its_settings_and_environment(found: dict[str, Any]):
+    assert found["one_node"] == [0, 1]
+    assert found["before"] == [{}, None]
+    assert found["after"] == [{"replica_rank": 1}, "here"]
+    assert found["same"]
+
+
+def test_none_starts_where_its_node_is_not_known_yet(found: dict[str, Any]):
+    assert (found["async"], found["two_nodes"]) == ([], [])
