@@ -127,6 +127,14 @@ def test_the_disk_must_hold_the_checkpoints(monkeypatch, task: Path, free_gib: f
     assert levels(found) == [level] and "a checkpoint is" in found[0].text
 
 
+def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.MonkeyPatch, task: Path):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**20))
+    config = good(task)
+    nothing = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 0})})
+    assert [finding.severity for finding in machine.disk(config)] == ["error"]
+    assert [finding.severity for finding in machine.disk(nothing)] == ["ok"]
+
+
 @pytest.mark.parametrize(("settings_", "level"), [((), None), (("memory.offload_idle=true",), "ok")])
 def test_what_moves_to_the_host_must_fit_there(task: Path, settings_: tuple[str, ...], level: str | None):
     found = list(machine.host_memory(good(task, *settings_)))
