@@ -17,6 +17,8 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
+from retool_mcore.verl import optimizer_room
+
 KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
 
 
@@ -43,21 +45,32 @@ class UpdateWorker(TrainingWorker):
     """
 
     log_probs: torch.Tensor | None = None
+    _room: torch.Tensor | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:
-        """Build model, optimizer and schedule; the schedule stands one update ahead."""
+        """Build model, optimizer and schedule; the schedule stands one update ahead.
+
+        What does not move to the host keeps room for Adam's states.
+        """
         super().reset()
+        if not self.engine_config.forward_only and not self.engine_config.optimizer_offload:
+            self._room = optimizer_room.hold(self.engine.optimizer)
         self._engine_train_batch = self.engine.train_batch
         self.engine.train_batch = self._train_and_keep
         if self.engine.lr_scheduler is not None:
             self.engine.lr_scheduler.step(1)
+
+    def free_room(self) -> None:
+        """Leave the room to Adam's states, which the next call makes or reads."""
+        self._room = None
 
     def _train_and_keep(self, data: TensorDict, loss_function: Any) -> Any:
         """The engine's train_batch; keeps the log-probabilities.
 
         verl's worker keeps only loss and metrics of the output.
         """
+        self.free_room()
         output = self._engine_train_batch(data, loss_function=partial(_of_a_token_at_least, loss_function))
         if tu.get(data, KEEP_LOG_PROBS, default=False):
             self.log_probs = output["model_output"].get("log_probs")

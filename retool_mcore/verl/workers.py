@@ -32,7 +32,7 @@ class _Saving:
     _pending: PendingSave | None = None
     _new_seed: int | None = None
 
-    def _saved_worker(self) -> TrainingWorker:
+    def _saved_worker(self) -> UpdateWorker:
         raise NotImplementedError
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -78,7 +78,9 @@ class _Saving:
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
     ) -> None:
         del hdfs_path, del_local_after_load
-        load_checkpoint(self._saved_worker().engine, local_path, new_seed=self._new_seed)
+        worker = self._saved_worker()
+        worker.free_room()
+        load_checkpoint(worker.engine, local_path, new_seed=self._new_seed)
 
 
 class _Actor(_Saving):
@@ -87,7 +89,7 @@ class _Actor(_Saving):
     actor_worker_cls = UpdateWorker
     actor: UpdateWorker | None
 
-    def _saved_worker(self) -> TrainingWorker:
+    def _saved_worker(self) -> UpdateWorker:
         assert self.actor is not None, "only the actor's role is saved"
         return self.actor
 
@@ -149,7 +151,7 @@ class SavingDetachedActorWorker(_Actor, DetachActorWorker):
 
 
 class SavingCriticWorker(_Saving, UpdateWorker):
-    def _saved_worker(self) -> TrainingWorker:
+    def _saved_worker(self) -> UpdateWorker:
         return self
 
 
@@ -177,7 +179,7 @@ class RecomputingDetachedActorWorker(SavingDetachedActorWorker):
 
 
 class RecomputingCriticWorker(_Saving, RecomputingWorker):
-    def _saved_worker(self) -> TrainingWorker:
+    def _saved_worker(self) -> UpdateWorker:
         return self
 
 

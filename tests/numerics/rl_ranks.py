@@ -62,7 +62,8 @@ class RlEngine:
         them. Of mini-batch ``masked`` no token is in the loss.
 
         "seen": of each forward pass in training, its tokens and recomputed layers; of each
-        data-parallel rank.
+        data-parallel rank. "states": bytes held for Adam's before the first update, bytes of these
+        after it, and whether any are held still.
         """
         import torch.distributed as dist
         from verl.utils import tensordict_utils as tu
@@ -71,7 +72,9 @@ class RlEngine:
         data = rows(rank, size, masked)
         tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8, epochs=1, seed=0, dataloader_kwargs={})
         before = self._say(rows(rank, size))
+        held = 0 if self.worker._room is None else self.worker._room.nbytes
         output = self.worker.train_mini_batch(data)
+        states = [held, self._bytes_of_states(), int(self.worker._room is not None)]
         after = self._say(rows(rank, size))
         seen: list[Any] = [None] * size
         dist.all_gather_object(seen, self.seen, group=self.engine.get_data_parallel_group())
@@ -80,11 +83,18 @@ class RlEngine:
         metrics = tu.get(output, "metrics")
         return {
             "seen": seen,
+            "states": states,
             "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
             "loss": [float(loss) for loss in metrics["loss"]],
             "before": before,
             "after": after,
         }
+
+    def _bytes_of_states(self) -> int:
+        optimizer = self.engine.optimizer
+        parts = getattr(optimizer, "chained_optimizers", [optimizer])
+        states = [state for part in parts for state in part.optimizer.state.values()]
+        return sum(tensor.nbytes for state in states for name, tensor in state.items() if name != "step")
 
     def _say(self, data: Any) -> list[list[float]]:
         """The values or log-probabilities of each row; of no row on ranks without the output."""

@@ -120,6 +120,16 @@ def test_fp8_has_the_gradients_of_bfloat16(one: dict[str, list[dict[str, float]]
         assert found["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.1)
 
 
+def test_room_is_held_for_what_adam_makes_in_its_first_update(model: str, tmp_path: Path):
+    updates = [
+        {**job, "role": "actor", "auto": False}
+        for job in jobs(model, {"float32": {}, "compact": {"optim": COMPACT}}, [["update"]])
+    ]
+    for answer in launch(updates, 1, tmp_path / "ranks", timeout_s=400).values():
+        held, made, still = answer[0]["states"]
+        assert (held, still) == (made, 0) and made > 0
+
+
 class TestTwoGpus:
     pytestmark = two_gpus
 

@@ -1,0 +1,56 @@
+"""The room held for Adam's states is as large as they are. On GPUs: numerics/test_gpu_parity.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from retool_mcore.planner.memory import STATE_BYTES
+from retool_mcore.verl.optimizer_room import bytes_to_come, hold
+
+PLAIN = SimpleNamespace(optimizer_cpu_offload=False, use_precision_aware_optimizer=False)
+
+
+def part(count: int, config: Any = PLAIN) -> SimpleNamespace:
+    parameters = [torch.nn.Parameter(torch.ones(count)), torch.nn.Parameter(torch.ones(3, 5))]
+    return SimpleNamespace(optimizer=torch.optim.AdamW(parameters), config=config)
+
+
+def chained(*parts: SimpleNamespace) -> SimpleNamespace:
+    groups = [group for each in parts for group in each.optimizer.param_groups]
+    return SimpleNamespace(chained_optimizers=list(parts), param_groups=groups)
+
+
+def step(each: SimpleNamespace) -> int:
+    """Bytes of the moments that one update of plain Adam makes."""
+    for group in each.optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    each.optimizer.step()
+    return sum(state[name].nbytes for state in each.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
+
+
+def test_as_many_bytes_as_the_first_update_makes_and_none_after_it():
+    both = chained(part(7), part(11))
+    room = hold(both)
+    assert room is not None and room.nbytes == sum(step(each) for each in both.chained_optimizers)
+    assert hold(both) is None
+
+
+def test_states_on_the_host_take_no_room_on_the_device():
+    assert bytes_to_come(part(7, SimpleNamespace(optimizer_cpu_offload=True))) == 0
+
+
+@pytest.mark.parametrize(("states", "moments"), [("compact", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_master_weights_that_are_states_are_counted(states: str, moments: torch.dtype):
+    config = SimpleNamespace(
+        optimizer_cpu_offload=False,
+        use_precision_aware_optimizer=True,
+        store_param_remainders=True,
+        exp_avg_dtype=moments,
+        exp_avg_sq_dtype=moments,
+    )
+    assert bytes_to_come(part(9, config)) == STATE_BYTES[states] * (9 + 15)
