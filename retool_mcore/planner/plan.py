@@ -162,12 +162,13 @@ def _rl_plan(
     work = Work.of(responses, mean)
     updates = config.train.prompts_per_step // config.train.mini_batch_prompts
     micro_batches = work.tokens / dp / (config.train.micro_batch_tokens * parallel.cp)
-    forward = pass_s(shape, hardware, parallel, work, passes=1) * stretch(shape, parallel, micro_batches)
+    fp8 = config.model.fp8 != "off"
+    forward = pass_s(shape, hardware, parallel, work, passes=1, fp8=fp8) * stretch(shape, parallel, micro_batches)
     training = _train_s(config, shape, hardware, work, updates=updates, mean=mean)
     optimizer = updates * optimizer_s(shape, hardware, parallel, memory, dp)
     phases = {
         "generate": decoding.seconds,
-        "old_log_prob": forward + calibrated("infer_phase_s"),
+        **({"old_log_prob": forward + calibrated("infer_phase_s")} if config.algorithm.old_log_prob == "actor" else {}),
         "update": training + optimizer + calibrated("update_s"),
         "weight_sync": sync_s(shape),
     }
@@ -195,7 +196,8 @@ def _train_s(
         twice = Lengths(mean=mean, longest=config.max_sequence_tokens).recomputed(shape, parallel, memory, micro)
     passes = passes_of(memory, math.ceil(shape.layers / parallel.pp), twice)
     micro_batches = work.tokens * parallel.tp * parallel.pp / hardware.count / micro / updates
-    return pass_s(shape, hardware, parallel, work, passes=passes) * stretch(shape, parallel, micro_batches)
+    seconds = pass_s(shape, hardware, parallel, work, passes=passes, fp8=config.model.fp8 != "off")
+    return seconds * stretch(shape, parallel, micro_batches)
 
 
 def _mean_note(given: float | None, mean: float, rule: str) -> tuple[str, ...]:

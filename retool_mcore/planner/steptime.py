@@ -34,13 +34,14 @@ class Work:
         return Work(tokens=sequences * mean_tokens, squares=sequences * mean_tokens**2 * calibrated("spread"))
 
 
-def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float) -> float:
-    """Seconds of ``passes``, counted in forward passes.
+def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float, fp8: bool) -> float:
+    """Seconds of ``passes``, counted in forward passes; ``fp8``: with model.fp8.
 
     Forward and backward are 3, with full recomputation 4.
     """
     devices, flops = hardware.count, hardware.device.flops
     products = 2 * shape.compute_params * work.tokens * passes / (devices * flops * calibrated("gemm"))
+    products *= calibrated("fp8") if fp8 else 1.0
     attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes
     attention_s = attention / (devices * flops * calibrated("attention"))
     kept, _ = activation_bytes(shape, Memory(), 1, fused=hardware.device.fused)

@@ -250,6 +250,34 @@ def test_a_measured_rl_run_of_7b():
     assert plan.train.total == pytest.approx(101.1, rel=0.10)
 
 
+def test_the_engines_own_log_probabilities_cost_no_pass():
+    words = ("train.mini_batch_prompts=512",)
+    actor = make_plan(rl("rl_qwen2.5_7b_h200x8", *words), SEVEN, parse("h200x8")).phases
+    rollout = make_plan(rl("rl_qwen2.5_7b_h200x8", *words, "algorithm.old_log_prob=rollout"), SEVEN, parse("h200x8"))
+    assert rollout.phases == {name: seconds for name, seconds in actor.items() if name != "old_log_prob"}
+
+
+HALF = ("cluster.gpus_per_node=1", "parallel.cp=1", "memory.recompute=auto", "memory.adam_states=compact",
+        "train.micro_batch_tokens=16384", "train.global_batch=16")  # fmt: skip
+
+
+@pytest.mark.parametrize(("fp8", "gib", "rate"), [("off", 103.6, 23_122), ("tensorwise", 104.5, 31_417)])
+def test_measured_runs_of_half_a_7b_on_one_h200(fp8: str, gib: float, rate: float):
+    """14 of 28 layers; only the time with FP8 was fitted. bfloat16 was planned before its run."""
+    config = sft(*HALF, f"model.fp8={fp8}")
+    plan = make_plan(config, replace(SEVEN, layers=14), parse("h200x1"), mean_tokens=44_664 / 16)
+    assert plan.need_gib == pytest.approx(gib, rel=0.10)
+    assert plan.tokens_per_step / plan.step_s == pytest.approx(rate, rel=0.20)
+
+
+def test_a_measured_fp8_run_of_7b_on_two_h200():
+    settings = ("parallel.cp=1", "train.micro_batch_tokens=7168", "memory.adam_states=compact",
+                "memory.recompute=auto", "model.fp8=tensorwise")  # fmt: skip
+    plan = make_plan(sft(*TWO_H200, *settings), SEVEN, parse("h200x2"), mean_tokens=83081 / 32)
+    assert plan.need_gib == pytest.approx(118.8, rel=0.10)
+    assert plan.tokens_per_step / 2 / plan.step_s == pytest.approx(15_276, rel=0.20)
+
+
 def test_a_measured_run_of_half_a_32b_on_two_h200():
     """perf/baselines/sft_32b_half_h200x2.NVIDIA_H200x2.json: 32 of 64 layers, TP 2. Nothing was
     fitted to it.
