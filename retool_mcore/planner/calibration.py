@@ -31,9 +31,7 @@ RL_7B = "fitted: RL 7B, TP 2, 2 x H200"
 
 CALIBRATION = {
     "gemm": Constant(0.72, f"{SFT_7B}; share of peak of the matrix products in its profile"),
-    "fp8": Constant(
-        0.67, "fitted: SFT of half a 7B, one H200; time of matrix products in FP8 over bfloat16's"
-    ),
+    "fp8": Constant(0.67, "fitted: SFT of half a 7B, one H200; time of matrix products in FP8 over bfloat16's"),
     "attention": Constant(0.26, f"{SFT_7B}; the same of attention, causal half counted"),
     "elementwise": Constant(6.0, f"{SFT_7B}; times what is kept for backward passes through memory, in three passes"),
     "gaps": Constant(0.08, f"{SFT_7B}; time without a kernel, as a share of the time with one"),
