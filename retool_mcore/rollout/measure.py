@@ -29,6 +29,19 @@ def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
     return [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
 
 
+def answers_by_row(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> dict[int, list[bool]]:
+    """Which answers were right, of each row of the training file, in the order of its groups' ids.
+
+    Trajectories of two groups of one row are told apart by the caller, who passes whole batches:
+    a batch holds no row twice.
+    """
+    found: dict[int, list[bool]] = {}
+    for _, extra in sorted(zip(keys, extras, strict=True), key=lambda pair: pair[0]):
+        right = (extra.get("reward_extra_info") or {}).get("acc", 0.0)
+        found.setdefault(int(extra["row"]), []).append(bool(right))
+    return found
+
+
 def batch_metrics(
     keys: Sequence[str],
     extras: Sequence[dict[str, Any]],
