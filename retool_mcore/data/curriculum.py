@@ -16,7 +16,7 @@ whole state, and a run that resumes with them goes on in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,9 @@ class SolveRateOrder:
         """The share of epochs that take the row; 1.0 before it was seen."""
         return max(self.floor, 0.5 ** abs(self.streaks.get(row, 0)))
 
-    def observe(self, groups: Mapping[int, Sequence[bool]]) -> None:
-        """Take the answers of finished groups, by row: which of them were right."""
-        for row, right in groups.items():
-            if not right:
-                continue
+    def observe(self, groups: Iterable[tuple[int, Sequence[bool]]]) -> None:
+        """Take the answers of finished groups: each group's row, and which answers were right."""
+        for row, right in groups:
             before = self.streaks.get(row, 0)
             if all(right):
                 self.streaks[row] = max(before, 0) + 1

@@ -29,17 +29,18 @@ def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
     return [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
 
 
-def answers_by_row(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> dict[int, list[bool]]:
-    """Which answers were right, of each row of the training file, in the order of its groups' ids.
+def answers_of_groups(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[bool]]]:
+    """For each group its row of the training file, and which of its answers were right.
 
-    Trajectories of two groups of one row are told apart by the caller, who passes whole batches:
-    a batch holds no row twice.
+    In the order of the groups' ids, so that it does not hang on which of them ended first.
     """
-    found: dict[int, list[bool]] = {}
-    for _, extra in sorted(zip(keys, extras, strict=True), key=lambda pair: pair[0]):
-        right = (extra.get("reward_extra_info") or {}).get("acc", 0.0)
-        found.setdefault(int(extra["row"]), []).append(bool(right))
-    return found
+    rows: dict[str, int] = {}
+    right: dict[str, list[bool]] = {}
+    for key, extra in zip(keys, extras, strict=True):
+        uid, result = uid_of(key), cast("Mapping[str, Any]", extra.get("reward_extra_info") or {})
+        rows[uid] = int(extra["row"])
+        right.setdefault(uid, []).append(bool(result.get("acc", 0.0)))
+    return [(rows[uid], right[uid]) for uid in sorted(rows)]
 
 
 def batch_metrics(

@@ -141,9 +141,14 @@ def best_so_far(config: RunConfig, step: int) -> Best | None:
 
 def lacks_value(config: RunConfig, step: int) -> bool:
     """Whether a run with best.metric stands at a step of which a kill took the validation."""
-    best, (_, every) = best_so_far(config, step), config.validated
-    due = step > 0 and (step % every == 0 or step == config.num_steps) if every else False
-    return best is not None and due and step not in best.values
+    best = best_so_far(config, step)
+    return best is not None and _is_due(config, step) and step not in best.values
+
+
+def _is_due(config: RunConfig, step: int) -> bool:
+    """Whether the step is validated, and then also saved."""
+    _, every = config.validated
+    return every > 0 < step and (step % every == 0 or step == config.num_steps)
 
 
 class BestKeeper:
@@ -161,8 +166,11 @@ class BestKeeper:
         return lacks_value(self._config, step)
 
     def validated(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take the value of a validation. Raises RunError when it has none that can be compared."""
-        if self.best is None:
+        """Take the value of a validation, if one is due at ``step``.
+
+        Raises RunError when there is none that can be compared.
+        """
+        if self.best is None or not _is_due(self._config, step):
             return
         metric = self.best.metric
         if metric not in metrics:

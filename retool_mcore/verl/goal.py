@@ -21,6 +21,7 @@ class GoalMixin(PPOTrainer):
 
     _run: RlConfig
     _best: BestKeeper
+    _validates_anew = False
     _order: SolveRateOrder | None = None
 
     def _init_dataloader(self) -> None:
@@ -56,8 +57,10 @@ class GoalMixin(PPOTrainer):
         self._best = BestKeeper(self._run, step)
         if self._order is not None:
             self.train_dataloader_it = iter(self.train_dataloader)  # loads the state now, not at the first batch
-        with open_dict(self.config):
-            self.config.trainer.val_before_train = self._best.lacks(step)
+        self._validates_anew = self._best.lacks(step)
+        if self._validates_anew:
+            with open_dict(self.config):
+                self.config.trainer.val_before_train = True
 
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()
@@ -65,7 +68,8 @@ class GoalMixin(PPOTrainer):
         return metrics
 
     def on_train_begin(self) -> None:
-        self.replay_buffer.val_metrics = {}  # of a step that has its row
+        if self._validates_anew:
+            self.replay_buffer.val_metrics = {}  # they are not of the step that comes
         super().on_train_begin()
         self.end_if_given_up(self.global_steps - 1)
 

@@ -27,7 +27,7 @@ from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, R
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.measure import (
-    answers_by_row,
+    answers_of_groups,
     batch_metrics,
     mismatch,
     read_extras,
@@ -64,8 +64,8 @@ class _Accounting:
         self.dropped_total = 0
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
-        # The curriculum's: takes the answers of groups, by row, before the step's checkpoint is saved.
-        self.observe: Callable[[dict[int, list[bool]]], None] | None = None
+        # The curriculum takes the answers of groups here, before the step's checkpoint is saved.
+        self.observe: Callable[[list[tuple[int, list[bool]]]], None] | None = None
         self._observed: set[str] = set()  # groups set aside whose answers were taken
         # Filter by the answer, not the reward: a group that is all wrong teaches nothing about
         # answers, however its reward is shaped.
@@ -85,7 +85,7 @@ class _Accounting:
         self.global_steps, self.refilled = global_steps, 0
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         if partition_id == "train":
-            self._tell_answers(batch.keys, partition_id)
+            self._tell_answers(_real_keys(batch), partition_id)
         if partition_id == "val":  # verl drops the metrics returned here; ReToolTrainer takes these instead
             measured = {**self._measure(batch.keys, partition_id), **self.dropped}
             self.val_metrics = {f"val/{name}": value for name, value in measured.items()}
@@ -126,14 +126,15 @@ class _Accounting:
             aside, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
         finally:
             finished |= empty  # they count as dropped when they are chosen
-        new = aside - self._observed  # verl asks again until it has cleared them
-        self._observed = set(aside)
-        self._tell_answers([key for key in self.partitions[partition_id] if uid_of(key) in new], partition_id)
+        if partition_id == "train":
+            new = aside - self._observed  # verl asks again until it has cleared them
+            self._observed = set(aside)
+            self._tell_answers([key for key in self.partitions[partition_id] if uid_of(key) in new], partition_id)
         return aside, counts
 
     def _tell_answers(self, keys: list[str], partition_id: str) -> None:
         if self.observe is not None and keys:
-            self.observe(answers_by_row(keys, read_extras(keys, partition_id)))
+            self.observe(answers_of_groups(keys, read_extras(keys, partition_id)))
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
