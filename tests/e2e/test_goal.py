@@ -20,12 +20,13 @@ from tests.e2e.commands import argv_rl, assert_nothing_left, run
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 ROWS, LAST = 8, 6
+COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 
 
 def settings(folder: Path) -> tuple[str, ...]:
     task = write_coin_task(folder)
     few = folder / "few.parquet"
-    write_parquet(few, [row for _, row in read_rows(folder / "train.parquet")][:ROWS])
+    write_parquet(few, [row for _, row in read_rows(folder / "train.parquet", COLUMNS)][:ROWS])
     size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=2", "validation.n=8")
     every = ("validation.every=1", "checkpoint.every_steps=1", "checkpoint.keep=1", "rollout.record_groups=8")
     # No accuracy is better than another by more than 1: patience counts from the first validation.
