@@ -19,7 +19,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
 from retool_mcore.process import exit_on_sigterm, output_to
 from retool_mcore.run import checkpoint, start
-from retool_mcore.run.best import best_so_far, lacks_value, read_best
+from retool_mcore.run.best import best_so_far, lacks_value
 from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
@@ -62,7 +62,7 @@ def train(config: RlConfig) -> None:
         if unfinished:
             with Watchdog(config), progress(config, terminal):
                 run(config, platform, resume.path if resume is not None else None)
-        if (best := read_best(config.run.dir)) and best.given_up:
+        if (best := best_so_far(config, config.train.steps)) and best.given_up:
             _tell(f"note: {best.words()}", terminal)
         export_at_end(config)
 
