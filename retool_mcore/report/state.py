@@ -89,7 +89,8 @@ def _moved(run: RunRecord) -> list[str]:
 
 def _next(run: RunRecord) -> str:
     if not run.exported:
-        return f"retool export {_quoted(run.path)} --to {_quoted(run.path / 'export')}"
+        which = " --checkpoint best" if run.setting("best.metric") else ""
+        return f"retool export {_quoted(run.path)} --to {_quoted(run.path / 'export')}{which}"
     export, config = run.path / "export", run.path / "config.toml"
     if run.kind == "sft":
         return f"retool rl CONFIG model.path={_quoted(export)}"
