@@ -213,3 +213,29 @@ def test_a_run_exports_its_best_checkpoint(tmp_path: Path):
             saver.save(step)
     export_at_end(config)
     assert json.loads((config.run.dir / "export" / "config.json").read_text())["step"] == 20
+
+
+def test_a_curriculum_is_of_the_run_and_older_checkpoints_are_of_runs_without(tmp_path: Path):
+    def rl(*settings: str) -> RlConfig:
+        here = (f"run.root={tmp_path}", "checkpoint.every_steps=10")
+        return load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", [*here, *settings])
+
+    def saved_by(config: RlConfig) -> Path:
+        with checkpoint.Saver(config, write_model) as saver:
+            saver.save(10)
+        return checkpoint.step_folder(config, 10) / checkpoint.STATE_FILE
+
+    state = json.loads(saved_by(rl()).read_text())
+    assert checkpoint.find_resume(rl()) is not None
+    del state["identity"]["curriculum"]
+    checkpoint.step_folder(rl(), 10).joinpath(checkpoint.STATE_FILE).write_text(json.dumps(state))
+    assert checkpoint.find_resume(rl()) is not None, "saved before there were curricula"
+    for before, after, said in (
+        ((), ("data.curriculum=solve_rate",), "curriculum was None, now 'solve_rate'"),
+        (("data.curriculum=solve_rate",), (), "curriculum was 'solve_rate', now None"),
+    ):
+        saved_by(rl(*before))
+        with pytest.raises(CheckpointError, match=said):
+            checkpoint.find_resume(rl(*after))
+    saved_by(rl("data.curriculum=solve_rate"))
+    assert checkpoint.find_resume(rl("data.curriculum=solve_rate", "data.curriculum_floor=0.5")) is not None
