@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-STATE = ("epoch", "position", "recent", "streaks")
+from retool_mcore.errors import DataError
 
 
 class SolveRateOrder:
@@ -85,11 +85,16 @@ class SolveRateOrder:
         return {f"curriculum/{name}": float(value) for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"epoch": self.epoch, "position": self.position}
+        state = {"rows": self.rows, "epoch": self.epoch, "position": self.position}
         return {**state, "recent": list(self.recent), "streaks": dict(self.streaks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert set(state) == set(STATE), f"no state of this sampler: {sorted(state)}"
+        """Go on from a saved state. Raises DataError when it is of a file with other rows."""
+        if state["rows"] != self.rows:
+            raise DataError(
+                f"data.train_file has {self.rows} rows, and {state['rows']} when the checkpoint was saved, whose "
+                "curriculum counts by row. Restore the file, or start a run with another run.name"
+            )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self.recent, self.streaks = list(state["recent"]), dict(state["streaks"])
         self._order = self._order_of(self.epoch)

@@ -43,6 +43,8 @@ LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "dp")
 # next step on.
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 NOT_RECORDED = "(not recorded)"
+# Keys of identity() that came later, with the value that runs before them had.
+ADDED = {"data.curriculum": "off"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     keys = {"prompts_per_step": config.train.prompts_per_step, "group_size": config.rollout.group_size}
     roles: dict[str, Any] = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}
-    roles["curriculum"] = None if config.data.curriculum == "off" else config.data.curriculum
+    roles["data"] = {"curriculum": config.data.curriculum}
     if config.algorithm.name == "ppo":  # a PPO run saves a critic, too
         roles["critic"] = {"lr": config.critic.lr}
     return shared | keys | roles | {"train_file": config.data.train_file}
@@ -171,11 +173,11 @@ def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> 
 
 
 def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
-    before, now = _leaves(saved.identity), _leaves(identity(config))
+    before, now = ADDED | _leaves(saved.identity), _leaves(identity(config))
     return [
         (key, f"{key} was {before.get(key, NOT_RECORDED)!r}, now {value!r}")
         for key, value in now.items()
-        if before.get(key, None if value is None else NOT_RECORDED) != value
+        if before.get(key, NOT_RECORDED) != value
     ]
 
 

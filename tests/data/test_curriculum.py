@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retool_mcore.data.curriculum import SolveRateOrder
+from retool_mcore.errors import DataError
 
 RIGHT, WRONG, MIXED = [True, True], [False, False], [True, False]
 GROUPS = st.lists(st.tuples(st.integers(0, 11), st.sampled_from([RIGHT, WRONG, MIXED])), max_size=30)
@@ -121,3 +122,8 @@ def test_the_data_loader_of_verls_trainer_saves_streaks_that_came_after_its_last
     assert resumed.streaks == whole.streaks == dict.fromkeys(range(8), 2), "before the first batch is drawn"
     for _ in range(6):
         assert next(batches).tolist() == next(again).tolist()
+
+
+def test_streaks_of_another_file_are_refused():
+    with pytest.raises(DataError, match="has 11 rows, and 12 when the checkpoint was saved"):
+        order(rows=11).load_state_dict(order(rows=12).state_dict())

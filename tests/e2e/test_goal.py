@@ -31,7 +31,7 @@ def settings(folder: Path) -> tuple[str, ...]:
     every = ("validation.every=1", "checkpoint.every_steps=1", "checkpoint.keep=1", "rollout.record_groups=8")
     # No accuracy is better than another by more than 1: patience counts from the first validation.
     goal = ("best.metric=val-core/coin/acc/mean@8", f"best.patience={LAST - 1}", "best.min_delta=1.0")
-    return (*task, f"data.train_file={few}", *size, *every, *goal, "data.curriculum=solve_rate", "optim.lr=3e-4")
+    return (*task, f"data.train_file={few}", *size, *every, *goal, "data.curriculum=solve_rate", "optim.lr=1e-3")
 
 
 def train(root: Path, mark: str, *more: str) -> str:

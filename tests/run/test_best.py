@@ -227,12 +227,12 @@ def test_a_curriculum_is_of_the_run_and_older_checkpoints_are_of_runs_without(tm
 
     state = json.loads(saved_by(rl()).read_text())
     assert checkpoint.find_resume(rl()) is not None
-    del state["identity"]["curriculum"]
+    del state["identity"]["data"]
     checkpoint.step_folder(rl(), 10).joinpath(checkpoint.STATE_FILE).write_text(json.dumps(state))
     assert checkpoint.find_resume(rl()) is not None, "saved before there were curricula"
     for before, after, said in (
-        ((), ("data.curriculum=solve_rate",), "curriculum was None, now 'solve_rate'"),
-        (("data.curriculum=solve_rate",), (), "curriculum was 'solve_rate', now None"),
+        ((), ("data.curriculum=solve_rate",), "data.curriculum was 'off', now 'solve_rate'"),
+        (("data.curriculum=solve_rate",), (), "data.curriculum was 'solve_rate', now 'off'"),
     ):
         saved_by(rl(*before))
         with pytest.raises(CheckpointError, match=said):
