@@ -86,11 +86,12 @@ def _print_dry_run(run: RunConfig) -> None:
 def export(
     run_dir: Annotated[Path, typer.Argument(help="a run's folder, or one checkpoint of it")],
     to: Annotated[Path, typer.Option(help="where the Hugging Face model directory is written")],
+    checkpoint: Annotated[str, typer.Option(help="newest, best (by best.metric), or a step")] = "newest",
 ) -> None:
-    """Write a run's newest checkpoint as a Hugging Face model for transformers and SGLang."""
+    """Write a checkpoint of a run as a Hugging Face model for transformers and SGLang."""
     from retool_mcore.run.export import export as export_run
 
-    typer.echo(f"wrote {export_run(run_dir, to)}")
+    typer.echo(f"wrote {export_run(run_dir, to, checkpoint)}")
 
 
 @app.command()

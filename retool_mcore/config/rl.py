@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,20 @@ from retool_mcore.config.algorithm import Algorithm, Critic
 from retool_mcore.config.base import PositiveFloat, PositiveInt, Section
 from retool_mcore.config.sampling import Prompts, Rollout, SandboxSettings, Validation, sampled_as_rollout
 from retool_mcore.config.shared import RunConfig
+
+# Metrics that every validation of RL has, with the mode that the name implies.
+VALIDATION_METRICS = {
+    "val/accuracy": "max",
+    "val/groups/all_right": "max",
+    "val/groups/all_wrong": "min",
+    "val/reward/has_answer": "max",
+    "val/reward/check_failed": "min",
+    "val/behavior/code_ratio": "",
+    "val/behavior/calls": "",
+    "val/behavior/turns": "",
+    "val/behavior/response_tokens": "",
+}
+OF_SOURCE = re.compile(r"val-core/(?P<source>.+)/acc/mean@(?P<n>\d+)")
 
 
 class RlData(Prompts):
@@ -20,6 +35,16 @@ class RlData(Prompts):
 
     allow_overlap: bool = False
     """True: over a tenth of the problems of a file of validation.files may be trained on."""
+
+    curriculum: Literal["off", "solve_rate"] = "off"
+    """"solve_rate": prompts that are solved always or never are sampled less.
+
+    Each group in a row that is all right, or all wrong, halves the share of epochs that take its
+    prompt; a group that is mixed brings it back to all. See rollout/README.md, "Curriculum".
+    """
+
+    curriculum_floor: Annotated[float, Field(gt=0, le=1)] = 0.125
+    """The least share of epochs that take a prompt: 0.125 is at least every eighth."""
 
 
 class RlTrain(Section):
@@ -139,6 +164,21 @@ class RlConfig(RunConfig):
     def data_files(self) -> list[tuple[str, str]]:
         return [("data.train_file", self.data.train_file), *(("validation.files", p) for p in self.validation.files)]
 
+    @property
+    def validated(self) -> tuple[str, int]:
+        return "validation.every", self.validation.every
+
+    @property
+    def best_source(self) -> str:
+        """The data_source that best.metric is the accuracy on; "" where it names none."""
+        found = OF_SOURCE.fullmatch(self.best.metric)
+        return found["source"] if found else ""
+
+    @property
+    def validation_metrics(self) -> dict[str, str]:
+        of_source = f"val-core/{self.best_source or 'SOURCE'}/acc/mean@{self.validation.n}"
+        return VALIDATION_METRICS | {of_source: "max"}
+
     def train_gpus(self) -> int:
         return train_gpus(self.train, self.rollout, self.cluster.nodes, self.cluster.gpus_per_node)
 
@@ -149,6 +189,10 @@ class RlConfig(RunConfig):
             raise ValueError(
                 f'rollout.group_size = 1 gives algorithm.name = "{self.algorithm.name}" no group to compare within. '
                 "Use at least 2"
+            )
+        if self.data.curriculum != "off" and r.group_size < 2:
+            raise ValueError(
+                f'data.curriculum = "{self.data.curriculum}" tells mixed groups from others, and rollout.group_size = 1'
             )
         if self.algorithm.filter_groups and r.group_size < 2:
             raise ValueError("algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1")

@@ -64,6 +64,14 @@ class SftConfig(RunConfig):
     def data_files(self) -> list[tuple[str, str]]:
         return [("data.train_file", self.data.train_file), ("data.val_file", self.data.val_file)]
 
+    @property
+    def validated(self) -> tuple[str, int]:
+        return "train.val_every_steps", self.train.val_every_steps
+
+    @property
+    def validation_metrics(self) -> dict[str, str]:
+        return {"val_loss": "min"}
+
     @model_validator(mode="after")
     def _sft_rules(self) -> SftConfig:
         if self.train.global_batch % self.dp:

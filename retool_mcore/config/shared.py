@@ -212,6 +212,39 @@ class Checkpoint(Section):
     """
 
 
+class Best(Section):
+    """Which checkpoint is the best, and when a run no longer waits for a better one.
+
+    The best one outlives checkpoint.keep, stands in <run>/best.json, and is what a run exports at
+    its end. Every validated step has to be saved: see run/best.py.
+    """
+
+    metric: str = ""
+    """The metric of validation that decides; "": none does. SFT has "val_loss".
+
+    RL: "val/accuracy", or "val-core/SOURCE/acc/mean@N", the accuracy on the validation problems
+    whose data_source is SOURCE, with N = validation.n. A wrong name's error lists all there are.
+    """
+
+    mode: Literal["auto", "max", "min"] = "auto"
+    """Whether the highest or the lowest value is best; "auto": as the metric's name implies."""
+
+    patience: Annotated[int, Field(ge=0)] = 0
+    """The run ends after so many validations in a row without a better value; 0: never."""
+
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """How much better a value must be for patience to start anew, in units of the metric."""
+
+    @model_validator(mode="after")
+    def _patience_has_a_metric(self) -> Best:
+        if not self.metric and (self.patience or self.min_delta or self.mode != "auto"):
+            raise ValueError(
+                f'best.patience = {self.patience}, best.min_delta = {self.min_delta} and best.mode = "{self.mode}" do '
+                'nothing without best.metric. Name one, "val_loss" in SFT or "val/accuracy" in RL, or leave them out'
+            )
+        return self
+
+
 def check_saving(checkpoint: Checkpoint, optimizer_on_cpu: float) -> None:
     if checkpoint.asynchronous and optimizer_on_cpu:
         raise ValueError(
@@ -238,6 +271,7 @@ class RunConfig(JobConfig):
     memory: Memory = Memory()
     optim: Optim
     checkpoint: Checkpoint
+    best: Best = Best()
     verl_overrides: dict[str, Any] = Field(default={})
     """Raw keys of verl's own tree and their values, at most 10, for what has no setting here.
 
@@ -256,6 +290,38 @@ class RunConfig(JobConfig):
     def data_files(self) -> list[tuple[str, str]]:
         """(setting, path) of every data file that the run reads, the training file first."""
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
+
+    @property
+    def validated(self) -> tuple[str, int]:
+        """(setting, steps) between two validations; 0: there are none."""
+        raise NotImplementedError("a run is an SftConfig or an RlConfig")
+
+    @property
+    def validation_metrics(self) -> dict[str, str]:
+        """What best.metric can name, each with the mode that its name implies, or ""."""
+        raise NotImplementedError("a run is an SftConfig or an RlConfig")
+
+    @property
+    def best_mode(self) -> str:
+        """ "max" or "min": best.mode, or what the metric's name implies."""
+        return self.validation_metrics[self.best.metric] if self.best.mode == "auto" else self.best.mode
+
+    @model_validator(mode="after")
+    def _best_rules(self) -> RunConfig:
+        if not self.best.metric:
+            return self
+        metric, known, (key, every) = self.best.metric, self.validation_metrics, self.validated
+        saved = self.checkpoint.every_steps
+        if metric not in known:
+            raise ValueError(f'best.metric = "{metric}" is no metric of validation. There are: {", ".join(known)}')
+        if not self.best_mode:
+            raise ValueError(f'best.metric = "{metric}" is not better high or low by itself. Set best.mode')
+        if not every or not saved or every % saved:
+            raise ValueError(
+                f'best.metric = "{metric}": {key} = {every} is not a multiple of checkpoint.every_steps = {saved}, and '
+                "a step that is not validated and saved cannot be the best. Make them equal, or the first a multiple"
+            )
+        return self
 
     def train_gpus(self) -> int:
         """Count the GPUs of [cluster] that train. Raises ValueError when an RL run leaves none."""

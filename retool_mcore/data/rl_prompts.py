@@ -37,6 +37,7 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     if not config.data.allow_overlap:
         for path in held_out:
             require_disjoint(train, path)
+    _check_best_source(config, held_out)
     return [*notes, *(note for path in rows for note in _notes(path))]
 
 
@@ -103,6 +104,19 @@ def _check_file(path: str, config: RlConfig, render: Renderer, notes: list[str])
         told = ", ".join(f"{name} in {number} rows" for name, number in wrapped.most_common())
         notes.append(f"{path}: instructions around its problems are taken off and ours put there ({told})")
     return count
+
+
+def _check_best_source(config: RlConfig, held_out: Sequence[str]) -> None:
+    """Raise DataError when best.metric is the accuracy on a data_source that no problem has."""
+    if not (wanted := config.best_source):
+        return
+    found = {str(row["data_source"]) for path in held_out for _, row in read_rows(path, ("data_source",))}
+    if wanted not in found:
+        names = ", ".join(f"val-core/{source}/acc/mean@{config.validation.n}" for source in sorted(found))
+        raise DataError(
+            f'best.metric = "{config.best.metric}" of {config.source}: no problem of validation.files has the '
+            f'data_source "{wanted}". There are: {names}'
+        )
 
 
 def _notes(path: str) -> list[str]:

@@ -127,7 +127,8 @@ def disk(config: RunConfig) -> Iterator[Finding]:
                       f"takes is not known: {CHECKPOINT_BYTES} bytes a parameter")  # fmt: skip
         return
     one_gib = CHECKPOINT_BYTES * shape_of_config(shape).params / GIB
-    needed_gib = (config.checkpoint.keep + 1) * one_gib  # an old one is deleted after the new one is complete
+    # An old one is deleted after the new one is complete; a better one, after the next.
+    needed_gib = (config.checkpoint.keep + (2 if config.best.metric else 1)) * one_gib
     text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint is {one_gib:.1f} GiB, {needed_gib:.1f} at once"
     if free_gib < one_gib:
         yield error("disk", f"{text}. Not even one fits: free some, or set run.root elsewhere.")

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from retool_mcore.report.record import Row, RunRecord
+from retool_mcore.run.best import read_best
 from retool_mcore.run.folder import is_locked
 from retool_mcore.run.start import STAGES
 
@@ -43,6 +44,9 @@ def state_of(run: RunRecord) -> State:
         return State(name="running", stage=stage, go_on=f"retool watch {_quoted(run.path)}", seconds_left=eta_s(run))
     if run.step >= run.steps:
         return State(name="ended", stage="exported" if run.exported else "all steps made", go_on=_next(run))
+    best = read_best(run.path)
+    if best and best.given_up and run.step in best.values:
+        return State(name="ended", stage=f"early, after step {run.step}: {best.words()}", go_on=_next(run))
     saved = f"checkpoint of step {run.checkpoints[-1]}" if run.checkpoints else "no checkpoint"
     if starting or run.rows:
         where = f"while {STAGES.get(starting, starting)}" if starting else f"after step {run.step}"
@@ -85,7 +89,8 @@ def _moved(run: RunRecord) -> list[str]:
 
 def _next(run: RunRecord) -> str:
     if not run.exported:
-        return f"retool export {_quoted(run.path)} --to {_quoted(run.path / 'export')}"
+        which = " --checkpoint best" if run.setting("best.metric") else ""
+        return f"retool export {_quoted(run.path)} --to {_quoted(run.path / 'export')}{which}"
     export, config = run.path / "export", run.path / "config.toml"
     if run.kind == "sft":
         return f"retool rl CONFIG model.path={_quoted(export)}"

@@ -29,6 +29,20 @@ def read_extras(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
     return [getattr(extra, "data", extra) for extra in list(data["extra_fields"])]
 
 
+def answers_of_groups(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[bool]]]:
+    """For each group its row of the training file, and which of its answers were right.
+
+    In the order of the groups' ids, so that it does not hang on which of them ended first.
+    """
+    rows: dict[str, int] = {}
+    right: dict[str, list[bool]] = {}
+    for key, extra in zip(keys, extras, strict=True):
+        uid, result = uid_of(key), cast("Mapping[str, Any]", extra.get("reward_extra_info") or {})
+        rows[uid] = int(extra["row"])
+        right.setdefault(uid, []).append(bool(result.get("acc", 0.0)))
+    return [(rows[uid], right[uid]) for uid in sorted(rows)]
+
+
 def batch_metrics(
     keys: Sequence[str],
     extras: Sequence[dict[str, Any]],

@@ -1,4 +1,4 @@
-"""Checkpoints of a run. Each is complete or does not count, and the newest few are kept.
+"""Checkpoints of a run. Each is complete or does not count; the newest few and the best are kept.
 
     <run>/checkpoints/global_step_50/
         actor/model/huggingface/   weights in Hugging Face's layout, written by the bridge;
@@ -34,6 +34,7 @@ from rich.console import Console
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import CheckpointError
+from retool_mcore.run.best import read_best
 from retool_mcore.run.folder import write_whole
 
 STATE_FILE = "state.json"
@@ -42,6 +43,8 @@ LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "dp")
 # next step on.
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 NOT_RECORDED = "(not recorded)"
+# Keys of identity() that came later, with the value that runs before them had.
+ADDED = {"data.curriculum": "off"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     keys = {"prompts_per_step": config.train.prompts_per_step, "group_size": config.rollout.group_size}
     roles: dict[str, Any] = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}
+    roles["data"] = {"curriculum": config.data.curriculum}
     if config.algorithm.name == "ppo":  # a PPO run saves a critic, too
         roles["critic"] = {"lr": config.critic.lr}
     return shared | keys | roles | {"train_file": config.data.train_file}
@@ -169,7 +173,7 @@ def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> 
 
 
 def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
-    before, now = _leaves(saved.identity), _leaves(identity(config))
+    before, now = ADDED | _leaves(saved.identity), _leaves(identity(config))
     return [
         (key, f"{key} was {before.get(key, NOT_RECORDED)!r}, now {value!r}")
         for key, value in now.items()
@@ -214,7 +218,11 @@ def step_folder(config: RunConfig, step: int) -> Path:
 
 
 def publish(config: RunConfig, step: int) -> None:
-    """Mark ``step_folder(step)`` complete, then delete all but the newest ``checkpoint.keep``."""
+    """Mark ``step_folder(step)`` complete, then delete all but the newest ``checkpoint.keep``.
+
+    The best of the complete ones is kept as well. A later one that is still being written does not
+    count: a kill may take it.
+    """
     path = step_folder(config, step) / STATE_FILE
     state = {
         "step": step,
@@ -223,7 +231,11 @@ def publish(config: RunConfig, step: int) -> None:
         "reshardable": config.checkpoint.reshardable,
     }
     write_whole(path, json.dumps(state, indent=2))
-    for old in complete_checkpoints(path.parent.parent)[: -config.checkpoint.keep]:
+    found, best = complete_checkpoints(path.parent.parent), read_best(config.run.dir)
+    best_step = best.step(last=found[-1].step) if best else None
+    for old in found[: -config.checkpoint.keep]:
+        if old.step == best_step:
+            continue
         (old.path / STATE_FILE).unlink()  # first: a half-deleted folder must not look complete
         shutil.rmtree(old.path)
 

@@ -15,18 +15,19 @@ from pathlib import Path
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.files import dtype_of_weights, read_config
+from retool_mcore.run.best import BEST_FILE, read_best
 from retool_mcore.run.checkpoint import STATE_FILE, complete_checkpoints
 
 _WEIGHTS = Path("actor", "model", "huggingface")
 
 
-def export(run_dir: Path, to: Path) -> Path:
-    """Copy the newest complete checkpoint's weights, configuration and tokenizer to ``to``.
+def export(run_dir: Path, to: Path, which: str = "newest") -> Path:
+    """Copy a complete checkpoint's weights, configuration and tokenizer to ``to``.
 
-    All or nothing. Raises CheckpointError when there is none, when it is incomplete, or when ``to``
-    holds something else.
+    ``which``: as in ``find_weights``. All or nothing. Raises CheckpointError when there is none,
+    when it is incomplete, or when ``to`` holds something else.
     """
-    source = find_weights(run_dir)
+    source = find_weights(run_dir, which)
     read_config(str(source))
     if to.exists() and not (to / "config.json").is_file() and any(to.iterdir()):
         raise CheckpointError(f"{to} is not empty and not a model directory; it is left as it is. Name another folder.")
@@ -54,16 +55,46 @@ def _tell_dtype(folder: Path) -> None:
 
 
 def export_at_end(config: RunConfig) -> None:
-    """Export a run that has saved its last step to ``<run>/export``, if ``checkpoint.export``."""
+    """Export a run that has ended to ``<run>/export``, if ``checkpoint.export``.
+
+    With best.metric it is the best checkpoint, else the last.
+    """
     if config.checkpoint.export and config.checkpoint.every_steps:
-        export(config.run.dir, config.run.dir / "export")
+        export(config.run.dir, config.run.dir / "export", "best" if config.best.metric else "newest")
 
 
-def find_weights(run_dir: Path) -> Path:
-    """The Hugging Face folder of a run's newest complete checkpoint, or of one given checkpoint."""
+def find_weights(run_dir: Path, which: str = "newest") -> Path:
+    """The Hugging Face folder of a run's complete checkpoint, or of one given checkpoint.
+
+    ``which``: "newest", "best" by best.metric, or the step of one. Raises CheckpointError.
+    """
     checkpoints = run_dir / "checkpoints"
-    candidates = [run_dir, *(saved.path for saved in reversed(complete_checkpoints(checkpoints)))]
+    found = complete_checkpoints(checkpoints)
+    candidates = [run_dir, *(saved.path for saved in reversed(found))]
+    if which != "newest":
+        step, have = _step_of(run_dir, which), {saved.step: saved.path for saved in found}
+        if step not in have:
+            raise CheckpointError(
+                f"{checkpoints} has no complete checkpoint of step {step}. There are: "
+                f"{', '.join(map(str, have)) or 'none'}."
+            )
+        candidates = [have[step]]
     for folder in candidates:
         if (folder / STATE_FILE).is_file() and (folder / _WEIGHTS / "config.json").is_file():
             return folder / _WEIGHTS
     raise CheckpointError(f"{run_dir} holds no complete checkpoint: looked for {_WEIGHTS} under {checkpoints}.")
+
+
+def _step_of(run_dir: Path, which: str) -> int:
+    if which.isdecimal():
+        return int(which)
+    if which != "best":
+        raise CheckpointError(f'{which!r} names no checkpoint. Say "newest", "best", or the number of a step.')
+    best = read_best(run_dir)
+    step = best.step() if best else None
+    if step is None:
+        raise CheckpointError(
+            f"{run_dir} knows no best checkpoint: {run_dir / BEST_FILE} is written by a run with best.metric, when it "
+            'has validated. Name "newest", or a step.'
+        )
+    return step

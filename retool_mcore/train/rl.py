@@ -19,6 +19,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
 from retool_mcore.process import exit_on_sigterm, output_to
 from retool_mcore.run import checkpoint, start
+from retool_mcore.run.best import best_so_far, lacks_value
 from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
@@ -51,7 +52,7 @@ def train(config: RlConfig) -> None:
         resume = checkpoint.find_resume(config)
         if resume is not None:
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
-        unfinished = resume is None or resume.step < config.train.steps
+        unfinished = not has_ended(config, resume.step if resume is not None else 0)
         with ThreadPoolExecutor(1) as beside:  # checks that wait for a sandbox's processes, beside imports
             checks = beside.submit(lambda: [*check_data(config), *check_surroundings(config)])
             if unfinished:
@@ -61,7 +62,16 @@ def train(config: RlConfig) -> None:
         if unfinished:
             with Watchdog(config), progress(config, terminal):
                 run(config, platform, resume.path if resume is not None else None)
+        if (best := best_so_far(config, config.train.steps)) and best.given_up:
+            _tell(f"note: {best.words()}", terminal)
         export_at_end(config)
+
+
+def has_ended(config: RlConfig, step: int) -> bool:
+    """Whether a run that stands at ``step`` has nothing left to do: no step, and no validation."""
+    best = best_so_far(config, step)
+    given_up = best is not None and best.given_up
+    return given_up or (step >= config.train.steps and not lacks_value(config, step))
 
 
 def _tell(note: str, terminal: IO[str]) -> None:

@@ -23,6 +23,7 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
 from retool_mcore.run import checkpoint
+from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end
 from retool_mcore.run.fingerprint import differing, fingerprint
@@ -133,6 +134,9 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
         engine.load(str(resume.path / "actor"), new_seed=new_seed)
         if rank == 0:
             checkpoint.tell_changed_settings(resume, config, console)
+    best = BestKeeper(config, done, writes=rank == 0)
+    if best.lacks(done):  # best.metric is new to the run
+        best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
     report = Reporter(config, done, console) if rank == 0 else None
     if rank == 0:
         checkpoint.delete_incomplete(config)
@@ -142,6 +146,8 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     saver = checkpoint.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
     with report or nullcontext(), saver:
         for step in range(done + 1, config.train.steps + 1):
+            if best.given_up:
+                break
             with timer.span("data"):
                 sequences = batches(step)
             with timer.span("forward_backward"):
@@ -150,6 +156,8 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
             if _is_due(step, config.train.val_every_steps, config.train.steps):
                 with timer.span("validate"):
                     metrics["val_loss"] = engine.validation_loss(val_batches)
+                best.validated(step, metrics)
+                metrics |= best.metrics()
             if _is_due(step, config.checkpoint.every_steps, config.train.steps):
                 with timer.span("checkpoint"):
                     saver.save(step)
@@ -159,6 +167,8 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
             times = timer.flush()
             if report is not None:
                 report(step, metrics | step_rates(metrics, times, platform) | times)
+    if rank == 0 and best.given_up:
+        console.print(f"note: {best.words()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:

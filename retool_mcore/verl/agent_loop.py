@@ -89,7 +89,7 @@ class ReToolAgentLoop(AgentLoopBase):
             return []
         said = self._record(trajectory, kwargs) if is_candidate(kwargs.get("uid", ""), shared.config) else None
         masked = not kwargs["held_out"] and leaves_out(shared.config.algorithm, trajectory)
-        return _output(trajectory, said, masked=masked)
+        return _output(trajectory, said, masked=masked, row=int(kwargs["row"]))
 
     def _record(self, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
         """The trajectory file's record, tokens aside; ``row``: the dataset's row."""
@@ -204,8 +204,11 @@ def leaves_out(algorithm: Algorithm, trajectory: Trajectory) -> bool:
     return (algorithm.mask_truncated and truncated) or (algorithm.mask_void_turns and trajectory.has_void_turn)
 
 
-def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool) -> AgentLoopOutput:
-    """The trajectory as verl stores it; ``masked``: with a loss mask of zeros."""
+def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool, row: int) -> AgentLoopOutput:
+    """The trajectory of a data set's ``row`` as verl stores it.
+
+    ``masked``: with a loss mask of zeros.
+    """
     ledger = trajectory.ledger
     versions = [version for version, loss in zip(ledger.versions, ledger.loss_mask, strict=True) if loss]
     return AgentLoopOutput(
@@ -223,5 +226,6 @@ def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool
             "answer": trajectory.answer,
             "behavior": Behavior.of(trajectory).to_json(),
             "record": said,
+            "row": row,  # for the curriculum
         },
     )

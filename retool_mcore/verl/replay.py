@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,14 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer, ReplayBufferAsync
 
 from retool_mcore.errors import RolloutError
-from retool_mcore.rollout.measure import batch_metrics, mismatch, read_extras, write_groups
+from retool_mcore.rollout.measure import (
+    answers_of_groups,
+    batch_metrics,
+    mismatch,
+    read_extras,
+    uid_of,
+    write_groups,
+)
 from retool_mcore.rollout.records import RecordWriter
 from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
 
@@ -56,6 +64,9 @@ class _Accounting:
         self.dropped_total = 0
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
+        # The curriculum takes the answers of groups here, before the step's checkpoint is saved.
+        self.observe: Callable[[list[tuple[int, list[bool]]]], None] | None = None
+        self._observed: set[str] = set()  # groups set aside whose answers were taken
         # Filter by the answer, not the reward: a group that is all wrong teaches nothing about
         # answers, however its reward is shaped.
         metric = "acc" if run.algorithm.filter_groups else None
@@ -73,6 +84,8 @@ class _Accounting:
         """
         self.global_steps, self.refilled = global_steps, 0
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
+        if partition_id == "train":
+            self._tell_answers(_real_keys(batch), partition_id)
         if partition_id == "val":  # verl drops the metrics returned here; ReToolTrainer takes these instead
             measured = {**self._measure(batch.keys, partition_id), **self.dropped}
             self.val_metrics = {f"val/{name}": value for name, value in measured.items()}
@@ -110,9 +123,18 @@ class _Accounting:
         empty = finished - {key.rsplit("_", 2)[0] for key in self.partitions[partition_id]}
         finished -= empty
         try:
-            return super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+            aside, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
         finally:
             finished |= empty  # they count as dropped when they are chosen
+        if partition_id == "train":
+            new = aside - self._observed  # verl asks again until it has cleared them
+            self._observed = set(aside)
+            self._tell_answers([key for key in self.partitions[partition_id] if uid_of(key) in new], partition_id)
+        return aside, counts
+
+    def _tell_answers(self, keys: list[str], partition_id: str) -> None:
+        if self.observe is not None and keys:
+            self.observe(answers_of_groups(keys, read_extras(keys, partition_id)))
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int

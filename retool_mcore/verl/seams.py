@@ -38,7 +38,12 @@ SEAMS = (
     _verl(
         f"{_TRAINER}_init_dataloader",
         (),
-        "the rows of validation files are marked as held out, which gives each a seed of its own",
+        "the rows of validation files are marked as held out, and a curriculum orders those of training",
+    ),
+    _verl(
+        f"{_TRAINER}_validate",
+        (),
+        "the value of best.metric is on disk before anything follows from it",
     ),
     _verl(
         f"{_TRAINER}_fetch_one_gen_batch",

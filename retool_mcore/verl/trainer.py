@@ -43,6 +43,7 @@ from retool_mcore.run.metrics import MetricWriter, memory_by_rank, require_finit
 from retool_mcore.verl import start_stages
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
+from retool_mcore.verl.goal import GoalMixin
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, nothing_left, require_learnable, sequence_lengths
@@ -142,7 +143,7 @@ class WorkersSave:
         """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
 
 
-class TrainerMixin(PPOTrainer):
+class TrainerMixin(GoalMixin):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
     verl_mode: str
@@ -245,7 +246,9 @@ class TrainerMixin(PPOTrainer):
         buffer = self.replay_buffer
         metrics |= buffer.step_metrics(batch, metrics)
         metrics |= buffer.val_metrics  # of a validation in this step, which verl drops
+        metrics |= self.goal_metrics(bool(buffer.val_metrics))
         buffer.val_metrics = {}
+        self.end_if_given_up(self.global_steps)
         ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
         ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
         lengths = sequence_lengths(batch)
@@ -309,6 +312,7 @@ class TrainerMixin(PPOTrainer):
             for group in self._saved_groups():
                 group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
         super()._load_checkpoint()
+        self.take_up_goal(saved.step if saved is not None else 0)
 
     def _saved_groups(self) -> list[Any]:
         return [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]

@@ -16,6 +16,7 @@ from retool_mcore.config import load_run
 from retool_mcore.report.record import read_run
 from retool_mcore.report.state import State, state_of, step_seconds
 from retool_mcore.run import start
+from retool_mcore.run.best import Best
 from retool_mcore.run.folder import is_locked, lock_run
 from tests.report.generated import NOW_S, QUICKSTART, steps, write_run
 
@@ -35,6 +36,20 @@ def test_a_run_without_its_export_is_exported_next(tmp_path: Path):
     found = state(write_run(tmp_path / "run", rows=steps(10)))
     assert (found.name, found.stage) == ("ended", "all steps made")
     assert found.go_on == f"retool export {tmp_path}/run --to {tmp_path}/run/export"
+
+
+def test_a_run_that_ended_early_was_not_killed(tmp_path: Path):
+    run = write_run(tmp_path / "run", rows=steps(6))
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text + '\n[best]\nmetric = "val/accuracy"\npatience = 2\n')
+    values = {2: 0.5, 4: 0.25, 6: 0.5}
+    best = Best(metric="val/accuracy", mode="max", patience=2, values=values)
+    (run / "best.json").write_text(best.to_json())
+    found = state(run)
+    assert (found.name, found.go_on.split()[-2:]) == ("ended", ["--checkpoint", "best"])
+    assert found.stage == "early, after step 6: best val/accuracy 0.5 at step 2, not bettered in 2 validations"
+    (run / "best.json").write_text(best.up_to(4).to_json())
+    assert state(run).name == "killed"
 
 
 def test_a_run_is_running_while_a_process_holds_its_folder_however_that_ends(tmp_path: Path):

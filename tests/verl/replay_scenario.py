@@ -63,6 +63,7 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) 
             "behavior": behavior(calls=int(accuracy)),
             "record": {"turns": [], "truth": "7"} if recorded else None,
             "reward_extra_info": {"acc": accuracy},
+            "row": ord(uid[0]) - ord("a"),
         }
         fields.append(
             {
@@ -110,6 +111,8 @@ def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], N
 
 
 def sample(replay: SyncReplay) -> dict[str, Any]:
+    answers: list[Any] = []
+    replay.observe = answers.extend
     try:
         batch, metrics = replay.sample(global_steps=1, partition_id="train", batch_size=2)
     except RolloutError as error:
@@ -119,7 +122,8 @@ def sample(replay: SyncReplay) -> dict[str, Any]:
     metrics |= replay.step_metrics(batch, metrics)
     metrics.pop(DAPO_FILTERED_REWARD_COUNTS_KEY, None)  # as verl does
     tq.kv_clear(partition_id="train", keys=batch.keys)
-    return {"keys": sorted(batch.keys), "metrics": metrics, "left": sorted((tq.kv_list() or {}).get("train", {}))}
+    left = sorted((tq.kv_list() or {}).get("train", {}))
+    return {"keys": sorted(batch.keys), "metrics": metrics, "left": left, "answers": answers}
 
 
 def main(folder: Path) -> None:

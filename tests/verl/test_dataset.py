@@ -140,3 +140,16 @@ def test_a_row_without_a_truth_is_named_before_anything_starts(tokenizer, tmp_pa
     write_parquet(config.validation.files[0], rows)
     with pytest.raises(DataError, match=r"plain.parquet, row 0, column reward_model: ground_truth: .* None"):
         check_prompts(config, Hermes(tokenizer).prompt_ids)
+
+
+def test_the_best_of_a_data_source_that_no_problem_has_is_refused_with_those_there_are(tokenizer, tmp_path: Path):
+    config = config_of(tmp_path, "plain", "dapo", "multiturn_w_tool")
+
+    def goal(source: str) -> RlConfig:
+        best = config.best.model_copy(update={"metric": f"val-core/{source}/acc/mean@8"})
+        return config.model_copy(update={"best": best})
+
+    there = "There are: val-core/math_dapo/acc/mean@8, val-core/openai/gsm8k/acc/mean@8"
+    with pytest.raises(DataError, match=there):
+        check_prompts(goal("mine"), Hermes(tokenizer).prompt_ids)
+    assert check_prompts(goal("openai/gsm8k"), Hermes(tokenizer).prompt_ids)

@@ -88,3 +88,13 @@ def test_filtering_that_never_fills_the_batch_stops_the_run(scenarios: dict[str,
     assert scenarios["filtered"]["metrics"]["rollout/refilled_prompts"] == 2
     error = scenarios["filtered in vain"]["error"]
     assert "rollout.max_refill_batches * train.prompts_per_step = 4 is the limit" in error
+
+
+def test_a_curriculum_is_told_each_group_once_also_those_that_the_filter_sets_aside(scenarios: dict[str, Any]):
+    right, wrong = True, False
+    assert scenarios["whole"]["answers"] == [[0, [right, wrong, right, wrong]], [1, [wrong] * 4]]
+    assert scenarios["one dropped"]["answers"][0] == [2, [right, wrong, wrong]]
+    aside, *taken = scenarios["filtered"]["answers"]
+    assert aside == [ord("i") - ord("a"), [right] * 4], "it has left the queue when the step is measured"
+    assert len(taken) == 2 and all(sum(each) in (2, 3) for _, each in taken)
+    assert scenarios["filtered, a group empty"]["answers"] == [[ord("m") - ord("a"), [wrong, right, right, right]]]
