@@ -100,6 +100,9 @@ class Reward(Section):
     Shaping is off by default, and each part of it is logged separately.
     """
 
+    function: str = ""
+    """A function of your own that scores responses instead, "module:name"; see reward/README.md."""
+
     correct: float = 1.0
     """Reward of a response whose answer is equivalent to the truth."""
 
@@ -123,6 +126,17 @@ class Reward(Section):
 
     require_format: bool = False
     """True: a right answer counts only when no call of its response was malformed."""
+
+    @model_validator(mode="after")
+    def _own_function_scores_alone(self) -> Reward:
+        fields = type(self).model_fields
+        changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
+        for name in sorted({*changed} - {"function", "timeout_s", "workers"}) if self.function else ():
+            raise ValueError(
+                f'reward.function = "{self.function}" scores responses, so reward.{name} = {getattr(self, name)} would '
+                "do nothing. Leave it out, and do in the function what it did"
+            )
+        return self
 
     @model_validator(mode="after")
     def _right_is_worth_most(self) -> Reward:

@@ -26,7 +26,10 @@ class ToolLoop(Section):
     """
 
     protocol: str = "hermes"
-    """How calls and results are written: "hermes" or "retool" (rollout/protocol.py)."""
+    """How calls and results are written: "hermes", "retool", or "module:Name", a class of your own.
+
+    See rollout/protocol.py.
+    """
 
     tool: bool = True
     """False: text only, the baseline of the paper's comparison."""

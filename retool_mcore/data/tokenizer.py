@@ -27,12 +27,19 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, clean_up: bool | None = None) -> str:
-    """The text of token ids [T], control tokens included.
+def decode(
+    tokenizer: PreTrainedTokenizerBase,
+    token_ids: Sequence[int],
+    *,
+    clean_up: bool | None = None,
+    control_tokens: bool = True,
+) -> str:
+    """The text of token ids [T], with or without control tokens.
 
     ``clean_up``: whether spaces before punctuation are removed; None: as the tokenizer is set.
     """
-    text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=clean_up)
+    skip = not control_tokens
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=skip, clean_up_tokenization_spaces=clean_up)
     assert isinstance(text, str), "one sequence decodes to one string"
     return text
 

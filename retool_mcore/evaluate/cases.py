@@ -19,12 +19,16 @@ from retool_mcore.config import EvaluationConfig
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
+from retool_mcore.data.tokenizer import decode
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
 from retool_mcore.evaluate.servers import Servers, SpreadEngine, architecture_of
 from retool_mcore.evaluate.table import markdown
-from retool_mcore.reward.answer import is_equivalent
+from retool_mcore.reward.own import open_own_reward
+from retool_mcore.reward.response import Response
+from retool_mcore.rollout.loop import Trajectory
+from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, protocol_of
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.run.trackers import Trackers, check_trackers
@@ -78,7 +82,7 @@ def evaluate_many(
     with Servers(config, out, url) as servers:
         for case in cases:
             settings = Settings.of(config, n, case.tool, len(servers))
-            samples = SampleFile(out / case.name, _identity(case.model, problems) | settings.identity())
+            samples = SampleFile(out / case.name, _identity(config, case.model, problems) | settings.identity())
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
                 rollout = config.rollout.model_copy(update={"tool": case.tool})
@@ -128,29 +132,41 @@ class _Work:
                 opened = open_sandbox(spec.where, min_level=spec.min_level, workers=spec.workers)
                 sandbox = await stack.enter_async_context(opened)
             engines = [await stack.enter_async_context(SglangEngine(url)) for url in self.urls]
-            timeout_s = self.config.reward.timeout_s
-
-            async def judge(answer: str | None, truth: str) -> bool:
-                return answer is not None and await asyncio.to_thread(is_equivalent, answer, truth, timeout_s=timeout_s)
-
             await sample_all(
                 self.problems,
                 self.settings,
                 engine=SpreadEngine(engines),
                 sandbox=sandbox,
                 protocol=self.protocol,
-                judge=judge,
+                judge=partial(_judge, self.config, self.protocol),
                 samples=self.samples,
                 on_sample=on_sample,
             )
 
 
-def _identity(model: str, problems: Sequence[Problem]) -> dict[str, Any]:
-    """Identifies what the samples belong to: these weights and these problems."""
+async def _judge(config: EvaluationConfig, protocol: ToolProtocol, trajectory: Trajectory, problem: Problem) -> bool:
+    """Whether the answer is right, as the reward judges: by default, or by ``reward.function``."""
+    response = Response(
+        data_source="",
+        truth=problem.truth,
+        answer=trajectory.answer,
+        text=decode(protocol.tokenizer, trajectory.ledger.response_ids, control_tokens=False),  # as verl
+        behavior=Behavior.of(trajectory).to_json(),
+        timeout_s=config.reward.timeout_s,
+    )
+    if not config.reward.function:
+        return await asyncio.to_thread(lambda: response.right)
+    scored = await asyncio.to_thread(open_own_reward(config.reward.function), response)
+    return bool(scored["acc"])
+
+
+def _identity(config: EvaluationConfig, model: str, problems: Sequence[Problem]) -> dict[str, Any]:
+    """Identifies what the samples belong to: these weights, these problems, this judge."""
     weights = sorted(Path(model).glob("*.safetensors"))
     text = json.dumps([[problem.messages, problem.truth] for problem in problems])
     return {
         "model": model,
         "weights": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in weights],
         "problems": hashlib.sha256(text.encode()).hexdigest(),
+        **({"reward.function": config.reward.function} if config.reward.function else {}),
     }

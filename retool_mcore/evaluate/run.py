@@ -31,7 +31,7 @@ from retool_mcore.sandbox.base import Sandbox
 
 TRIES = 2  # of one sample, if outages drop it
 
-Judge = Callable[[str | None, str], Awaitable[bool]]  # (what the model boxed, the truth) -> is it right
+Judge = Callable[[Trajectory, Problem], Awaitable[bool]]  # is the trajectory's answer right
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ async def sample_all(
                     trajectory_id=f"{problem.id}-{sample}",
                 )
                 if not trajectory.dropped:
-                    correct = await judge(trajectory.answer, problem.truth)
+                    correct = await judge(trajectory, problem)
                     samples.append(_row(problem, sample, trajectory, correct))
                     on_sample(correct)
                     return

@@ -16,6 +16,7 @@ from retool_mcore.model.check import check_model
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.findings import run_checks
+from retool_mcore.reward.own import open_own_reward
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.run.trackers import check_trackers
 
@@ -34,7 +35,8 @@ def check_run(config: RunConfig, platform: Platform) -> None:
 def check_data(config: RunConfig) -> list[str]:
     """Check the data and return notes for the user.
 
-    Raises DataError, and ConfigError for a protocol without its tags. For RL every prompt is
+    Raises DataError, and ConfigError for a protocol without its tags, or for an own reward that is
+    not found. For RL every prompt is
     rendered with the model's tokenizer: call it after ``Platform.activate()``, because transformers
     looks only once for what is installed. SFT renders its rows when it loads them.
     """
@@ -43,6 +45,8 @@ def check_data(config: RunConfig) -> list[str]:
             require_disjoint(config.data.train_file, config.data.val_file)
         return []
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
+    if config.reward.function:
+        open_own_reward(config.reward.function)
     return check_prompts(config, protocol_of(config.rollout, load_tokenizer(config.model.path)).prompt_ids)
 
 

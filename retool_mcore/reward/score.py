@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retool_mcore.errors import RewardError
-from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, Verdict, check
-from retool_mcore.reward.extract import extract_answer
+from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S
 from retool_mcore.reward.normalise import vote
+from retool_mcore.reward.response import read_response
 from retool_mcore.reward.shaping import Shaping, behavior_of
 
 PLAIN = Shaping()  # the paper's reward
@@ -28,10 +27,7 @@ def compute_score(
 ) -> dict[str, Any]:
     """Score one response. verl's reward managers call this from several threads.
 
-    ``solution_str`` is the decoded response with its interpreter outputs. The answer is the one in
-    the model's words after the last output, outside of calls (``reward.extract``). Our agent loop
-    has already read it from the tokens and passes it in ``extra_info`` as ``answer`` beside
-    ``behavior``; without ``behavior``, an ``answer`` there is a data file's column and is ignored.
+    See ``read_response`` for what it is read from.
 
     Returns the same keys for every response, as verl needs: score, acc (1.0 or 0.0), answer ("" if
     none), pred (verl's name for the answer as maj@k counts it), has_answer and check_failed (1.0
@@ -39,23 +35,19 @@ def compute_score(
     to score and also returned separately, with reward_answer for the answer alone. Raises
     RewardError when the row has no ground truth.
     """
-    truth = _truth(ground_truth, data_source, extra_info)
-    if extra_info is not None and "behavior" in extra_info and "answer" in extra_info:
-        answer = extra_info["answer"]
-    else:
-        answer = extract_answer(solution_str)
-    verdict = Verdict(False, "exact") if answer is None else check(answer, truth, timeout_s=timeout_s)
+    response = read_response(data_source, solution_str, ground_truth, extra_info, timeout_s=timeout_s)
+    right = response.right
     result = {
-        "score": float(correct if verdict.equivalent else wrong),
-        "acc": float(verdict.equivalent),
-        "pred": vote(answer),
-        "answer": answer or "",
-        "has_answer": float(answer is not None),
-        "check_failed": float(verdict.how in ("timeout", "crash")),
+        "score": float(correct if right else wrong),
+        "acc": float(right),
+        "pred": vote(response.answer),
+        "answer": response.answer or "",
+        "has_answer": float(response.answer is not None),
+        "check_failed": float(response.check_failed),
     }
     if shaping.on:
         behavior = behavior_of(extra_info)
-        counts = shaping.counts(verdict.equivalent, behavior)
+        counts = shaping.counts(right, behavior)
         base = float(correct if counts else wrong)
         parts = shaping.parts(counts, base, behavior)
         added = sum(value for name, value in parts.items() if name != "format_ok")
@@ -74,15 +66,3 @@ def mean_parts(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if isinstance(value, float) and name not in ("score", "acc"):
                 values.setdefault(f"reward/{name.removeprefix('reward_')}", []).append(value)
     return {name: sum(each) / len(each) for name, each in values.items()}
-
-
-def _truth(ground_truth: Any, data_source: str, extra_info: Mapping[str, Any] | None) -> str:
-    if isinstance(ground_truth, int | float) and not isinstance(ground_truth, bool):
-        return str(ground_truth)
-    if isinstance(ground_truth, str) and ground_truth.strip():
-        return ground_truth
-    index = (extra_info or {}).get("index")
-    raise RewardError(
-        f"row {index} of data source {data_source!r} has reward_model.ground_truth = {ground_truth!r}, which is no "
-        "answer to compare with. Mend the data file"
-    )

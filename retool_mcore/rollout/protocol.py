@@ -1,7 +1,7 @@
 """Tool protocols: they render prompts, name stop tokens, read model turns and write results.
 
-Each protocol is one small class, and the loop knows none of them by name. To add one, subclass
-``ToolProtocol`` and register it in ``PROTOCOLS``.
+Each protocol is one small class, and the loop knows none of them by name. ``PROTOCOLS`` has ours;
+``rollout.protocol = "module:Name"`` names a subclass of ``ToolProtocol`` of a user's own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from retool_mcore.config import ToolLoop
+from retool_mcore.config.named import load_named
 from retool_mcore.data import chat
 from retool_mcore.data.prompts import QUESTION_MARK, plain_problem, retool_prompt
 from retool_mcore.data.tokenizer import decode, encode, name_of
@@ -256,17 +257,31 @@ def open_protocol(
 
     ``first_reader`` reads hermes calls. ``calls``: "first" cuts a turn at its first call, "all"
     allows several, which run side by side. Raises ConfigError for an unknown name, CheckpointError
-    for an unfit tokenizer.
+    for an unfit tokenizer, and whatever a user's own class raises.
     """
-    if name not in PROTOCOLS:
-        raise ConfigError(f"rollout.protocol = {name!r} is none of {', '.join(PROTOCOLS)}.")
+    found = _class_of(name)
     if not tool:
         return TextOnly(tokenizer)
-    protocol = PROTOCOLS[name](tokenizer)
+    protocol = found(tokenizer)
     if calls == "all":
         protocol.let_all_calls()
     protocol.first_reader = first_reader
     return protocol
+
+
+def _class_of(name: str) -> type[ToolProtocol]:
+    if name in PROTOCOLS:
+        return PROTOCOLS[name]
+    if ":" not in name:
+        raise ConfigError(
+            f'rollout.protocol = {name!r} is none of {", ".join(PROTOCOLS)}, nor of the form "module:Name".'
+        )
+    found = load_named("rollout.protocol", name)
+    if not (isinstance(found, type) and issubclass(found, ToolProtocol)):
+        raise ConfigError(
+            f'rollout.protocol = "{name}" is no subclass of retool_mcore.rollout.protocol.ToolProtocol: {found!r}.'
+        )
+    return found
 
 
 def protocol_of(

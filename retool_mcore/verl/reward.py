@@ -1,4 +1,6 @@
-"""The reward of a run: ``reward.score`` with the run's section [reward], as verl calls it."""
+"""The reward of a run, as verl calls it: ``reward.score`` with the run's section [reward], or the
+function of the user's own that it names.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from retool_mcore.reward import score
+from retool_mcore.reward.own import open_own_reward
+from retool_mcore.reward.response import read_response
 from retool_mcore.reward.shaping import Shaping
 from retool_mcore.verl.run_settings import settings_of_run
 
@@ -19,12 +23,15 @@ def compute_score(
     run_config: str,
     **_: Any,
 ) -> dict[str, Any]:
-    """Score one response; see ``reward.score.compute_score``.
+    """Score one response; see ``reward.score.compute_score`` and ``reward.own``.
 
     ``run_config``: the path of the run's settings. verl passes further arguments, which are for
     reward models. Raises RewardError when the row has no ground truth.
     """
     run = settings_of_run(run_config)
+    if run.reward.function:
+        response = read_response(data_source, solution_str, ground_truth, extra_info, timeout_s=run.reward.timeout_s)
+        return open_own_reward(run.reward.function)(response)
     return score.compute_score(
         data_source,
         solution_str,

@@ -47,7 +47,7 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     """
     task = write_coin_task(tmp_path, calls=True)
     settings = (*task, *SIZE, "algorithm.name=ppo", "critic.lr=1e-3", "rollout.protocol=retool")
-    settings += ("algorithm.kl_coef=0.01",)
+    settings += ("algorithm.kl_coef=0.01", "reward.function=configs.examples.reward:score")
     settings += ("validation.every=0", "checkpoint.every_steps=1")
     settings += ("checkpoint.reshardable=true", "checkpoint.asynchronous=true", "rollout.record_groups=8")
     # Every prompt alone has more than 240 tokens: without "auto" verl refuses them, in each of the
@@ -61,6 +61,7 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
     assert rows[0] == first and [row["step"] for row in rows] == [1, 2]
     assert set(rows[1]) >= {"memory_gib/rank_0", "memory_gib/rank_1"} and "memory_gib/rank_1" not in rows[0]
     for row in rows:
+        assert row["reward"] == pytest.approx(row["reward/answer_part"] + row["reward/unsure"])
         assert row["value_loss"] > 0 and row["time_update_critic_s"] > 0
         assert row["mismatch/max"] <= 1e-4, "float32 engine and actor agree"
     # The coin is fair before the first update only: a call costs tokens, and one update may unlearn

@@ -18,6 +18,7 @@ from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
 from retool_mcore.reward.answer import is_equivalent
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
+from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import TextOnly
 from retool_mcore.rollout.sglang_http import SglangEngine
 
@@ -56,8 +57,9 @@ class Says:
         return EngineTurn(token_ids=ids, logprobs=[-1.0] * len(ids), stop="stop")
 
 
-async def judge(answer: str | None, truth: str) -> bool:
-    return answer is not None and await asyncio.to_thread(is_equivalent, answer, truth)
+async def judge(trajectory: Trajectory, problem: Problem) -> bool:
+    answer = trajectory.answer
+    return answer is not None and await asyncio.to_thread(is_equivalent, answer, problem.truth)
 
 
 async def run(tokenizer, settings: Settings, samples: SampleFile, answers: Sequence[str | None]) -> Says:

@@ -17,6 +17,7 @@ SETTINGS = {
         "reward.overlong_buffer_tokens=40",
         "reward.require_format=true",
     ],
+    "own": ["reward.function=configs.examples.reward:score"],
 }
 
 
@@ -52,3 +53,11 @@ def test_all_options_add_up_and_keep_the_answers_verdict(verls: dict[str, Any]):
     assert infos[3]["reward_overlong"] == pytest.approx(-0.75)
     parts = ("reward_answer", "reward_calls", "reward_overlong")
     assert [sum(info[part] for part in parts) for info in infos] == pytest.approx(rewards(verls, "all"))
+
+
+def test_a_function_of_ones_own_scores_in_place_of_ours_and_its_parts_are_kept(verls: dict[str, Any]):
+    assert rewards(verls, "own") == [0.75, 0.75, -1.0, -1.0], "its example takes a quarter where no call ran"
+    infos = [each["reward_extra_info"] for each in verls["own"].values()]
+    assert [info["acc"] for info in infos] == [1.0, 1.0, 0.0, 0.0]
+    assert [info["reward_answer_part"] for info in infos] == [1.0, 1.0, -1.0, -1.0]
+    assert [info["reward_unsure"] for info in infos] == [-0.25, -0.25, 0.0, 0.0]

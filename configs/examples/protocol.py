@@ -1,0 +1,17 @@
+"""A protocol of one's own: rollout.protocol = "configs.examples.protocol:Instructed".
+
+Qwen's form of calls, and an instruction before the problem.
+"""
+
+from collections.abc import Sequence
+
+from retool_mcore.rollout.protocol import Hermes, Message
+
+INSTRUCTION = "Solve the problem. Check every step that you can check by running code."
+
+
+class Instructed(Hermes):
+    name = "instructed"
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        return super().prompt_ids([{"role": "system", "content": INSTRUCTION}, *messages])

@@ -1,0 +1,96 @@
+"""What a reward function of a user's own may return, and what it is told when it may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retool_mcore.errors import ConfigError, RewardError
+from retool_mcore.reward.own import OwnReward
+from retool_mcore.reward.response import Response, read_response
+
+RIGHT = Response(data_source="math", truth="1/2", answer="0.5", text="\\boxed{0.5}")
+NONE = Response(data_source="math", truth="1/2", answer=None, text="no")
+
+
+def own(function: Any) -> OwnReward:
+    return OwnReward("mine:score", function)
+
+
+def test_a_number_is_the_score_and_the_answer_is_judged_as_by_default():
+    scored = own(lambda response: 2)(RIGHT)
+    assert scored == {
+        "score": 2.0, "acc": 1.0, "pred": "1/2", "answer": "0.5", "has_answer": 1.0, "check_failed": 0.0,
+    }  # fmt: skip
+    scored = own(lambda response: -0.5)(NONE)
+    assert (scored["score"], scored["acc"], scored["answer"], scored["has_answer"]) == (-0.5, 0.0, "", 0.0)
+
+
+def test_parts_are_named_and_acc_is_the_functions_own():
+    scored = own(lambda response: {"score": 0.3, "length": -0.1, "acc": False})(RIGHT)
+    assert (scored["score"], scored["acc"], scored["reward_length"]) == (0.3, 0.0, -0.1)
+
+
+def test_the_answer_is_judged_only_where_somebody_asks(monkeypatch: pytest.MonkeyPatch):
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("judged")
+
+    monkeypatch.setattr("retool_mcore.reward.response.check", never)
+    assert own(lambda response: {"score": 1.0, "acc": 1})(RIGHT)["acc"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"length": 1.0}, 'returned length without "score"'),
+        ({}, 'returned nothing without "score"'),
+        ("1.0", "returned score = '1.0'. Every part must be a finite number"),
+        (float("nan"), "returned score = nan"),
+        (None, "returned score = None"),
+        ({"score": 1.0, "pred": 1.0}, "a part named pred"),
+        ({"score": 1.0, "acc": 0.5}, "acc = 0.5"),
+    ],
+)
+def test_a_result_that_cannot_be_used_is_one_error(result: Any, told: str):
+    with pytest.raises(RewardError, match=r"mine:score.*truth '1/2'") as error:
+        own(lambda response: result)(RIGHT)
+    assert told in str(error.value)
+
+
+def test_what_the_function_raises_is_told_with_the_row():
+    with pytest.raises(RewardError, match=r"data source 'math'.* failed with KeyError: 'hints'"):
+        own(lambda response: response.extra_info["hints"])(RIGHT)
+
+
+def test_every_response_has_the_same_parts():
+    reward = own(lambda response: {"score": 1.0, **({"bonus": 1.0} if response.right else {})})
+    reward(RIGHT)
+    with pytest.raises(RewardError, match="returned score, and for another response bonus, score"):
+        reward(NONE)
+
+
+async def _waits(response: Response) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (3, "is of type int, not a function"),
+        (_waits, "is an async function"),
+        (lambda: 1.0, "cannot be called with one response"),
+        (lambda response, scale: 1.0, "cannot be called with one response"),
+    ],
+)
+def test_what_is_no_function_of_one_response_is_refused_at_the_start(function: Any, told: str):
+    with pytest.raises(ConfigError, match=told):
+        own(function)
+
+
+def test_it_sees_the_rows_columns_and_the_loops_counts():
+    extra = {"answer": "7", "behavior": {"calls": 2}, "level": 5, "index": 3}
+    response = read_response("aime", "text \\boxed{8}", 7, extra)
+    assert (response.answer, response.truth, response.behavior["calls"]) == ("7", "7", 2)
+    assert response.extra_info["level"] == 5
+    assert read_response("aime", "text \\boxed{8}", 7, {"answer": "7"}).answer == "8"
