@@ -46,7 +46,9 @@ def verl_imports_here() -> None:
         (ROLLOUT + "engine_kwargs.sglang.attention_backend", "fa3", "rollout.engine_args"),
         ("trainer.v1.sampler.sampler_kwargs.run_config", "mine.toml", "[rollout], [train] and [validation]"),
         ("trainer.test_freq", "3", "validation.every"),
-        ("data.custom_cls.path", "mine.py", "a part of this trainer"),
+        ("data.custom_cls.path", "mine.py", "this trainer, which relies on a part of its own there, decides it"),
+        ("actor_rollout_ref.model.lora_rank", "8", "verl's adapters need Megatron-Bridge"),
+        ("actor_rollout_ref.model.lora.rank", "8", "verl's adapters need Megatron-Bridge"),
     ],
 )
 def test_a_raw_key_that_a_setting_decides_is_refused_by_its_name(key: str, value: str, setting: str):
@@ -62,6 +64,13 @@ def test_sft_refuses_its_own():
     with pytest.raises(
         ConfigError, match=r"optim.beta1 and optim.beta2 decides it; engine.dtype = 'int8': model.dtype"
     ):
+        sft_sections(config, get_platform("cpu"))
+
+
+@pytest.mark.parametrize("key", ["lora_rank=8", "lora.rank=8", "target_modules=all-linear"])
+def test_sft_refuses_adapters_that_verl_would_leave_out_in_silence(key: str):
+    config = load_config(SftConfig, SFT, [f"verl_overrides.model.{key}"])
+    with pytest.raises(ConfigError, match="trains whole weights because verl's adapters need Megatron-Bridge"):
         sft_sections(config, get_platform("cpu"))
 
 

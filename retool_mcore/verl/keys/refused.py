@@ -15,7 +15,10 @@ from retool_mcore.errors import ConfigError
 OLD_LOG_PROB = 'algorithm.old_log_prob = "actor" or "rollout"'
 LENGTH = "rollout.max_response_tokens"
 NODES = "the section [cluster] and rollout.gpus"
-OWN_PART = "nothing: it is a part of this trainer, which the rest relies on"
+OWN_PART = "this trainer, which relies on a part of its own there,"
+# verl trains adapters on Megatron through Megatron-Bridge alone (workers/config/megatron_peft.py).
+# With mbridge it ignores lora_rank, and asserts on lora.rank once it has started.
+NO_LORA = "this trainer, which trains whole weights because verl's adapters need Megatron-Bridge and not mbridge,"
 
 MEGATRON = {  # under each role's engine
     "_target_": "run.platform",
@@ -59,7 +62,13 @@ OPTIMIZER = {  # under each role's optimizer
     "override_optimizer_config.optimizer_cpu_offload": "memory.optimizer_on_cpu",
     "override_optimizer_config.optimizer_offload_fraction": "memory.optimizer_on_cpu",
 }
-MODEL = {"path": "model.path", "external_lib": "run.platform", "use_fused_kernels": "memory.fused_cross_entropy"}
+ADAPTERS = ("lora", "lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules")
+MODEL = {
+    "path": "model.path",
+    "external_lib": "run.platform",
+    "use_fused_kernels": "memory.fused_cross_entropy",
+    **dict.fromkeys(ADAPTERS, NO_LORA),
+}
 ALGORITHM = {
     "adv_estimator": "algorithm.name",
     "norm_adv_by_std_in_grpo": "algorithm.normalize_by_std",
