@@ -14,31 +14,34 @@ import torch
 ADAM_MOMENTS = 2 * 4  # bytes a parameter, float32
 
 
-def bytes_to_come(optimizer: Any) -> int:
-    """Bytes of the states that Megatron's optimizer makes in its first update, of this rank.
-
-    Without the precision-aware optimizer the float32 master weights exist from the start; with it
-    they are states, too.
-    """
-    total = 0
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        config, inner = part.config, part.optimizer
-        if inner is None or config.optimizer_cpu_offload:
-            continue
-        each = ADAM_MOMENTS
-        if config.use_precision_aware_optimizer:
-            master = torch.int16 if config.store_param_remainders else config.main_params_dtype
-            each = sum(dtype.itemsize for dtype in (config.exp_avg_dtype, config.exp_avg_sq_dtype, master))
-        parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
-        total += each * sum(parameter.numel() for parameter in parameters if not inner.state.get(parameter))
-    return total
-
-
 def hold(optimizer: Any) -> torch.Tensor | None:
-    """As many bytes on the optimizer's device; torch gives them to the states when it is freed.
+    """As many bytes as the states that Megatron's optimizer makes in its first update of this rank.
 
-    None where the optimizer has all of its states.
+    On their device; torch gives the memory to the states when the tensor is freed. None where there
+    are no states to come.
     """
-    if not (wanted := bytes_to_come(optimizer)):
-        return None
-    return torch.empty(wanted, dtype=torch.uint8, device=optimizer.param_groups[0]["params"][0].device)
+    wanted, device = 0, None
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.optimizer is None or part.config.optimizer_cpu_offload:
+            continue
+        parameters = [each for group in part.optimizer.param_groups for each in group["params"]]
+        for parameter in parameters:  # of a distributed optimizer: this rank's shards, none in some groups
+            if not part.optimizer.state.get(parameter):
+                wanted += bytes_of_states(part.config) * parameter.numel()
+                device = parameter.device
+    return torch.empty(wanted, dtype=torch.uint8, device=device) if wanted else None
+
+
+def bytes_of_states(config: Any) -> int:
+    """Bytes a parameter, by Megatron's OptimizerConfig.
+
+    Without the precision-aware optimizer, and with it where Megatron keeps the float32 master
+    weights itself, these exist from the start.
+    """
+    if not config.use_precision_aware_optimizer:
+        return ADAM_MOMENTS
+    moments = config.exp_avg_dtype.itemsize + config.exp_avg_sq_dtype.itemsize
+    if not config.use_precision_aware_optimizer_no_fp8_or_ds_fp8:
+        return moments
+    master = torch.int16 if config.store_param_remainders else config.main_params_dtype
+    return moments + master.itemsize

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retool_mcore.planner.memory import STATE_BYTES
-from retool_mcore.verl.optimizer_room import bytes_to_come, hold
+from retool_mcore.verl.optimizer_room import bytes_of_states, hold
 
 PLAIN = SimpleNamespace(optimizer_cpu_offload=False, use_precision_aware_optimizer=False)
 
@@ -41,16 +41,27 @@ def test_as_many_bytes_as_the_first_update_makes_and_none_after_it():
 
 
 def test_states_on_the_host_take_no_room_on_the_device():
-    assert bytes_to_come(part(7, SimpleNamespace(optimizer_cpu_offload=True))) == 0
+    assert hold(part(7, SimpleNamespace(optimizer_cpu_offload=True))) is None
+
+
+def test_a_rank_without_a_shard_holds_nothing():
+    empty = part(7)
+    for group in empty.optimizer.param_groups:
+        group["params"] = []
+    assert hold(chained(empty)) is None
+    room = hold(chained(empty, part(2)))
+    assert room is not None and room.nbytes == 8 * (2 + 15)
 
 
 @pytest.mark.parametrize(("states", "moments"), [("compact", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_master_weights_that_are_states_are_counted(states: str, moments: torch.dtype):
     config = SimpleNamespace(
-        optimizer_cpu_offload=False,
         use_precision_aware_optimizer=True,
+        use_precision_aware_optimizer_no_fp8_or_ds_fp8=True,
         store_param_remainders=True,
         exp_avg_dtype=moments,
         exp_avg_sq_dtype=moments,
     )
-    assert bytes_to_come(part(9, config)) == STATE_BYTES[states] * (9 + 15)
+    assert bytes_of_states(config) == STATE_BYTES[states]
+    config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = False  # Megatron has them from the start
+    assert bytes_of_states(config) == STATE_BYTES[states] - 2
