@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
 
@@ -162,8 +162,24 @@ class SandboxSettings(Section):
     workers: PositiveInt = 2
     """Concurrent executions per node."""
 
+    sessions: Annotated[int, Field(ge=0)] = 0
+    """Interpreters per node that live on between a trajectory's calls; 0: each call has a new one.
+
+    What a call defines is then there in the next ones. At least workers, and as many as
+    trajectories are in flight: of more, those idle longest are ended, and the model is told.
+    """
+
     run_timeout_s: PositiveFloat = 10.0
     """Seconds that one execution may run before it is killed."""
 
     memory_limit_mb: PositiveInt = 1024
     """Memory of one execution, in MB."""
+
+    @model_validator(mode="after")
+    def _each_worker_may_need_one(self) -> SandboxSettings:
+        if 0 < self.sessions < self.workers:
+            raise ValueError(
+                f"sandbox.sessions = {self.sessions} is below sandbox.workers = {self.workers}: each execution may "
+                "need an interpreter that lives on. Raise it, or set 0"
+            )
+        return self

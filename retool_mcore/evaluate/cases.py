@@ -129,7 +129,9 @@ class _Work:
             sandbox: Sandbox | None = None
             if self.case.tool:
                 spec = self.config.sandbox
-                opened = open_sandbox(spec.where, min_level=spec.min_level, workers=spec.workers)
+                opened = open_sandbox(
+                    spec.where, min_level=spec.min_level, workers=spec.workers, sessions=spec.sessions
+                )
                 sandbox = await stack.enter_async_context(opened)
             engines = [await stack.enter_async_context(SglangEngine(url)) for url in self.urls]
             await sample_all(

@@ -68,8 +68,14 @@ class Settings:
         )
 
     def identity(self) -> dict[str, Any]:
-        """All settings that change the samples, which the concurrency does not."""
-        return {name: value for name, value in asdict(self).items() if name != "concurrency"}
+        """All settings that change the samples, which the concurrency does not.
+
+        Limits that came later are left out at their default: earlier evaluations do not have them.
+        """
+        found = {name: value for name, value in asdict(self).items() if name != "concurrency"}
+        if not self.limits.sessions:
+            del found["limits"]["sessions"]
+        return found
 
 
 class SampleFile:

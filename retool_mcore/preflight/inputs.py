@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,11 +88,15 @@ def sandbox(config: RunConfig) -> Iterator[Finding]:
 
 async def call_of_sandbox(config: RlConfig, where: str) -> tuple[str, str]:
     """The level in force, and what print(6 * 7) printed."""
-    box = open_sandbox(where, min_level=config.sandbox.min_level, workers=1)
+    session = f"preflight-{os.getpid()}" if config.sandbox.sessions else None
+    box = open_sandbox(where, min_level=config.sandbox.min_level, workers=1, sessions=int(session is not None))
     async with box:
         result = await box.execute(
             "print(6 * 7)",
             run_timeout_s=config.sandbox.run_timeout_s,
             memory_limit_mb=config.sandbox.memory_limit_mb,
+            session=session,
         )
+        if session is not None:
+            await box.end_session(session)
     return result.level, result.stdout

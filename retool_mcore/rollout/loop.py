@@ -35,6 +35,7 @@ class Limits:
     run_timeout_s: float = 10.0
     memory_limit_mb: int = 1024
     max_outage_s: float = 60.0  # how long a call is retried while the sandbox is away (restarting)
+    sessions: bool = False  # one interpreter for all calls of a trajectory, which then run one after another
 
     @classmethod
     def of(cls, rollout: ToolLoop, sandbox: SandboxSettings) -> Limits:
@@ -47,6 +48,7 @@ class Limits:
             run_timeout_s=sandbox.run_timeout_s,
             memory_limit_mb=sandbox.memory_limit_mb,
             max_outage_s=rollout.max_outage_s,
+            sessions=sandbox.sessions > 0,
         )
 
 
@@ -156,6 +158,9 @@ async def run_trajectory(
     except (SandboxUnavailable, EngineUnavailable) as error:
         trajectory.drop_error = f"{type(error).__name__}: {error}"
         reason = StopReason.DROPPED
+    finally:
+        if limits.sessions and sandbox is not None:
+            await sandbox.end_session(trajectory_id)
     trajectory.ledger.close(reason)
     trajectory.wall_s = time.perf_counter() - started
     return trajectory
@@ -256,12 +261,15 @@ class _Conversation:
     async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:
         """The texts that answer a turn: each call's output, or why the calls cannot be read.
 
-        The calls run side by side.
+        The calls run side by side, but those of one interpreter in their order.
         """
         if parsed.kind == "malformed":
             return [self.protocol.shown(f"Error: {parsed.error}", self.limits.max_tool_output_tokens)[0]]
         started = time.perf_counter()
-        outcomes = await asyncio.gather(*(self._execute(code) for code in parsed.codes))
+        if self.limits.sessions:
+            outcomes = [await self._execute(code) for code in parsed.codes]
+        else:
+            outcomes = await asyncio.gather(*(self._execute(code) for code in parsed.codes))
         turn.tool_s = time.perf_counter() - started
         for code, (outcome, wall_s) in zip(parsed.codes, outcomes, strict=True):
             shown, cut_tokens = self.protocol.shown(outcome.text, self.limits.max_tool_output_tokens)
@@ -283,6 +291,7 @@ class _Conversation:
             code,
             run_timeout_s=self.limits.run_timeout_s,
             memory_limit_mb=self.limits.memory_limit_mb,
+            session=self.trajectory_id if self.limits.sessions else None,
         )
         return outcome, time.perf_counter() - started
 

@@ -114,12 +114,14 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
     config = settings_of_run(run_config)
     sandbox = None
     if config.rollout.tool:
-        # sandbox.workers is per node, and verl spreads its agent workers evenly over the nodes.
+        # The numbers are per node, and verl spreads its agent workers evenly over the nodes.
         per_node = max(1, config.rollout.agent_workers // config.cluster.nodes)
+        workers = max(1, config.sandbox.workers // per_node)
         sandbox = open_sandbox(
             config.sandbox.where,
             min_level=config.sandbox.min_level,
-            workers=max(1, config.sandbox.workers // per_node),
+            workers=workers,
+            sessions=max(workers, config.sandbox.sessions // per_node) if config.sandbox.sessions else 0,
         )
     hermes = config.rollout.tool and config.rollout.protocol == "hermes"
     first_reader = sglang_reader() if engine == "sglang" and hermes else None

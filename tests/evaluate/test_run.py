@@ -81,6 +81,12 @@ async def run(tokenizer, settings: Settings, samples: SampleFile, answers: Seque
 ANSWERS = ["0", "00", "0.0", "$0$", "2", "2.0", "5", "6", "4", "7", "7", "07"]
 
 
+def test_earlier_evaluations_are_continued_as_they_were_told_apart(settings):
+    with_sessions = load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", ["sandbox.sessions=8"])
+    assert "sessions" not in settings.identity()["limits"]
+    assert Settings.of(with_sessions, N, tool=True).identity()["limits"]["sessions"] is True
+
+
 async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Path):
     samples = SampleFile(tmp_path, settings.identity())
     await run(tokenizer, settings, samples, ANSWERS)

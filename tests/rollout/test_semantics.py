@@ -245,6 +245,29 @@ async def test_an_engine_outage_drops_the_trajectory(tokenizer, sandbox):
     assert trajectory.drop_error == "EngineUnavailable: the server is gone"
 
 
+@ON_ONE_LOOP
+async def test_in_a_session_definitions_live_on_between_a_trajectorys_calls_and_end_with_it(tokenizer):
+    script = (call("x = 21"), call("print(2 * x)"), ANSWER)
+    async with open_sandbox("local", min_level="rlimits", workers=2, sessions=2) as sandbox:
+        alone = await play(tokenizer, sandbox, *script)
+        assert "NameError" in shown(alone)[1]
+        limits = replace(LIMITS, sessions=True)
+        together = await play(tokenizer, sandbox, *script, limits=limits)
+        assert (shown(together)[1], together.answer) == ("42", "1379")
+        again = await play(tokenizer, sandbox, call("print(x)"), ANSWER, limits=limits)
+        assert "NameError" in shown(again)[0] and "restarted" not in shown(again)[0], "the name is free again"
+
+
+@ON_ONE_LOOP
+async def test_the_calls_of_one_turn_run_in_their_order_in_a_session(tokenizer):
+    protocol = open_protocol("hermes", tokenizer, calls="all")
+    turn = call("import time; time.sleep(0.3); x = 1") + "\n" + call("x += 1") + "\n" + call("print(x)") + "<|im_end|>"
+    async with open_sandbox("local", min_level="rlimits", workers=3, sessions=3) as sandbox:
+        limits = replace(LIMITS, sessions=True)
+        trajectory = await play(tokenizer, sandbox, turn, ANSWER, limits=limits, protocol=protocol)
+    assert shown(trajectory) == ["", "", "2"]
+
+
 class DeadSandbox:
     """A sandbox whose server has gone: what a client raises after its retries."""
 
