@@ -14,4 +14,5 @@ class Instructed(Hermes):
     name = "instructed"
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        return super().prompt_ids([{"role": "system", "content": INSTRUCTION}, *messages])
+        *before, problem = messages
+        return super().prompt_ids([*before, {**problem, "content": f"{INSTRUCTION}\n\n{problem['content']}"}])
