@@ -41,7 +41,7 @@ from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, TextOnly, ToolProtocol, open_protocol
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
-from retool_mcore.rollout.tool_call import CALL_END, CODE_END, Parsed
+from retool_mcore.rollout.tool_call import CALL_END, CODE_END, Parsed, code_calls
 from retool_mcore.sandbox.base import ExecResult
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -66,7 +66,7 @@ class EveryTurnCalls(Hermes):
     """Reads a call in each turn, whatever it says: the turn limit then sets the number of turns."""
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        return Parsed(kind="tool_call", codes=("pass",))
+        return Parsed(kind="tool_call", calls=code_calls("pass"))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.protocol import Hermes
-from retool_mcore.rollout.tool_call import Parsed
+from retool_mcore.rollout.tool_call import Parsed, code_calls
 from retool_mcore.verl.agent_loop import ReToolAgentLoop, VerlEngine
 from retool_mcore.verl.keys.ppo import run_config_of
 
@@ -37,7 +37,7 @@ class Scripted(Hermes):
         self.stop_token_ids = ()
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        return Parsed(kind="tool_call", codes=(SNIPPET,))
+        return Parsed(kind="tool_call", calls=code_calls(SNIPPET))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
 
@@ -33,6 +33,12 @@ class ToolLoop(Section):
 
     tool: bool = True
     """False: text only, the baseline of the paper's comparison."""
+
+    tools: list[str] = Field(default=["code_interpreter"])
+    """What may be called: the interpreter, and tools of your own, "module:Name".
+
+    See rollout/tools.py.
+    """
 
     max_turns: PositiveInt = 8
     """Turns of the model in one trajectory; the last one's call is not run."""
@@ -69,6 +75,16 @@ class ToolLoop(Section):
 
     engine_args: dict[str, Any] = Field(default={})
     """The engine's own settings, by its names for them: attention_backend = "triton"."""
+
+    @field_validator("tools")
+    @classmethod
+    def _the_interpreter_is_one(cls, tools: list[str]) -> list[str]:
+        if "code_interpreter" not in tools or len(set(tools)) != len(tools):
+            raise ValueError(
+                f"rollout.tools = {tools} must name code_interpreter, and each tool once. Without any tool set "
+                "rollout.tool = false"
+            )
+        return tools
 
 
 class Rollout(ToolLoop):

@@ -17,6 +17,7 @@ from typing import Any
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.data.files import replacing
+from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
@@ -47,6 +48,7 @@ class Settings:
     protocol: str = "hermes"
     calls_per_turn: str = "first"
     tool: bool = True
+    tools: tuple[str, ...] = (TOOL_NAME,)
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     concurrency: int = 128
@@ -62,6 +64,7 @@ class Settings:
             protocol=rollout.protocol,
             calls_per_turn=rollout.calls_per_turn,
             tool=tool,
+            tools=tuple(rollout.tools),
             sampling=Sampling(temperature=config.validation.temperature, top_p=config.validation.top_p),
             seed=config.run.seed,
             concurrency=2 * rollout.max_running_requests * servers,  # half of them may wait for the interpreter
@@ -70,11 +73,13 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """All settings that change the samples, which the concurrency does not.
 
-        Limits that came later are left out at their default: earlier evaluations do not have them.
+        What came later is left out at its default: earlier evaluations do not have it.
         """
         found = {name: value for name, value in asdict(self).items() if name != "concurrency"}
         if not self.limits.sessions:
             del found["limits"]["sessions"]
+        if self.tools == (TOOL_NAME,):
+            del found["tools"]
         return found
 
 

@@ -8,15 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
-
 from retool_mcore.config import SandboxSettings, ToolLoop
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.rollout.calls import CallResult, Calls
 from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Parsed
-from retool_mcore.sandbox.base import ExecResult, Sandbox
+from retool_mcore.sandbox.base import Sandbox
 
 MAX_ABORTS = 600  # interruptions of one turn without a sampled token, one second apart; a weight update takes less time
 ABORT_PAUSE_S = 1.0
@@ -50,24 +49,6 @@ class Limits:
             max_outage_s=rollout.max_outage_s,
             sessions=sandbox.sessions > 0,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallResult:
-    """One executed call: what the interpreter returned, and the part of it that the model saw.
-
-    ``wall_s`` is the time from request to answer. It includes queue_s (waiting for a free place),
-    run_s (running), transport and retries.
-    """
-
-    code: str
-    ok: bool
-    status: str  # finished, time_limit, memory_limit
-    shown: str
-    cut_tokens: int
-    run_s: float
-    queue_s: float
-    wall_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -152,15 +133,15 @@ async def run_trajectory(
     """
     started = time.perf_counter()
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens), started_unix_s=time.time())
-    conversation = _Conversation(trajectory, engine, sandbox, protocol, limits, sampling, trajectory_id)
+    calls = Calls(sandbox, protocol, limits, trajectory_id)
+    conversation = _Conversation(trajectory, engine, calls, protocol, limits, sampling, trajectory_id)
     try:
         reason = await conversation.run()
     except (SandboxUnavailable, EngineUnavailable) as error:
         trajectory.drop_error = f"{type(error).__name__}: {error}"
         reason = StopReason.DROPPED
     finally:
-        if limits.sessions and sandbox is not None:
-            await sandbox.end_session(trajectory_id)
+        await calls.close()
     trajectory.ledger.close(reason)
     trajectory.wall_s = time.perf_counter() - started
     return trajectory
@@ -170,7 +151,7 @@ async def run_trajectory(
 class _Conversation:
     trajectory: Trajectory
     engine: Engine
-    sandbox: Sandbox | None
+    calls: Calls
     protocol: ToolProtocol
     limits: Limits
     sampling: Sampling
@@ -259,51 +240,10 @@ class _Conversation:
         return sampled
 
     async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:
-        """The texts that answer a turn: each call's output, or why the calls cannot be read.
-
-        The calls run side by side, but those of one interpreter in their order.
-        """
+        """The texts that answer a turn: each call's output, or why the calls cannot be read."""
         if parsed.kind == "malformed":
             return [self.protocol.shown(f"Error: {parsed.error}", self.limits.max_tool_output_tokens)[0]]
         started = time.perf_counter()
-        if self.limits.sessions:
-            outcomes = [await self._execute(code) for code in parsed.codes]
-        else:
-            outcomes = await asyncio.gather(*(self._execute(code) for code in parsed.codes))
+        turn.results.extend(await self.calls.run(parsed.calls))
         turn.tool_s = time.perf_counter() - started
-        for code, (outcome, wall_s) in zip(parsed.codes, outcomes, strict=True):
-            shown, cut_tokens = self.protocol.shown(outcome.text, self.limits.max_tool_output_tokens)
-            turn.results.append(_call_result(code, outcome, shown, cut_tokens, wall_s))
         return [result.shown for result in turn.results]
-
-    async def _execute(self, code: str) -> tuple[ExecResult, float]:
-        """The interpreter's result, and the seconds until it came."""
-        assert self.sandbox is not None, f"protocol {self.protocol.name} calls a tool, but no sandbox was given"
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(SandboxUnavailable),
-            stop=stop_after_delay(self.limits.max_outage_s),
-            wait=wait_exponential_jitter(initial=0.5, max=5.0),
-            reraise=True,
-        )
-        started = time.perf_counter()
-        outcome: ExecResult = await retrying(
-            self.sandbox.execute,
-            code,
-            run_timeout_s=self.limits.run_timeout_s,
-            memory_limit_mb=self.limits.memory_limit_mb,
-            session=self.trajectory_id if self.limits.sessions else None,
-        )
-        return outcome, time.perf_counter() - started
-
-
-def _call_result(code: str, outcome: ExecResult, shown: str, cut_tokens: int, wall_s: float) -> CallResult:
-    return CallResult(
-        code=code,
-        ok=outcome.ok,
-        status=outcome.status,
-        shown=shown,
-        cut_tokens=cut_tokens,
-        run_s=outcome.run_s,
-        queue_s=outcome.queue_s,
-        wall_s=wall_s,
-    )

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Self
 
+from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import CallResult, Trajectory
 
@@ -52,6 +53,7 @@ class Behavior:
     context_tokens      tokens sent to the engine over all requests; 0 where the engine does not
                         report its cache
     cached_tokens       of these, tokens that were in the engine's prefix cache
+    tool_calls          executed calls of each tool beside the interpreter
     """
 
     stop_reason: str
@@ -76,10 +78,12 @@ class Behavior:
     call_run_s: list[float] = field(default_factory=list[float])
     context_tokens: int = 0
     cached_tokens: int = 0
+    tool_calls: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
         results = [result for turn in trajectory.turns for result in turn.results]
+        code = [result for result in results if result.tool == TOOL_NAME]
         parsed = [turn.parsed for turn in trajectory.turns if turn.parsed]
         first = next((turn for turn in trajectory.turns if turn.results), None)
         return cls(
@@ -89,7 +93,8 @@ class Behavior:
             calls_ok=sum(result.ok for result in results),
             calls_at_limit=sum(result.status != "finished" for result in results),
             last_call_ok=bool(results) and results[-1].ok,
-            code_lines=sum(bool(line.strip()) for result in results for line in result.code.splitlines()),
+            code_lines=sum(bool(line.strip()) for result in code for line in result.code.splitlines()),
+            tool_calls=dict(Counter(result.tool for result in results if result.tool != TOOL_NAME)),
             first_call_tokens=first.start + first.tokens if first else None,
             response_tokens=len(trajectory.ledger.response_ids),
             model_tokens=trajectory.ledger.model_tokens,
@@ -134,6 +139,7 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     response_tokens, model_tokens, self_corrections, cut_tokens      per trajectory
     cut_output_fraction     results shown cut / executed calls
     malformed/KIND, repaired/KIND                        per trajectory
+    calls/TOOL              per trajectory, of each tool beside the interpreter
     stop/REASON             trajectories that ended for this reason / trajectories
     engine_s, tool_s        seconds per trajectory spent waiting for the engine, for the interpreter
     slowest_s               engine_s + tool_s of the trajectory that took longest
@@ -163,7 +169,7 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     for reason in StopReason:
         if reason != StopReason.DROPPED:
             out[f"stop/{reason}"] = sum(row.stop_reason == reason for row in rows) / count
-    for group, name in (("malformed", "malformed"), ("repairs", "repaired")):
+    for group, name in (("malformed", "malformed"), ("repairs", "repaired"), ("tool_calls", "calls")):
         totals: Counter[str] = Counter()
         for row in rows:
             totals.update(getattr(row, group))

@@ -26,6 +26,7 @@ from retool_mcore.rollout.tool_call import (
     parse_retool,
 )
 from retool_mcore.rollout.tool_output import cut_middle
+from retool_mcore.rollout.tools import Tool, open_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,15 +37,16 @@ RETOOL_MARKUP = re.compile(r"</?(?:code|interpreter|answer)>")
 
 
 class ToolProtocol(ABC):
-    """How the model and the interpreter talk. Holds the tokenizer, but no state of a trajectory.
+    """How the model and its tools talk. Holds the tokenizer, but no state of a trajectory.
 
-    ``end_ids`` are the tokens that close a model turn. ``stop_token_ids`` are these and the tokens
-    that complete a call: the engine ends a turn at the first of them that it samples, and returns
-    it as the turn's last token.
+    ``tools`` are those beside the interpreter. ``end_ids`` are the tokens that close a model turn.
+    ``stop_token_ids`` are these and the tokens that complete a call: the engine ends a turn at the
+    first of them that it samples, and returns it as the turn's last token.
     """
 
     name: str
     end_ids: tuple[int, ...]
+    tools: tuple[Tool, ...] = ()
     first_reader: CallReader | None = None
     stop_token_ids: tuple[int, ...]
 
@@ -71,6 +73,14 @@ class ToolProtocol(ABC):
 
         They include the token that closes the model turn where the model has not sampled it.
         """
+
+    def offer(self, tools: Sequence[Tool]) -> None:
+        """Offer tools beside the interpreter. Raises ConfigError if the protocol cannot."""
+        if tools:
+            raise ConfigError(
+                f'rollout.tools has {tools[0].name!r}, and calls of rollout.protocol = "{self.name}" have no name: '
+                'all are of the interpreter. Use protocol "hermes".'
+            )
 
     def let_all_calls(self) -> None:
         """Allow several calls in one turn. Raises ConfigError if the protocol cannot."""
@@ -147,14 +157,18 @@ class Hermes(ToolProtocol):
             )
         self.stop_token_ids = tuple(sorted({*self.end_ids, ids[0]}))
 
+    def offer(self, tools: Sequence[Tool]) -> None:
+        self.tools = tuple(tools)
+
     def let_all_calls(self) -> None:
         self.stop_token_ids = self.end_ids
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        return chat.render_prompt(messages, [CODE_INTERPRETER], self.tokenizer)
+        schemas = [CODE_INTERPRETER, *(tool.schema for tool in self.tools)]
+        return chat.render_prompt(messages, schemas, self.tokenizer)
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        return parse_hermes(text, self.first_reader)
+        return parse_hermes(text, self.first_reader, self.tools)
 
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
         ids = chat.tool_turn_ids(self.tokenizer, results)
@@ -287,11 +301,17 @@ def _class_of(name: str) -> type[ToolProtocol]:
 def protocol_of(
     rollout: ToolLoop, tokenizer: PreTrainedTokenizerBase, *, first_reader: CallReader | None = None
 ) -> ToolProtocol:
-    """The protocol that a run's [rollout] section asks for; see ``open_protocol``."""
-    return open_protocol(
+    """The protocol that a run's [rollout] section asks for, with its tools; see ``open_protocol``.
+
+    Raises ConfigError, too, for a tool that is not found or cannot be offered.
+    """
+    protocol = open_protocol(
         rollout.protocol,
         tokenizer,
         tool=rollout.tool,
         calls=rollout.calls_per_turn,
         first_reader=first_reader,
     )
+    if rollout.tool:
+        protocol.offer(open_tools(tuple(rollout.tools)))
+    return protocol

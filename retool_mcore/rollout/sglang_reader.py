@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.rollout.tool_call import CallReader
+from retool_mcore.rollout.tools import Tool
 
 PARSER = "qwen25"  # SGLang's name for the hermes form
 
 
-def sglang_reader() -> CallReader:
-    """The reader. Importing SGLang's parser takes seconds, once per process."""
-    from sglang.srt.entrypoints.openai.protocol import Tool  # pyright: ignore[reportMissingTypeStubs]
+def sglang_reader(others: Sequence[Tool] = ()) -> CallReader:
+    """The reader; ``others``: tools beside the interpreter.
+
+    Importing SGLang's parser takes seconds, once per process.
+    """
+    from sglang.srt.entrypoints.openai.protocol import Tool as Declared  # pyright: ignore[reportMissingTypeStubs]
     from sglang.srt.function_call.function_call_parser import FunctionCallParser  # pyright: ignore[reportMissingTypeStubs]
 
     # SGLang logs a warning with the whole text of each call that it cannot read. We count such
     # calls and tell the model.
     logging.getLogger("sglang.srt.function_call").setLevel(logging.ERROR)
-    tools = [Tool(**CODE_INTERPRETER)]
+    tools = [Declared(**schema) for schema in (CODE_INTERPRETER, *(tool.schema for tool in others))]
 
     def read(text: str) -> list[tuple[str | None, Any]]:
         try:

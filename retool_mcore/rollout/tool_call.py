@@ -11,13 +11,14 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME
 from retool_mcore.errors import ConfigError
 from retool_mcore.reward.extract import last_answer
+from retool_mcore.rollout.tools import Tool, complaint, names_of
 
 Kind = Literal["tool_call", "answer", "text", "malformed"]
 Problem = Literal["tags", "json", "name", "arguments"]
@@ -28,21 +29,43 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _CALL_SHAPE = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "..."}}}}'
 
 
+@dataclass(frozen=True)
+class Call:
+    """One call of a tool with its arguments; of the interpreter they are {"code": str}."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def code(self) -> str:
+        """What is shown of it: the interpreter's code, or another tool's arguments as JSON."""
+        return self.arguments["code"] if self.tool == TOOL_NAME else json.dumps(self.arguments, ensure_ascii=False)
+
+
+def code_calls(*codes: str) -> tuple[Call, ...]:
+    """Calls of the interpreter."""
+    return tuple(Call(TOOL_NAME, {"code": code}) for code in codes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
     """What one model turn says.
 
-    ``codes`` holds the code of every call in the turn, in order; it has more than one entry only
-    where the turn was not cut at the first call. ``problem`` is the kind of a malformed call,
-    ``error`` its explanation for the model.
+    ``calls`` holds every call in the turn, in order; it has more than one entry only where the turn
+    was not cut at the first call. ``problem`` is the kind of a malformed call, ``error`` its
+    explanation for the model.
     """
 
     kind: Kind
-    codes: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
     answer: str | None = None
     problem: Problem | None = None
     error: str | None = None
     repairs: tuple[str, ...] = ()
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        return tuple(call.code for call in self.calls)
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``retool parse`` prints; ``code`` is that of the first call."""
@@ -64,28 +87,28 @@ class _Malformed(Exception):
 CallReader = Callable[[str], list[tuple[str | None, Any]]]  # model text -> (name, arguments) of the calls it can read
 
 
-def parse_hermes(text: str, first: CallReader | None = None) -> Parsed:
+def parse_hermes(text: str, first: CallReader | None = None, tools: Sequence[Tool] = ()) -> Parsed:
     """Read a turn of Qwen's form.
 
         <tool_call>\\n{"name": ..., "arguments": {"code": ...}}\\n</tool_call>
 
     Every call of the turn must be readable, or the whole turn is malformed: no call is dropped
     silently. ``first``, the engine's own reader, is tried first; where it reads fewer calls than
-    there are tags, this module reads the text.
+    there are tags, this module reads the text. ``tools`` may be called beside the interpreter.
     """
     if CALL_START not in text and CALL_END not in text:
         answer = last_answer(text)
         return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
     repairs: list[str] = []
     try:
-        calls = first(text) if first else []
-        if calls and len(calls) == text.count(CALL_START) == text.count(CALL_END):
-            codes = [_code_of(name, arguments, repairs) for name, arguments in calls]
+        read = first(text) if first else []
+        if read and len(read) == text.count(CALL_START) == text.count(CALL_END):
+            calls = [_call_of(name, arguments, repairs, tools) for name, arguments in read]
         else:
-            codes = [_read_call(block, repairs) for block in _blocks(text, repairs)]
+            calls = [_read_call(block, repairs, tools) for block in _blocks(text, repairs)]
     except _Malformed as error:
         return Parsed(kind="malformed", problem=error.problem, error=str(error))
-    return Parsed(kind="tool_call", codes=tuple(codes), repairs=tuple(dict.fromkeys(repairs)))
+    return Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
 
 
 def parse_retool(text: str) -> Parsed:
@@ -106,9 +129,9 @@ def parse_retool(text: str) -> Parsed:
     for body in bodies[:MAX_START_TAGS]:
         code = _without_fence(body, fences := [])
         if fences:
-            return Parsed(kind="tool_call", codes=(code,), repairs=tuple(repairs))
+            return Parsed(kind="tool_call", calls=code_calls(code), repairs=tuple(repairs))
     if bodies and FENCE not in bodies[0] and bodies[0].strip():
-        return Parsed(kind="tool_call", codes=(bodies[0].strip("\n"),), repairs=(*repairs, "missing_fence"))
+        return Parsed(kind="tool_call", calls=code_calls(bodies[0].strip("\n")), repairs=(*repairs, "missing_fence"))
     # The message does not spell the tags: markup in a result is broken up before the model sees it.
     error = "what the code tags hold is not one fenced block" if bodies else "the code has no opening tag"
     shape = f"{FENCE}python\n...\n{FENCE}"
@@ -138,7 +161,7 @@ def _blocks(text: str, repairs: list[str]) -> list[str]:
     return blocks
 
 
-def _read_call(body: str, repairs: list[str]) -> str:
+def _read_call(body: str, repairs: list[str], tools: Sequence[Tool]) -> Call:
     value = _read_object(body, repairs)
     if isinstance(value, list):
         calls = cast(list[Any], value)
@@ -152,13 +175,15 @@ def _read_call(body: str, repairs: list[str]) -> str:
     if arguments is None and "parameters" in call:
         repairs.append("parameters_key")
         arguments = call["parameters"]
-    return _code_of(call.get("name"), arguments, repairs)
+    return _call_of(call.get("name"), arguments, repairs, tools)
 
 
-def _code_of(name: Any, arguments: Any, repairs: list[str]) -> str:
-    """The code of a call that is valid JSON. Raises _Malformed when it does not call our tool."""
-    if name != TOOL_NAME:
-        raise _Malformed("name", f"there is no tool named {name!r}. The only tool is {TOOL_NAME!r}")
+def _call_of(name: Any, arguments: Any, repairs: list[str], tools: Sequence[Tool]) -> Call:
+    """A call that is valid JSON. Raises _Malformed when no tool can be called so."""
+    tool = next((tool for tool in tools if tool.name == name), None)
+    if tool is None and name != TOOL_NAME:
+        known = f"The tools are {names_of(tools)}" if tools else f"The only tool is {TOOL_NAME!r}"
+        raise _Malformed("name", f"there is no tool named {name!r}. {known}")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False)
@@ -166,6 +191,14 @@ def _code_of(name: Any, arguments: Any, repairs: list[str]) -> str:
             arguments = None
         else:
             repairs.append("encoded_arguments")
+    if tool is not None:
+        if error := complaint(tool, arguments):
+            raise _Malformed("arguments", error)
+        return Call(tool.name, cast(dict[str, Any], arguments))
+    return Call(TOOL_NAME, {"code": _code_of(arguments, repairs)})
+
+
+def _code_of(arguments: Any, repairs: list[str]) -> str:
     code = cast(dict[str, Any], arguments).get("code") if isinstance(arguments, dict) else None
     if not isinstance(code, str):
         raise _Malformed("arguments", f'arguments must be an object with one string, "code". Write {_CALL_SHAPE}')

@@ -39,6 +39,7 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
 from retool_mcore.rollout.records import is_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
+from retool_mcore.rollout.tools import open_tools
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.verl.run_settings import settings_of_run
@@ -124,7 +125,7 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
             sessions=max(workers, config.sandbox.sessions // per_node) if config.sandbox.sessions else 0,
         )
     hermes = config.rollout.tool and config.rollout.protocol == "hermes"
-    first_reader = sglang_reader() if engine == "sglang" and hermes else None
+    first_reader = sglang_reader(open_tools(tuple(config.rollout.tools))) if engine == "sglang" and hermes else None
     protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
     return _Shared(config, protocol, sandbox, Limits.of(config.rollout, config.sandbox))
 

@@ -10,7 +10,7 @@ import pytest
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.loop import CallResult, Trajectory, Turn
 from retool_mcore.rollout.metrics import Behavior, summarize
-from retool_mcore.rollout.tool_call import Parsed
+from retool_mcore.rollout.tool_call import Parsed, code_calls
 
 
 def result(code: str, *, ok: bool = True, status: str = "finished", cut_tokens: int = 0) -> CallResult:
@@ -38,8 +38,8 @@ def trajectory(*turns: tuple[Parsed | None, int, tuple[CallResult, ...]], stop: 
     return made
 
 
-CALL = Parsed(kind="tool_call", codes=("print(1)",))
-REPAIRED = Parsed(kind="tool_call", codes=("print(1)",), repairs=("backslashes", "trailing_data"))
+CALL = Parsed(kind="tool_call", calls=code_calls("print(1)"))
+REPAIRED = Parsed(kind="tool_call", calls=code_calls("print(1)"), repairs=("backslashes", "trailing_data"))
 BAD = Parsed(kind="malformed", problem="json", error="no")
 ANSWER = Parsed(kind="answer", answer="1")
 

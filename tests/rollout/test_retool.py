@@ -15,7 +15,7 @@ from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Retool, completing_ids
-from retool_mcore.rollout.tool_call import Parsed, parse_retool
+from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_retool
 from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.scripted_engine import ScriptedEngine
 
@@ -32,18 +32,18 @@ def block(code: str) -> str:
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
-        ("Hm.\n" + block("x = 1\nprint(x)"), Parsed(kind="tool_call", codes=("x = 1\nprint(x)",))),
-        (block("print(1)") + "\n", Parsed(kind="tool_call", codes=("print(1)",))),
+        ("Hm.\n" + block("x = 1\nprint(x)"), Parsed(kind="tool_call", calls=code_calls("x = 1\nprint(x)"))),
+        (block("print(1)") + "\n", Parsed(kind="tool_call", calls=code_calls("print(1)"))),
         (
             "<code>\nprint(1)\n</code>",
-            Parsed(kind="tool_call", codes=("print(1)",), repairs=("missing_fence",)),
+            Parsed(kind="tool_call", calls=code_calls("print(1)"), repairs=("missing_fence",)),
         ),
         (
             "<code>\n```python\nprint(1)\n```\n",
-            Parsed(kind="tool_call", codes=("print(1)",), repairs=("missing_end_tag",)),
+            Parsed(kind="tool_call", calls=code_calls("print(1)"), repairs=("missing_end_tag",)),
         ),
-        ("I use <code> tags.\n" + block("print(1)"), Parsed(kind="tool_call", codes=("print(1)",))),
-        (block("print('<code>')"), Parsed(kind="tool_call", codes=("print('<code>')",))),
+        ("I use <code> tags.\n" + block("print(1)"), Parsed(kind="tool_call", calls=code_calls("print(1)"))),
+        (block("print('<code>')"), Parsed(kind="tool_call", calls=code_calls("print('<code>')"))),
         ("<answer>\n\\boxed{34}\n</answer>", Parsed(kind="answer", answer="34")),
         ("It is \\boxed{34}", Parsed(kind="answer", answer="34")),
         ("Hm.", Parsed(kind="text")),

@@ -14,7 +14,7 @@ import textwrap
 import pytest
 
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.rollout.tool_call import Parsed, parse_hermes
+from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_hermes
 
 pytestmark = pytest.mark.slow
 
@@ -68,4 +68,6 @@ def test_both_readers_agree():
     assert sum(row["alone"] > 0 for row in read) > 200, "SGLang reads the undamaged calls"
     assert sum(row["alone"] == 0 and row["kind"] == "tool_call" for row in read) > 10, "and ours repairs some others"
     for text, row, parsed in zip(inputs, read, ours, strict=True):
-        assert Parsed(kind=row["kind"], codes=tuple(row["codes"])) == Parsed(kind=parsed.kind, codes=parsed.codes), text
+        assert Parsed(kind=row["kind"], calls=code_calls(*row["codes"])) == Parsed(
+            kind=parsed.kind, calls=code_calls(*parsed.codes)
+        ), text

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retool_mcore.rollout.tool_call import Parsed, parse_hermes
+from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_hermes
 
 
 def turn(body: str, text: str = "") -> str:
@@ -26,7 +26,7 @@ def call(code: str) -> str:
 
 def test_a_valid_call_is_read_without_repair():
     parsed = parse_hermes(turn(call('x = 6\\nprint(\\"a\\", x)'), text="Let me compute.\n"))
-    assert parsed == Parsed(kind="tool_call", codes=('x = 6\nprint("a", x)',))
+    assert parsed == Parsed(kind="tool_call", calls=code_calls('x = 6\nprint("a", x)'))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""Tools of a user's own, beside the code interpreter: ``rollout.tools``.
+
+    class Lookup(Tool):
+        name = "lookup"
+        description = "Returns what a book says of a word."
+        parameters = {"type": "object", "properties": {"word": {"type": "string"}}}
+
+        async def call(self, arguments, state):
+            return BOOK.get(arguments["word"], "nothing")
+
+One object serves all trajectories of a process. What belongs to one trajectory is made in
+``start``, handed to each of its calls, and given up in ``end``. Arguments are checked against
+``parameters`` before a call; what does not fit is told to the model, as is a ``ToolError``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jsonschema
+from jsonschema.exceptions import best_match
+
+from retool_mcore.config.named import load_named
+from retool_mcore.data.tool import TOOL_NAME
+from retool_mcore.errors import ConfigError
+
+
+class ToolError(Exception):
+    """A call that cannot be answered as it was asked; its text is told to the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """What a call gave: the text that the model sees, and whether it counts as one that ran."""
+
+    text: str
+    ok: bool = True
+
+
+class Tool(ABC):
+    """A tool that the model may call; see the module.
+
+    ``max_calls``: of one trajectory, None for no limit beside those of [rollout]. ``timeout_s``: of
+    one call, after which it is cancelled and the model is told.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    max_calls: int | None = None
+    timeout_s: float = 30.0
+
+    async def start(self, trajectory_id: str) -> Any:
+        """The state of one trajectory, made before its first call of this tool."""
+        return None
+
+    @abstractmethod
+    async def call(self, arguments: Mapping[str, Any], state: Any) -> str | ToolResult:
+        """Answer one call. Calls of one turn run side by side.
+
+        Raises ToolError for what the model did wrong, SandboxUnavailable for an outage, which is
+        retried for rollout.max_outage_s; any other exception drops the trajectory.
+        """
+
+    async def end(self, state: Any) -> None:  # noqa: B027  not every tool has something to end
+        """The trajectory is over. Called where ``start`` was."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The function's schema, as chat templates take it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+def check_tool(where: str, tool: Any) -> Tool:
+    """``tool`` if a run can offer it. Raises ConfigError."""
+    if not isinstance(tool, Tool):
+        raise ConfigError(f"{where}: {tool!r} is neither a retool_mcore.rollout.tools.Tool nor a subclass of it.")
+    for name in ("name", "description"):
+        if not (isinstance(getattr(tool, name, None), str) and getattr(tool, name)):
+            raise ConfigError(f"{where}: {type(tool).__name__} has no {name}.")
+    if not tool.name.isidentifier() or tool.name == TOOL_NAME:
+        raise ConfigError(f"{where}: a tool cannot be named {tool.name!r}. Use letters, digits and _; not {TOOL_NAME}.")
+    try:
+        jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
+    except (AttributeError, TypeError, ValueError, jsonschema.SchemaError) as error:
+        raise ConfigError(f"{where}: parameters of {tool.name} are no JSON schema: {error}") from error
+    if tool.parameters.get("type") != "object":
+        raise ConfigError(f'{where}: parameters of {tool.name} describe no object: write "type": "object".')
+    return tool
+
+
+@lru_cache(maxsize=4)
+def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
+    """The tools that ``rollout.tools`` names beside the interpreter, once in a process.
+
+    Each is a subclass of Tool, which is made without arguments, or an object of one. Raises
+    ConfigError.
+    """
+    tools: list[Tool] = []
+    for path in names:
+        if path == TOOL_NAME:
+            continue
+        found, where = load_named("rollout.tools", path), f'rollout.tools = ["{path}"]'
+        try:
+            tools.append(check_tool(where, found() if isinstance(found, type) else found))
+        except TypeError as error:  # an abstract class, or one that wants arguments
+            raise ConfigError(f"{where}: {found!r} cannot be made without arguments: {error}") from error
+        if tools[-1].name in [tool.name for tool in tools[:-1]]:
+            raise ConfigError(f"{where}: there are two tools named {tools[-1].name}.")
+    return tuple(tools)
+
+
+def complaint(tool: Tool, arguments: Any) -> str | None:
+    """Why ``arguments`` do not fit the tool, in words for the model; None where they do."""
+    validator: Any = jsonschema.Draft202012Validator(dict(tool.parameters))
+    first: Any = best_match(validator.iter_errors(arguments))
+    if first is None:
+        return None
+    at = "".join(f"[{part!r}]" for part in first.absolute_path)
+    return f"arguments{at} of {tool.name}: {first.message}"
+
+
+def names_of(tools: Sequence[Tool]) -> str:
+    return ", ".join([repr(TOOL_NAME), *(repr(tool.name) for tool in tools)])
