@@ -31,7 +31,7 @@ class Recording:
     """A sandbox that prints 1379 after the given run times, and keeps what it was asked for."""
 
     def __init__(self, *run_s: float, outage: bool = False) -> None:
-        self.run_s, self.outage, self.asked = list(run_s), outage, []
+        self.run_s, self.outage, self.asked, self.ended = list(run_s), outage, [], []
 
     async def execute(self, code: str, **limits: Any) -> ExecResult:
         self.asked.append(limits)
@@ -40,6 +40,9 @@ class Recording:
         return ExecResult(
             status="finished", return_code=0, stdout="1379\n", stderr="", run_s=self.run_s.pop(0) if self.run_s else 0.0
         )
+
+    async def end_session(self, session: str) -> None:
+        self.ended.append(session)
 
 
 async def play(tokenizer: Any, sandbox: Recording, limits: Limits, script: Sequence[str]) -> Trajectory:
@@ -94,11 +97,13 @@ async def test_tool_time_is_that_of_all_turns(tokenizer, run_s: tuple[float, ...
     assert trajectory.answer == ("1379" if reason == StopReason.FINISHED else None)
 
 
-async def test_the_sandbox_is_asked_for_the_limits_of_the_run_file(tokenizer):
+@pytest.mark.parametrize(("sessions", "session"), [(0, None), (8, "t")])
+async def test_the_sandbox_is_asked_for_the_limits_of_the_run_file(tokenizer, sessions: int, session: str | None):
     sandbox = Recording()
-    limits = limits_of("sandbox.run_timeout_s=7.5", "sandbox.memory_limit_mb=333", "rollout.max_response_tokens=2000")
-    await play(tokenizer, sandbox, limits, [CALL, ANSWER])
-    assert sandbox.asked == [{"run_timeout_s": 7.5, "memory_limit_mb": 333}]
+    settings = ("sandbox.run_timeout_s=7.5", "sandbox.memory_limit_mb=333", f"sandbox.sessions={sessions}")
+    await play(tokenizer, sandbox, limits_of(*settings, "rollout.max_response_tokens=2000"), [CALL, ANSWER])
+    assert sandbox.asked == [{"run_timeout_s": 7.5, "memory_limit_mb": 333, "session": session}]
+    assert sandbox.ended == ([session] if session else [])
 
 
 async def test_a_sandbox_that_stays_away_is_tried_for_as_long_as_the_run_file_says(tokenizer):
