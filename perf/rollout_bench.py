@@ -37,7 +37,8 @@ from retool_mcore.data.task_model import VOCAB_MULTIPLE, build_tokenizer, write_
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
-from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, TextOnly, ToolProtocol, open_protocol
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine

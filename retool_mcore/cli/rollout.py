@@ -59,7 +59,7 @@ def rollout(
     """Run trajectories against any SGLang server and write them to a file."""
     from retool_mcore.rollout.batch import Batch
     from retool_mcore.rollout.engine import Sampling
-    from retool_mcore.rollout.loop import Limits
+    from retool_mcore.rollout.limits import Limits
 
     batch = Batch(
         url=url,

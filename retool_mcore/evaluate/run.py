@@ -23,7 +23,8 @@ from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.stats import Samples, summarize
 from retool_mcore.reward.normalise import vote
 from retool_mcore.rollout.engine import Engine, Sampling, trajectory_seed
-from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.metrics import summarize as summarize_behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt

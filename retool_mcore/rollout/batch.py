@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.rollout.engine import Sampling
-from retool_mcore.rollout.loop import Limits, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.rollout.records import record, tokens

@@ -7,19 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Call
 from retool_mcore.rollout.tools import Tool, ToolError, ToolResult
 from retool_mcore.sandbox.base import ExecResult, Sandbox, Status
-
-if TYPE_CHECKING:
-    from retool_mcore.rollout.loop import Limits
-    from retool_mcore.rollout.protocol import ToolProtocol
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from retool_mcore.config import SandboxSettings, ToolLoop
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.rollout.calls import CallResult, Calls
 from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import Ledger, StopReason
+from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Parsed
 from retool_mcore.sandbox.base import Sandbox
@@ -20,35 +19,6 @@ from retool_mcore.sandbox.base import Sandbox
 MAX_ABORTS = 600  # interruptions of one turn without a sampled token, one second apart; a weight update takes less time
 ABORT_PAUSE_S = 1.0
 MIN_TURN_TOKENS = 2  # a token and the closing one; a result is not written when no turn could follow it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The budgets of one trajectory; see ``ledger.StopReason`` for what happens at each."""
-
-    max_response_tokens: int  # sampled and written tokens together
-    max_turns: int = 8  # model turns
-    max_tool_output_tokens: int = 512  # of one result; the middle of a longer one is cut, with a note to the model
-    max_malformed_calls: int = 3  # in a row
-    max_tool_s: float = math.inf  # interpreter run time over the whole trajectory
-    run_timeout_s: float = 10.0
-    memory_limit_mb: int = 1024
-    max_outage_s: float = 60.0  # how long a call is retried while the sandbox is away (restarting)
-    sessions: bool = False  # one interpreter for all calls of a trajectory, which then run one after another
-
-    @classmethod
-    def of(cls, rollout: ToolLoop, sandbox: SandboxSettings) -> Limits:
-        return cls(
-            max_response_tokens=rollout.max_response_tokens,
-            max_turns=rollout.max_turns if rollout.tool else 1,
-            max_tool_output_tokens=rollout.max_tool_output_tokens,
-            max_malformed_calls=rollout.max_malformed_calls,
-            max_tool_s=rollout.max_tool_s,
-            run_timeout_s=sandbox.run_timeout_s,
-            memory_limit_mb=sandbox.memory_limit_mb,
-            max_outage_s=rollout.max_outage_s,
-            sessions=sandbox.sessions > 0,
-        )
 
 
 @dataclass(kw_only=True)

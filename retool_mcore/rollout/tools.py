@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 import jsonschema
-from jsonschema.exceptions import best_match
+from jsonschema.exceptions import relevance
 
 from retool_mcore.config.named import load_named
 from retool_mcore.data.tool import TOOL_NAME
@@ -118,9 +118,10 @@ def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
 def complaint(tool: Tool, arguments: Any) -> str | None:
     """Why ``arguments`` do not fit the tool, in words for the model; None where they do."""
     validator: Any = jsonschema.Draft202012Validator(dict(tool.parameters))
-    first: Any = best_match(validator.iter_errors(arguments))
-    if first is None:
+    errors: list[Any] = sorted(validator.iter_errors(arguments), key=relevance)
+    if not errors:
         return None
+    first = errors[0]
     at = "".join(f"[{part!r}]" for part in first.absolute_path)
     return f"arguments{at} of {tool.name}: {first.message}"
 

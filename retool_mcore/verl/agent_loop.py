@@ -34,7 +34,8 @@ from retool_mcore.rollout.engine import (
     trajectory_seed,
 )
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
 from retool_mcore.rollout.records import is_candidate, record

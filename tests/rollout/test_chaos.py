@@ -18,7 +18,8 @@ import pytest
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Limits, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.server import SglangServer, free_port
 from retool_mcore.sandbox.open import open_sandbox

@@ -16,7 +16,8 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.sandbox.base import ExecResult
 from tests.rollout.scripted_engine import ScriptedEngine, call

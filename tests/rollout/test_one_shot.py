@@ -20,7 +20,8 @@ from retool_mcore.data.chat import neutralise, render
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Limits, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.base import ExecResult
 from tests.rollout.scripted_engine import ScriptedEngine

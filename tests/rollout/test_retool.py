@@ -13,7 +13,8 @@ from retool_mcore.data.chat import render
 from retool_mcore.data.prompts import RETOOL_INSTRUCTION
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Retool, completing_ids
 from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_retool
 from retool_mcore.sandbox.open import open_sandbox

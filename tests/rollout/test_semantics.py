@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Limits, Trajectory, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, TextOnly, ToolProtocol, open_protocol
 from retool_mcore.sandbox.base import ExecResult
 from retool_mcore.sandbox.open import open_sandbox

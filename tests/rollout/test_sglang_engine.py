@@ -19,7 +19,8 @@ from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Limits, run_trajectory
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
