@@ -57,6 +57,7 @@ def measure(processes: int, options: argparse.Namespace) -> dict[str, float]:
             assert server.stdout is not None, "asked for a pipe"
             url = server.stdout.readline().strip()
             command = [sys.executable, __file__, "--client", url, "--calls", str(options.calls // options.clients)]
+            command += ["--concurrency", str(options.concurrency)]
             clients = [
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=end)  # noqa: PLW1509
                 for _ in range(options.clients)
