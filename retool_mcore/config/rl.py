@@ -88,6 +88,13 @@ class RlTrain(Section):
     The stacks of its processes are then in logs/. Longer than the longest step.
     """
 
+    max_engine_restarts: Annotated[int, Field(ge=0)] = 3
+    """Dead SGLang engines that one start of the run replaces; the next death ends it. 0: none.
+
+    The step goes on: requests wait or go to other engines, and the new engine gets the actor's
+    weights before it samples. See verl/README.md, "Engines that die".
+    """
+
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates between two weight syncs."""

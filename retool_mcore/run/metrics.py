@@ -24,6 +24,7 @@ time_*_s      wall time by phase; the phases add up to time_step_s. In RL, tool_
 time_start_s  in the first row of an RL run's start: from its first check to its first step;
               time_start/STAGE_s: of each stage of run/start.py
 val_loss      nats per trained token of the validation file
+engine/restarts  in RL, rollout engines that died and were restarted since the row before
 best/step     with best.metric, in rows with a validation: the best step so far; best/value: its
               value; best/waited: validations since a value that was better by best.min_delta
 """

@@ -22,8 +22,11 @@ _DIED = re.compile(r"class_name: (?P<what>\S+).*?pid: (?P<pid>\d+)", re.DOTALL)
 _FAILED = re.compile(r"ray::(?P<what>[\w.]+)\(\).*?pid=(?P<pid>\d+)", re.DOTALL)
 
 
-def error_for_user(error: RayError, config: RlConfig) -> ReToolError:
-    """What the command line prints for ``error``: a worker's own ReToolError, or a RunError."""
+def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolError:
+    """What the command line prints for ``error``: a worker's own ReToolError, or a RunError.
+
+    ``why``: the rule by which the error ends the run, if one does.
+    """
     while isinstance(error, RayTaskError) and isinstance(error.cause, RayError):
         error = error.cause  # a process that failed because another had
     if isinstance(error, RayTaskError) and isinstance(error.cause, ReToolError):
@@ -40,6 +43,7 @@ def error_for_user(error: RayError, config: RlConfig) -> ReToolError:
         what, lines = f"{_name(found)} died", last_lines(log, int(found["pid"]))
     told = "".join(f"\n  {line}" for line in lines)
     told = f"Its last lines:{told}\n" if told else ""
+    what = f"{what}, and {why}" if why else what
     return RunError(f"{what}. {told}The log is {log}. {_how_to_go_on(config)}")
 
 

@@ -75,6 +75,7 @@ class _Accounting:
         # those that it evicts.
         kwargs["gen_batch_size"] = 1 if metric else batch
         self._add_prompts = kwargs["refill_fn"]
+        self.while_waiting: Callable[[], None] = lambda: None  # between two looks at an unfinished batch
         super().__init__(*args, **(kwargs | {"refill_fn": self._refill}))
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -101,6 +102,10 @@ class _Accounting:
         counts = metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY)
         discarded = int(metrics.get("training/filter_groups/discarded_surplus_samples", 0))
         return self._measure(_real_keys(batch), batch.partition_id, counts, discarded)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        self.while_waiting()
+        return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
 
     def _refill(self, prompts: int) -> None:
         """verl calls this for ``prompts`` more prompts. Raises RolloutError above the limit."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import ray
+from ray.exceptions import RayActorError
 
 from retool_mcore.config import RlConfig
 
@@ -55,7 +57,9 @@ class EngineLoad:
         """Fetch the servers' polls since the last call and keep them."""
         managers = self._trainer._rollout_server_managers()
         servers = [server for manager in managers for server in manager.server_handles if hasattr(server, "take_polls")]
-        self._polls += [poll for polls in ray.get([server.take_polls.remote() for server in servers]) for poll in polls]
+        for call in [server.take_polls.remote() for server in servers]:
+            with contextlib.suppress(RayActorError):  # what a dead one noted is lost; verl/engines.py restarts it
+                self._polls += ray.get(call)
 
     def forget(self) -> None:
         """Discard the polls since the last ``keep``: those of a validation."""

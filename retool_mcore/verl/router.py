@@ -12,6 +12,7 @@ from typing import Any
 
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from retool_mcore.rollout.engine import EngineUnavailable
 from retool_mcore.verl.keys.rollout import trajectories_in_flight
 from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
 
@@ -25,3 +26,9 @@ class Router(GlobalRequestLoadBalancer):
     def __init__(self, servers: dict[str, Any], settings: Mapping[str, Any]) -> None:
         run = settings_of_run(settings[RUN_CONFIG])
         super().__init__(servers, max_cache_size=trajectories_in_flight(run))
+
+    def acquire_server(self, request_id: str) -> tuple[str, Any]:
+        """verl's. Raises EngineUnavailable while every engine is being restarted."""
+        if not self.get_all_servers():
+            raise EngineUnavailable("every engine of the run has died")
+        return super().acquire_server(request_id)

@@ -127,6 +127,24 @@ SEAMS = (
         "verl draws prompts from a seed",
     ),
     _verl(
+        f"{_REPLAY}_wait_for_next_poll",
+        ("partition_id", "last_debug_time"),
+        "an engine that died is noticed and restarted while the trainer waits for a batch",
+        "verl restarts the engines of its replicas",
+    ),
+    _verl(
+        "verl.workers.rollout.llm_server.LLMServerClient._acquire_server",
+        ("request_id", "extra"),
+        "a router that died is told apart from an engine that did, which will be there again",
+        "verl's client names the process that died",
+    ),
+    _verl(
+        "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter._init_server_adapter",
+        (),
+        "it keeps a server's address in _engine, which is set to None when the server is started again",
+        "verl's adapter looks for its server anew when that has died",
+    ),
+    _verl(
         "verl.utils.dataset.rl_dataset.RLHFDataset._read_files_and_tokenize",
         (),
         "files in any of verl's public forms become the rows that our agent loop reads",

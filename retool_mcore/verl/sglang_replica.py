@@ -1,4 +1,4 @@
-"""verl's SGLang replica with a seed of its own, and servers that start while the model is built.
+"""verl's SGLang replica with a seed of its own, that can be started again, and early servers.
 
 verl makes a replica's server when Megatron has built the model, and that process then imports
 SGLang and verl before it does anything: 23 s on an H200 node. An early server has this behind it
@@ -10,21 +10,25 @@ modules need.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 from collections.abc import Mapping
 from typing import Any, Self
 
 import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.plugin.platform import get_platform
-from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
+from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutMode
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
 
 from retool_mcore.config import RlConfig
 from retool_mcore.verl.sglang_server import MeasuredServer
 
 RAY_CONCURRENCY = 1000  # verl's, if that many requests are enough
+GONE_PAUSE_S = 0.5
 
 
 class MeasuredReplica(SGLangReplica):
@@ -39,6 +43,37 @@ class MeasuredReplica(SGLangReplica):
         self.server_class = _waiting.pop(replica_rank, None) or ray.remote(MeasuredServer)
         self.config = copy.deepcopy(self.config)  # one object for all replicas
         self.config.engine_kwargs["sglang"]["random_seed"] += replica_rank
+
+    async def relaunch(self) -> None:
+        """Start the servers again on the same devices, under the same names, with new ports.
+
+        Of a replica over several nodes, those that are left are ended first. Raises Ray's error of
+        a server that does not start.
+        """
+        for server in self.servers:
+            ray.kill(server)
+            await _gone(server)
+        self.servers.clear()
+        self.server_class = ray.remote(MeasuredServer)  # an early one is for the first start
+        await self.launch_servers()
+        if self.rollout_mode == RolloutMode.STANDALONE:
+            await asyncio.gather(*(worker.__ray_call__.remote(_forget_engine) for worker in self.workers))
+
+
+async def _gone(server: Any) -> None:
+    """Return when Ray has noticed that the actor is dead, and its name is free."""
+    while True:
+        try:
+            await server.until_it_dies.remote()
+        except ActorUnavailableError:
+            await asyncio.sleep(GONE_PAUSE_S)
+        except RayActorError:
+            return
+
+
+def _forget_engine(worker: CheckpointEngineWorker) -> None:
+    """In the process beside an engine: look the server up anew for the next weights."""
+    worker.server_adapter._engine = None
 
 
 class LateSettings(MeasuredServer):

@@ -48,6 +48,10 @@ class MeasuredServer(SGLangHttpServer):
         output.extra_fields["num_cached_tokens"] = cached
         return output
 
+    async def until_it_dies(self) -> None:
+        """Return never: Ray fails the call when this process ends, and so tells the trainer."""
+        await asyncio.Event().wait()
+
     def _noting(self, generate_request: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
         """Wrap ``generate_request`` to keep the number of cached tokens.
 

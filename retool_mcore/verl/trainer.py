@@ -31,7 +31,6 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.utils.profiler import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
-from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.utils.padding import response_from_nested
 
 from retool_mcore.errors import ReToolError
@@ -43,6 +42,7 @@ from retool_mcore.run.metrics import MetricWriter, memory_by_rank, require_finit
 from retool_mcore.verl import start_stages
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
+from retool_mcore.verl.engines import DetachedEnginesMixin, EnginesMixin
 from retool_mcore.verl.goal import GoalMixin
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
@@ -143,7 +143,7 @@ class WorkersSave:
         """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
 
 
-class TrainerMixin(GoalMixin):
+class TrainerMixin(GoalMixin, EnginesMixin):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
     verl_mode: str
@@ -258,7 +258,7 @@ class TrainerMixin(GoalMixin):
             if self._peak_flops:
                 ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
         ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())
-        ours |= self._load.metrics()
+        ours |= self._load.metrics() | self.engine_metrics()
         require_finite(ours, self.global_steps)
         metrics |= ours | self._clock.row_written()
         if self._starting:
@@ -331,13 +331,9 @@ class ReToolPartialRolloutTrainer(TrainerMixin, PPOTrainerColocateAsync):
 
     verl_mode = "colocate_async"
 
-    def get_llm_client(self) -> LLMServerClient:
-        """The plain client: our loop continues after an abort, and so knows token versions."""
-        return self.llm_server_manager.get_client()
-
 
 @register_trainer(TRAINER_MODES["async"])
-class ReToolAsyncTrainer(TrainerMixin, PPOTrainerSeparateAsync):
+class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateAsync):
     """The engines have devices of their own and go on sampling while the actor learns.
 
     A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights
@@ -355,10 +351,6 @@ class ReToolAsyncTrainer(TrainerMixin, PPOTrainerSeparateAsync):
         # level is on. Remove this when _setup in trainer_separate_async.py no longer does so.
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
         super()._setup()
-
-    def get_llm_client(self) -> LLMServerClient:
-        """The plain client, as in ReToolPartialRolloutTrainer."""
-        return self.standalone_server_manager.get_client()
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """With one update per step, compute directly; verl would copy the weights for nothing.

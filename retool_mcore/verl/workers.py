@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from retool_mcore.config import Memory
@@ -88,10 +89,21 @@ class _Actor(_Saving):
 
     actor_worker_cls = UpdateWorker
     actor: UpdateWorker | None
+    rollout: Any  # verl's adapter of the engine on this rank's device; None in mode "async"
 
     def _saved_worker(self) -> UpdateWorker:
         assert self.actor is not None, "only the actor's role is saved"
         return self.actor
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def forget_engines(self) -> None:
+        """Before engines are started again: leave them the device memory that no tensor holds.
+
+        Where they share the actor's devices, their servers are looked up anew for the next weights.
+        """
+        get_torch_device().empty_cache()
+        if self.rollout is not None:
+            self.rollout._engine = None
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:

@@ -1,0 +1,215 @@
+"""Engines that die are restarted and get the actor's weights, up to train.max_engine_restarts.
+
+verl's trainer has no such part; its replicas, router and weight sync do the work. All of it happens
+in the trainer's own thread, at two moments when the actor does nothing else:
+
+- While a batch is awaited. The new engine is started on the devices of the old one, and then every
+  engine pauses for one weight sync: requests in flight come back with the tokens that they have,
+  and go on after it.
+- At the end of a step, before its weight sync, for an engine that died while the actor learnt.
+
+A new engine has random weights until the sync; only then does the router hear of it. Until then
+verl/engine_client.py sends requests elsewhere, or holds them. An engine that dies during a sync, or
+while it goes to sleep, ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from retool_mcore.config import RlConfig
+from retool_mcore.verl.engine_client import EngineClient
+from retool_mcore.verl.failure import error_for_user
+
+logger = logging.getLogger(__name__)
+
+RESTARTABLE = "sglang"  # verl's name of the engine whose servers can be watched
+
+
+class Watch:
+    """Tells which servers have died, by a call to each that ends with it."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Any, Any] = {}  # by server
+
+    def death(self, servers: Sequence[Any]) -> RayActorError | None:
+        """Ray's error for the first of a replica's ``servers`` that has died; does not wait."""
+        for server in servers:
+            if server not in self._calls:
+                self._calls[server] = server.until_it_dies.remote()
+            if not ray.wait([self._calls[server]], timeout=0)[0]:
+                continue
+            try:
+                ray.get(self._calls.pop(server))
+            except ActorUnavailableError:
+                continue  # the network failed; the next look asks again
+            except RayActorError as error:
+                return error
+        return None
+
+
+class EnginesMixin(PPOTrainer):
+    """Mixed in before one of verl's trainers; ``_run`` has the run's settings."""
+
+    _run: RlConfig
+    _restarts = 0  # in this start of the run
+    _restarts_told = 0  # of them in rows of metrics
+    _version = 0  # of the weights that the engines have: the step of the last sync
+    _ahead = False  # whether the actor has been updated since
+
+    def _served(self) -> tuple[Any, Any]:
+        """verl's managers of the engines that sample, and of their weight sync."""
+        return self.llm_server_manager, self.checkpoint_manager
+
+    @property
+    def _watches(self) -> bool:
+        return self.config.actor_rollout_ref.rollout.name == RESTARTABLE
+
+    def get_llm_client(self) -> LLMServerClient:
+        """A client that hands on aborts: our loop continues after one, and so knows versions."""
+        restarts = self._watches and self._run.train.max_engine_restarts > 0
+        return self._served()[0].get_client(client_cls=EngineClient if restarts else LLMServerClient)
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self._version = self.global_steps
+        self._watch, self._lost = Watch(), list[Any]()
+        self.replay_buffer.while_waiting = self._mend
+
+    def on_sample_end(self) -> None:
+        self._lose()
+        super().on_sample_end()
+
+    def on_step_end(self) -> None:
+        self._lose()
+        back = self._start_lost()
+        self._lay_down(back)
+        super().on_step_end()
+        self._admit(back)
+        self._version, self._ahead = self.global_steps, False
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._ahead = True
+        return super()._update_actor(batch, metrics)
+
+    def engine_metrics(self) -> dict[str, float]:
+        """``engine/restarts``: since the row of metrics before."""
+        since, self._restarts_told = self._restarts - self._restarts_told, self._restarts
+        return {"engine/restarts": float(since)}
+
+    def _mend(self) -> None:
+        """Called while a batch is awaited: what has died is replaced before it returns."""
+        self._lose()
+        back = self._start_lost()
+        if back:
+            self._sync_again()
+            self._admit(back)
+
+    def _lose(self) -> None:
+        """Take dead engines out of routing and weight sync. Raises RunError above the limit."""
+        if not self._watches:
+            return
+        manager, syncs = self._served()
+        for replica, address in zip(manager.rollout_replicas, manager.server_addresses, strict=True):
+            if replica in self._lost or (error := self._watch.death(replica.servers)) is None:
+                continue
+            self._count(error)
+            logger.warning("engine %d died and is started again: %s", replica.replica_rank, error)
+            ray.get(manager.global_load_balancer.remove_servers.remote([address]))
+            syncs.remove_replicas([replica])
+            self._lost.append(replica)
+
+    def _count(self, error: RayError) -> None:
+        """One restart more. Raises RunError for ``error`` if train.max_engine_restarts are done."""
+        limit = self._run.train.max_engine_restarts
+        if self._restarts >= limit:
+            raise error_for_user(error, self._run, f"train.max_engine_restarts = {limit} allows no restart") from error
+        self._restarts += 1
+
+    def _start_lost(self) -> list[Any]:
+        """Start the lost engines again, all at once; one that does not start counts once more."""
+        back, self._lost = self._lost, []
+        if not back:
+            return []
+        started_s = time.monotonic()
+        self.actor_rollout_wg.forget_engines()
+        wanted = back
+        while wanted:
+            results = asyncio.run(_relaunch(wanted))
+            failed = [(each, result) for each, result in zip(wanted, results, strict=True) if result is not None]
+            for replica, error in failed:
+                logger.warning("engine %d did not start: %s", replica.replica_rank, error)
+                self._count(error)
+            wanted = [replica for replica, _ in failed]
+        self._served()[1].add_replicas(back)
+        ranks = ", ".join(str(replica.replica_rank) for replica in back)
+        logger.warning("engine %s started again in %.0f s", ranks, time.monotonic() - started_s)
+        return back
+
+    def _lay_down(self, back: Sequence[Any]) -> None:
+        """The new engines sleep like the others, which the step's weight sync wakes up."""
+        if back:
+            asyncio.run(_each(replica.sleep() for replica in back))
+
+    def _sync_again(self) -> None:
+        """Give all engines the weights that they are to have, with requests in flight paused."""
+        syncs = self._served()[1]
+        syncs.abort_replicas()
+        syncs.sleep_replicas()
+        syncs.update_weights(self._version)
+        syncs.resume_generation_replicas()
+
+    def _admit(self, back: Sequence[Any]) -> None:
+        """Requests may go to the new engines, which have the actor's weights by now."""
+        manager, _ = self._served()
+        for replica in back:
+            at = manager.rollout_replicas.index(replica)
+            manager.server_handles[at], manager.server_addresses[at] = replica.server_handle, replica.server_address
+            added = {replica.server_address: replica.server_handle}
+            ray.get(manager.global_load_balancer.add_servers.remote(added))
+
+
+class DetachedEnginesMixin(EnginesMixin):
+    """For mode "async", whose engines have devices of their own and never sleep.
+
+    Between the updates of a step they keep the weights of its start, and a new engine gets those
+    too: from the copy on the host that each update is compared with.
+    """
+
+    def _served(self) -> tuple[Any, Any]:
+        return self.standalone_server_manager, self.standalone_checkpoint_manager
+
+    def _lay_down(self, back: Sequence[Any]) -> None:
+        """Does nothing: verl's sync to these engines begins with them awake."""
+
+    def _sync_again(self) -> None:
+        syncs, actor = self._served()[1], self.actor_rollout_wg
+        ahead = self._ahead  # false in a step of one update, for which no copy is made
+        if ahead:
+            actor.save_model_to_cpu(1)
+            actor.restore_model_from_cpu(0)
+        syncs.update_weights(self._version)
+        if ahead:
+            actor.restore_model_from_cpu(1)
+
+
+async def _relaunch(replicas: Sequence[Any]) -> list[RayError | None]:
+    """Start each again. Returns Ray's error of each that failed; raises all others."""
+    results = await asyncio.gather(*(replica.relaunch() for replica in replicas), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, RayError):
+            raise result
+    return results
+
+
+async def _each(calls: Any) -> None:
+    await asyncio.gather(*calls)
