@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 
 VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.16.0", "vllm-ascend 0.18.0"
@@ -136,7 +136,16 @@ TABLE: tuple[Row, ...] = (
         reason='Transformer Engine\'s recipes on Hopper tensor cores; Atlas A2 has no FP8. Set model.fp8 = "off"',
         seen_in=VERL,
         asked=lambda config: config.model.fp8 != "off",
-        overrides=("*.fp8", "*.fp8_*", "*rollout.quantization*"),
+        overrides=("*.fp8", "*.fp8_*"),
+    ),
+    Row(
+        cuda='rollout.precision = "fp8"',
+        ascend="",
+        kind="refused",
+        reason='SGLang\'s FP8 matrix products; Atlas A2 has no FP8. Set rollout.precision = "model"',
+        seen_in=VLLM_ASCEND,
+        asked=lambda config: isinstance(config, RlConfig) and config.rollout.precision != "model",
+        overrides=("*rollout.quantization*",),
     ),
     Row(
         cuda='memory.adam_states = "compact" or "bfloat16"',

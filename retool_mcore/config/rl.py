@@ -234,6 +234,12 @@ class RlConfig(RunConfig):
                     f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
                     'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
                 )
+        if r.precision == "fp8" and self.algorithm.importance_sampling == "off":
+            raise ValueError(
+                'rollout.precision = "fp8" samples from probabilities that differ from the actor\'s, and '
+                'algorithm.importance_sampling = "off" does not correct for that. Set it to "token", or precision = '
+                '"model"'
+            )
         if t.mini_batch_prompts * r.group_size % self.dp:
             raise ValueError(
                 f"train.mini_batch_prompts * rollout.group_size = {t.mini_batch_prompts} * {r.group_size} = "

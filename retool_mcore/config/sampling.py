@@ -117,6 +117,13 @@ class Rollout(ToolLoop):
     Of several nodes they are whole ones. With 0, the engines share all GPUs with the trainer.
     """
 
+    precision: Literal["model", "fp8"] = "model"
+    """Of the engines' matrix products: as model.dtype, or FP8, its weights in blocks of 128 x 128.
+
+    Quantised in each weight sync; the actor and what is exported stay as model.dtype. Needs
+    algorithm.importance_sampling, as engine and actor then differ more. Platform cuda only.
+    """
+
     agent_workers: PositiveInt = 1
     """Processes that run the loops of trajectories, over all nodes."""
 

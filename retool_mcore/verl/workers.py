@@ -7,6 +7,7 @@ the weights that mode "async" compares with, and report their peak memory.
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -90,6 +91,12 @@ class _Actor(_Saving):
     actor_worker_cls = UpdateWorker
     actor: UpdateWorker | None
     rollout: Any  # verl's adapter of the engine on this rank's device; None in mode "async"
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        super().init_model()  # type: ignore[misc]
+        if self.rollout is not None:
+            keep_quantization_to_engine(self.rollout)
 
     def _saved_worker(self) -> UpdateWorker:
         assert self.actor is not None, "only the actor's role is saved"
@@ -193,6 +200,19 @@ class RecomputingDetachedActorWorker(SavingDetachedActorWorker):
 class RecomputingCriticWorker(_Saving, RecomputingWorker):
     def _saved_worker(self) -> UpdateWorker:
         return self
+
+
+def keep_quantization_to_engine(adapter: Any) -> None:
+    """Give verl's ``adapter`` of an engine a model config of its own.
+
+    verl writes the engine's quantization into the Hugging Face config that adapter and actor share
+    (sglang_rollout.py, ``ServerAdapter.__init__``). The actor's exports would then claim FP8 for
+    weights that are not.
+    """
+    shared = adapter.model_config
+    adapter.model_config = copy.copy(shared)
+    adapter.model_config.hf_config = copy.deepcopy(shared.hf_config)
+    vars(shared.hf_config).pop("quantization_config", None)
 
 
 _OURS: dict[type, tuple[type[Any], type[Any]]] = {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config import EvaluationConfig, RunConfig
+from retool_mcore.config import EvaluationConfig, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
@@ -126,7 +126,9 @@ class Cpu(Platform):
     def check_settings(self, config: RunConfig) -> None:
         super().check_settings(config)
         memory = config.memory
+        of_engines = [("rollout.precision", config.rollout.precision, "model")] if isinstance(config, RlConfig) else []
         for name, value, plain in (
+            *of_engines,
             ("model.fp8", config.model.fp8, "off"),
             ("memory.fused_cross_entropy", memory.fused_cross_entropy, False),
             ("memory.adam_states", memory.adam_states, "float32"),

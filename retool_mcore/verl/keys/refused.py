@@ -129,6 +129,7 @@ ROLLOUT = {
     "tensor_model_parallel_size": "rollout.engine_tp",
     "gpu_memory_utilization": "rollout.engine_memory_fraction",
     "max_num_seqs": "rollout.max_running_requests",
+    "quantization": "rollout.precision",
     "calculate_log_probs": OWN_PART,
     "load_format": OWN_PART,
     "nnodes": NODES,

@@ -36,6 +36,7 @@ OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
     "random_seed": "run.seed",
     "seed": "run.seed",
 }
+OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {"quantization": "rollout.precision"}  # which `retool eval` has not
 
 
 def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "temperature": r.temperature,
         rollout + "top_p": r.top_p,
         rollout + "dtype": config.model.dtype,
+        **({rollout + "quantization": r.precision} if r.precision != "model" else {}),
         rollout + "seed": config.run.seed,
         rollout + "tensor_model_parallel_size": r.engine_tp,
         rollout + "gpu_memory_utilization": r.engine_memory_fraction,
@@ -91,8 +93,9 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
     vLLM's names are not checked.
     """
     args = config.rollout.engine_args
-    if taken := sorted(args.keys() & OWN_ENGINE_ARGS.keys()):
-        ours = ", ".join(f"{name}: {OWN_ENGINE_ARGS[name]}" for name in taken)
+    own = OWN_RL_ENGINE_ARGS if isinstance(config, RlConfig) else OWN_ENGINE_ARGS
+    if taken := sorted(args.keys() & own.keys()):
+        ours = ", ".join(f"{name}: {own[name]}" for name in taken)
         raise ConfigError(f"{config.source}: rollout.engine_args may not set what has a setting of its own ({ours}).")
     if not args or platform.rollout.engine != "sglang":
         return
