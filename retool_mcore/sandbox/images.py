@@ -172,7 +172,7 @@ class WarmImage:
         assert self._channel is not None, "start() returned without a channel"
         loop = asyncio.get_running_loop()
         job, self._next_job = self._next_job, self._next_job + 1
-        self._started[job] = loop.create_future()
+        self._started[job] = started = loop.create_future()
         self._exits[job] = exit_ = loop.create_future()
         exit_.add_done_callback(_retrieve)
         message = zygote.SPAWN.pack(job, -1 if uid is None else uid, has_cgroup)
@@ -180,16 +180,17 @@ class WarmImage:
         try:
             self._channel.sendmsg([message], rights)
         except OSError as error:
+            self._started.pop(job, None)
             self._exits.pop(job, None)
             raise SandboxUnavailable(f"the zygote takes no more jobs: {error}") from error
         try:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
-                return Child(pidfd=await asyncio.shield(self._started[job]), exit=exit_)
+                return Child(pidfd=await asyncio.shield(started), exit=exit_)
         except TimeoutError:
             self._died(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s")
             raise SandboxUnavailable(f"the zygote did not fork within {_FORK_TIMEOUT_S:.0f} s") from None
         except asyncio.CancelledError:
-            self._started[job].add_done_callback(self._kill_unwanted)
+            started.add_done_callback(self._kill_unwanted)  # at once where the child has started by now
             raise
 
     def _on_message(self) -> None:

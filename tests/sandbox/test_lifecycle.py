@@ -176,3 +176,27 @@ async def test_sessions_are_bounded_and_the_longest_idle_makes_room(interpreter:
 async def test_sessions_are_off_by_default(sandbox: LocalSandbox):
     with pytest.raises(ConfigError, match="without sessions"):
         await sandbox.execute("1", session="a")
+
+
+async def test_a_call_cancelled_as_its_child_starts_leaves_no_child():
+    """The zygote's answer is read and the caller cancelled before the caller has seen it."""
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
+        image = sandbox._light[0]
+        await sandbox.execute("1")  # the zygote runs
+        children = []
+
+        def read_and_cancel() -> None:
+            image._on_message()
+            if not call.done() and not call.cancelling() and image._exits and not image._started:
+                children.extend(image._exits.values())
+                call.cancel()
+
+        asyncio.get_running_loop().remove_reader(image._channel)
+        asyncio.get_running_loop().add_reader(image._channel, read_and_cancel)
+        call = asyncio.ensure_future(sandbox.execute("import time; time.sleep(60)", run_timeout_s=60))
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert len(children) == 1, "the call was cancelled where this test means it"
+        ended = await asyncio.wait_for(asyncio.shield(children[0]), 5)
+        assert ended.status != 0, "its child was killed, not left to sleep"
+        assert (await sandbox.execute("print(6 * 7)")).stdout == "42\n"
