@@ -49,6 +49,10 @@ class ModelShape:
     def params(self) -> int:
         return self.layers * self.layer_params + self.head_params * (1 if self.tied else 2)
 
+    def engine_bytes(self, *, fp8: bool) -> int:
+        """Of an engine's weights; ``fp8``: the layers' take one byte, embedding and head two."""
+        return 2 * self.params - (self.layers * self.layer_params if fp8 else 0)
+
     @property
     def compute_params(self) -> int:
         """Weights that multiply a token.

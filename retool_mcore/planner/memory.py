@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 
 from retool_mcore.config import Memory, Parallel
+from retool_mcore.config.sampling import Rollout
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Device
@@ -112,21 +113,21 @@ def train_memory(
 
 
 def rollout_memory(
-    shape: ModelShape, train: TrainMemory, memory: Memory, *, engine_tp: int, fraction: float, device: Device
+    shape: ModelShape, train: TrainMemory, memory: Memory, rollout: Rollout, *, device: Device
 ) -> RolloutMemory:
     """Memory of one device during rollouts. When the cache is below 0, the engine does not fit.
 
-    The engine's weights and cache take ``fraction`` of what is free beside the actor when the
-    engine starts (SGLang), or of the whole device (vLLM).
+    The engine's weights and cache take ``engine_memory_fraction`` of what is free beside the actor
+    when the engine starts (SGLang), or of the whole device (vLLM).
     """
-    weights = 2 * shape.params / engine_tp / GIB
+    weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
     training = calibrated("buffers_gib") if memory.offload_idle else train.idle + calibrated("buffers_gib")
-    share = fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
+    share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
     return RolloutMemory(
         weights=weights,
         kv_cache=cache,
         training=training,
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib"),
-        kv_tokens=max(0, int(cache * GIB * engine_tp / shape.kv_bytes)),
+        kv_tokens=max(0, int(cache * GIB * rollout.engine_tp / shape.kv_bytes)),
     )

@@ -152,9 +152,7 @@ def _rl_plan(
     mean_tokens: float | None,
 ) -> Plan:
     r, parallel, memory = config.rollout, config.parallel, config.memory
-    rollout = rollout_memory(
-        shape, train, memory, engine_tp=r.engine_tp, fraction=r.engine_memory_fraction, device=hardware.device
-    )
+    rollout = rollout_memory(shape, train, memory, r, device=hardware.device)
     mean_prompt = config.data.max_prompt_tokens / 2
     mean = mean_tokens or mean_prompt + r.max_response_tokens / 2
     responses = config.train.prompts_per_step * r.group_size

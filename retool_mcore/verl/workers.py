@@ -145,13 +145,13 @@ class SavingDetachedActorWorker(_Actor, DetachActorWorker):
             copies[slot] = [
                 torch.empty(weight.shape, dtype=weight.dtype, pin_memory=not weight.is_cpu) for weight in weights
             ]
-        for copy, weight in zip(copies[slot], weights, strict=True):
-            copy.copy_(weight)
+        for kept, weight in zip(copies[slot], weights, strict=True):
+            kept.copy_(weight)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_model_from_cpu(self, n: int) -> None:
-        for copy, weight in zip(self._copies[min(n, 1)], self._weights(), strict=True):
-            weight.copy_(copy)
+        for kept, weight in zip(self._copies[min(n, 1)], self._weights(), strict=True):
+            weight.copy_(kept)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def clear_cpu_model(self, n: int) -> None:

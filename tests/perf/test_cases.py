@@ -36,9 +36,9 @@ def test_a_case_loads_with_the_devices_of_its_name(name: str):
 
 @pytest.mark.parametrize("name", [name for name in CASES if "h200" in name and "async" not in name])
 def test_a_case_fits_its_devices_as_planned(name: str):
-    found = re.fullmatch(r"(?:sft|rl)_(7b|32b|30b_a3b)(_half)?_(h200x\d)", name)
+    found = re.fullmatch(r"(?:sft|rl)_(7b|32b|30b_a3b)(_half|_fp8)?_(h200x\d)", name)
     assert found is not None, name
     shape = PUBLISHED[SHAPES[found[1]]]
-    shape = replace(shape, layers=shape.layers // 2) if found[2] else shape
+    shape = replace(shape, layers=shape.layers // 2) if found[2] == "_half" else shape
     plan = make_plan(loaded(name), shape, parse(found[3]))
     assert plan.fits or name == TIGHT

@@ -1,0 +1,132 @@
+"""rollout.precision = "fp8": what an engine gets, and that nothing of it is exported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import EvaluationConfig, RlConfig, load_config
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.keys.ppo import ppo_tree
+from retool_mcore.verl.keys.rollout import check_engine_args
+from retool_mcore.verl.plugin import assert_loaded
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+H200 = CONFIGS / "rl_qwen2.5_7b_h200x8.toml"
+FP8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def verl_imports_here() -> None:
+    get_platform("cpu").activate()
+    assert_loaded()
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """verl's adapter of an engine in FP8, as a worker with an actor makes it."""
+    from verl.workers.config import HFModelConfig, RolloutConfig
+    from verl.workers.rollout.base import get_rollout_class
+
+    write_model(tmp_path / "model", build_tokenizer(tokenizer_rows()), seed=0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("RAY_LOCAL_WORLD_SIZE", "1")
+    shared = HFModelConfig(path=str(tmp_path / "model"))
+    return get_rollout_class("sglang")(RolloutConfig(name="sglang", quantization="fp8"), shared, None)
+
+
+def worker_with(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our actor's worker after ``init_model``, of which verl's part has made only the adapter."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from retool_mcore.verl.workers import SavingActorWorker
+
+    worker = object.__new__(SavingActorWorker)
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: setattr(self, "rollout", adapter))
+    worker.init_model()
+    return worker
+
+
+def test_an_export_of_the_actor_claims_no_fp8(adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    actors = adapter.model_config
+    actors.hf_config.save_pretrained(tmp_path / "before")
+    assert "quantization_config" in json.loads((tmp_path / "before" / "config.json").read_text()), "verl shares it"
+    worker_with(adapter, monkeypatch)
+    actors.hf_config.save_pretrained(tmp_path / "export")
+    assert "quantization_config" not in json.loads((tmp_path / "export" / "config.json").read_text())
+    assert adapter.model_config.hf_config.quantization_config["weight_block_size"] == [128, 128]
+
+
+def test_the_engine_gets_layers_in_fp8_and_the_rest_as_it_is(adapter: Any, monkeypatch: pytest.MonkeyPatch):
+    """The weights that verl's adapter would send, by the config that ours leaves it."""
+    from verl.utils.sglang.sglang_fp8_utils import SGLangFP8QuantizerHelper
+
+    worker_with(adapter, monkeypatch)
+    torch.manual_seed(0)
+    weights = {
+        "model.embed_tokens.weight": torch.randn(256, 128),
+        "model.layers.0.mlp.up_proj.weight": torch.randn(256, 128) * 0.02,
+        "model.layers.0.input_layernorm.weight": torch.ones(128),
+    }
+
+    async def sent() -> dict[str, torch.Tensor]:
+        helper = SGLangFP8QuantizerHelper(adapter.model_config.hf_config.quantization_config)
+        return {
+            name: tensor async for name, tensor in helper.quant_weights_by_name(weights.items(), dtype=torch.float32)
+        }
+
+    exact = weights["model.layers.0.mlp.up_proj.weight"].clone()  # the plain form works in place
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr("verl.utils.kernel.fp8_kernel._DISABLE_TRITON_FP8", True)  # its plain form, for a CPU
+    got = asyncio.run(sent())
+    up, scale = (got.pop(f"model.layers.0.mlp.up_proj.weight{part}") for part in ("", "_scale_inv"))
+    assert {name: tensor.dtype for name, tensor in got.items()} == dict.fromkeys(got, torch.float32) and len(got) == 2
+    assert up.dtype == torch.float8_e4m3fn and scale.shape == (2, 1)
+    back = up.float() * scale.repeat_interleave(128, 0)
+    # three bits of mantissa; below the smallest normal number, 2**-6, steps of 2**-9
+    worst = ((back - exact).abs() - exact.abs() / 16).max()
+    assert worst <= scale.max() * 2**-10
+
+
+def test_the_setting_reaches_verls_rollout():
+    def rollout(*settings: str) -> Any:
+        return ppo_tree(load_config(RlConfig, H200, settings), get_platform("cuda")).actor_rollout_ref.rollout
+
+    assert rollout(*FP8).quantization == "fp8"
+    assert rollout().quantization is None
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        (H200, FP8[:1], 'algorithm.importance_sampling = "off" does not correct'),
+        (H200, ("rollout.precision=fp4",), "rollout.precision"),
+        (H200, (*FP8, "rollout.engine_args={quantization='fp8'}"), "quantization: rollout.precision"),
+    ],
+)
+def test_what_cannot_work_is_refused(config: Path, settings: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError) as caught:
+        check_engine_args(load_config(RlConfig, config, settings), get_platform("cuda"))
+    assert message in str(caught.value)
+
+
+def test_a_cpu_has_no_fp8():
+    with pytest.raises(ConfigError, match=r"rollout\.precision = 'fp8' needs kernels of a GPU"):
+        get_platform("cpu").check_settings(load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", FP8))
+
+
+def test_an_evaluation_may_quantise_by_the_engines_own_argument():
+    run = load_config(RlConfig, H200)
+    run.rollout.engine_args["quantization"] = "fp8"
+    check_engine_args(EvaluationConfig.of(run), get_platform("cuda"))
