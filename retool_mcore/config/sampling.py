@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.mcp import McpServer
 
 # Settings of [validation] -> those of [rollout] that they are when left out.
 OF_ROLLOUT = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
@@ -38,6 +39,12 @@ class ToolLoop(Section):
     """What may be called: the interpreter, and tools of your own, "module:Name".
 
     See rollout/tools.py.
+    """
+
+    mcp: dict[str, McpServer] = Field(default={})
+    """Servers of the Model Context Protocol whose tools may be called, too, by names of yours.
+
+    See rollout/mcp.py.
     """
 
     max_turns: PositiveInt = 8

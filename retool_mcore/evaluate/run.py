@@ -50,6 +50,7 @@ class Settings:
     calls_per_turn: str = "first"
     tool: bool = True
     tools: tuple[str, ...] = (TOOL_NAME,)
+    mcp: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     concurrency: int = 128
@@ -66,6 +67,7 @@ class Settings:
             calls_per_turn=rollout.calls_per_turn,
             tool=tool,
             tools=tuple(rollout.tools),
+            mcp={name: server.model_dump() for name, server in rollout.mcp.items()},
             sampling=Sampling(temperature=config.validation.temperature, top_p=config.validation.top_p),
             seed=config.run.seed,
             concurrency=2 * rollout.max_running_requests * servers,  # half of them may wait for the interpreter
@@ -81,6 +83,8 @@ class Settings:
             del found["limits"]["sessions"]
         if self.tools == (TOOL_NAME,):
             del found["tools"]
+        if not self.mcp:
+            del found["mcp"]
         return found
 
 

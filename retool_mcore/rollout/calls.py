@@ -111,8 +111,7 @@ class Calls:
             return _Outcome(text=f"Error: {tool.name} may be called {tool.max_calls} times, and was.", ok=False)
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(tool.timeout_s):
-                answer: ToolResult = await self._retrying()(self._call, tool, call)
+            answer: ToolResult = await self._retrying()(self._call, tool, call)
         except ToolError as error:
             answer = ToolResult(text=f"Error: {error}", ok=False)
         except TimeoutError:
@@ -123,10 +122,11 @@ class Calls:
         return _Outcome(text=answer.text, ok=answer.ok, run_s=took_s, wall_s=took_s)
 
     async def _call(self, tool: Tool, call: Call) -> ToolResult:
-        if tool.name not in self._states:  # one start, also for calls side by side
-            self._states[tool.name] = asyncio.ensure_future(tool.start(self._trajectory_id))
-        state = await asyncio.shield(self._states[tool.name])
-        answer = await tool.call(call.arguments, state)
+        async with asyncio.timeout(tool.timeout_s):  # of one attempt: an outage is no fault of the call
+            if tool.name not in self._states:  # one start, also for calls side by side
+                self._states[tool.name] = asyncio.ensure_future(tool.start(self._trajectory_id))
+            state = await asyncio.shield(self._states[tool.name])
+            answer = await tool.call(call.arguments, state)
         return answer if isinstance(answer, ToolResult) else ToolResult(text=str(answer))
 
     def _retrying(self) -> AsyncRetrying:

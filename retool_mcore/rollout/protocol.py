@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from retool_mcore.data.tokenizer import decode, encode, name_of
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.reward.extract import last_answer
+from retool_mcore.rollout.mcp import mcp_tools
 from retool_mcore.rollout.tool_call import (
     CallReader,
     Parsed,
@@ -313,5 +315,13 @@ def protocol_of(
         first_reader=first_reader,
     )
     if rollout.tool:
-        protocol.offer(open_tools(tuple(rollout.tools)))
+        protocol.offer(tools_of(rollout))
     return protocol
+
+
+def tools_of(rollout: ToolLoop) -> tuple[Tool, ...]:
+    """What [rollout] offers beside the interpreter. Raises ConfigError."""
+    tools = (*open_tools(tuple(rollout.tools)), *(mcp_tools(rollout.mcp) if rollout.mcp else ()))
+    if twice := [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]:
+        raise ConfigError(f"rollout.tools and rollout.mcp have two tools named {', '.join(twice)}. Leave one out.")
+    return tools

@@ -15,6 +15,7 @@ One object serves all trajectories of a process. What belongs to one trajectory 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from jsonschema.exceptions import relevance
 from retool_mcore.config.named import load_named
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # as OpenAI's schemas have it
 
 
 class ToolError(Exception):
@@ -83,8 +86,10 @@ def check_tool(where: str, tool: Any) -> Tool:
     for name in ("name", "description"):
         if not (isinstance(getattr(tool, name, None), str) and getattr(tool, name)):
             raise ConfigError(f"{where}: {type(tool).__name__} has no {name}.")
-    if not tool.name.isidentifier() or tool.name == TOOL_NAME:
-        raise ConfigError(f"{where}: a tool cannot be named {tool.name!r}. Use letters, digits and _; not {TOOL_NAME}.")
+    if not _NAME.fullmatch(tool.name) or tool.name == TOOL_NAME:
+        raise ConfigError(
+            f"{where}: a tool cannot be named {tool.name!r}. Use letters, digits, _ and -; not {TOOL_NAME}."
+        )
     try:
         jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
     except (AttributeError, TypeError, ValueError, jsonschema.SchemaError) as error:

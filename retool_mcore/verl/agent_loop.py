@@ -37,10 +37,9 @@ from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
-from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of
+from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of, tools_of
 from retool_mcore.rollout.records import is_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
-from retool_mcore.rollout.tools import open_tools
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.verl.run_settings import settings_of_run
@@ -126,7 +125,7 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
             sessions=max(workers, config.sandbox.sessions // per_node) if config.sandbox.sessions else 0,
         )
     hermes = config.rollout.tool and config.rollout.protocol == "hermes"
-    first_reader = sglang_reader(open_tools(tuple(config.rollout.tools))) if engine == "sglang" and hermes else None
+    first_reader = sglang_reader(tools_of(config.rollout)) if engine == "sglang" and hermes else None
     protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
     return _Shared(config, protocol, sandbox, Limits.of(config.rollout, config.sandbox))
 

@@ -205,10 +205,12 @@ class DetachedEnginesMixin(EnginesMixin):
 async def _relaunch(replicas: Sequence[Any]) -> list[RayError | None]:
     """Start each again. Returns Ray's error of each that failed; raises all others."""
     results = await asyncio.gather(*(replica.relaunch() for replica in replicas), return_exceptions=True)
+    failed: list[RayError | None] = []
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, RayError):
             raise result
-    return results
+        failed.append(result if isinstance(result, RayError) else None)
+    return failed
 
 
 async def _each(calls: Any) -> None:
