@@ -158,6 +158,14 @@ TABLE: tuple[Row, ...] = (
         overrides=("*.use_fused_kernels", "*fused_kernel_options*"),
     ),
     Row(
+        cuda="experts.permute_fusion = true",
+        ascend="",
+        kind="refused",
+        reason="the kernels are Transformer Engine's. Set it to false",
+        seen_in="Megatron-core 0.16.1",
+        asked=lambda config: config.experts.permute_fusion,
+    ),
+    Row(
         cuda="[verl_overrides] ...engine_kwargs.sglang.*",
         ascend="",
         kind="refused",
