@@ -44,7 +44,7 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
         (EXPERTS, ("parallel.tp=2", "parallel.ep=4", *NO_SEQUENCE_PARALLEL), "sequence parallelism only. Leave it on"),
         (EXPERTS, ("parallel.tp=4", "parallel.ep=2"), "parallel.tp = 4 does not divide the 2 key-value heads"),
         (EXPERTS, ("parallel.pp=8", "parallel.ep=1"), "parallel.pp = 8 does not divide the 4 layers"),
-        ({}, (DENSE, "experts.router_dtype=model"), r"experts\.router_dtype = 'model' is about experts, and .* has none"),
+        ({}, (DENSE, "experts.router_dtype=model"), r"experts\.router_dtype = 'model' is about experts, and .* none"),
         (
             {},
             (DENSE, "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.1"),
