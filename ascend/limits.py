@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 
 VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.16.0", "vllm-ascend 0.18.0"
@@ -164,6 +164,14 @@ TABLE: tuple[Row, ...] = (
         reason="the kernels are Transformer Engine's. Set it to false",
         seen_in="Megatron-core 0.16.1",
         asked=lambda config: config.experts.permute_fusion,
+    ),
+    Row(
+        cuda='algorithm.router_replay = "R3"',
+        ascend="",
+        kind="refused",
+        reason='verl asks for vLLM 0.22 or newer to tell the experts of a token. Use "R2", or "off"',
+        seen_in=VERL,
+        asked=lambda config: isinstance(config, RlConfig) and config.algorithm.router_replay == "R3",
     ),
     Row(
         cuda="[verl_overrides] ...engine_kwargs.sglang.*",

@@ -55,13 +55,18 @@ def check_model(config: RunConfig) -> None:
 
 
 def _check_dense(config: RunConfig) -> None:
-    """Raise ConfigError for a setting of [experts] that such a model has no use for."""
-    for name, field in Experts.model_fields.items():
-        if (value := getattr(config.experts, name)) != field.default:
-            raise ConfigError(
-                f"{config.source}: experts.{name} = {value!r} is about experts, and {config.model.path} has none. "
-                "Leave it out."
-            )
+    """Raise ConfigError for a setting that a model without experts has no use for."""
+    fields = Experts.model_fields.items()
+    asked = {
+        f"experts.{name}": getattr(config.experts, name)
+        for name, field in fields
+        if getattr(config.experts, name) != field.default
+    }
+    if isinstance(config, RlConfig) and config.algorithm.router_replay != "off":
+        asked["algorithm.router_replay"] = config.algorithm.router_replay
+    if asked:
+        told = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
+        raise ConfigError(f"{config.source}: {told} is about experts, and {config.model.path} has none. Leave it out.")
 
 
 def _check_old_log_prob(config: RlConfig) -> None:

@@ -26,6 +26,7 @@ def refused(*settings: str) -> str:
         ("model.fp8=tensorwise", "Atlas A2 has no FP8"),
         ("memory.adam_states=compact", "precision-aware optimizer"),
         ("memory.fused_cross_entropy=true", "Triton for CUDA"),
+        ("algorithm.router_replay=R3", "vLLM 0.22"),
         ("experts.permute_fusion=true", "Transformer Engine's"),
         ("verl_overrides.actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3", "no SGLang"),
         ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.fp8=hybrid", "FP8"),

@@ -105,7 +105,7 @@ def batch(step: int) -> list[tuple[list[int], list[int]]]:
 def worker_config(job: dict[str, Any]) -> Any:
     """verl's configuration of a job's engine."""
     from hydra.utils import get_class
-    from verl.workers.config import HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
+    from verl.workers.config import EngineRouterReplayConfig, HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
 
     platform = get_platform(job.get("platform", "cpu"))
@@ -129,6 +129,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             dtype=job.get("dtype", platform.training.dtypes[0]),
             dist_ckpt_optim_fully_reshardable=job.get("reshardable", False),
             distrib_optim_fully_reshardable_mem_efficient=job.get("reshardable", False),
+            router_replay=EngineRouterReplayConfig(mode=job.get("router_replay", "disabled")),
             use_dynamic_bsz=True,
             max_token_len_per_gpu=job.get("micro_batch_tokens", MICRO_BATCH_TOKENS),
             infer_max_token_len_per_gpu=job.get("micro_batch_tokens", MICRO_BATCH_TOKENS),

@@ -321,6 +321,11 @@ SGLANG_PATCHES = (
         "tensor",
         reason="log-probability indices are created in pinned memory whatever the device",
     ),
+    _torch_seen_by(
+        "sglang.srt.state_capturer.base",
+        "zeros",
+        reason="the experts that a router chose are kept in pinned memory whatever the device",
+    ),
 )
 
 _BRIDGE = "mbridge.core.llm_bridge.LLMBridge."

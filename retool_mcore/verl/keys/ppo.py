@@ -225,6 +225,8 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
         actor + "checkpoint.async_save": config.checkpoint.asynchronous,
     }
+    if config.algorithm.router_replay != "off":
+        keys[actor + "megatron.router_replay.mode"] = config.algorithm.router_replay
     return keys | _engine_keys(actor, config, platform) | _optimizer_keys(actor, config, config.critic.warmup_steps)
 
 

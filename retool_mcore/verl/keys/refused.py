@@ -113,6 +113,7 @@ ACTOR = {
     "use_dynamic_bsz": "train.micro_batch_tokens",
     "ppo_max_token_len_per_gpu": "train.micro_batch_tokens",
     "checkpoint.async_save": "checkpoint.asynchronous",
+    "megatron.router_replay": "algorithm.router_replay",
 }
 CRITIC = {
     "model.path": "model.path",
@@ -137,6 +138,7 @@ ROLLOUT = {
     "gpu_memory_utilization": "rollout.engine_memory_fraction",
     "max_num_seqs": "rollout.max_running_requests",
     "calculate_log_probs": OWN_PART,
+    "enable_rollout_routing_replay": "algorithm.router_replay",
     "load_format": OWN_PART,
     "nnodes": NODES,
     "n_gpus_per_node": NODES,
