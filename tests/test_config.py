@@ -81,6 +81,16 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: 
             "memory.fused_cross_entropy with parallel.tp = 2 needs parallel.sequence_parallel = true",
         ),
         (
+            RL,
+            ("algorithm.router_replay=R2", "algorithm.old_log_prob=rollout"),
+            'algorithm.router_replay = "R2" repeats the experts of the pass that',
+        ),
+        (
+            RL,
+            ("algorithm.router_replay=R3", "memory.recompute=auto"),
+            'algorithm.router_replay = "R3" with memory.recompute = "auto"',
+        ),
+        (
             SFT,
             ("memory.recompute=auto", "parallel.ep=2"),
             "and parallel.ep = 2 sends tokens between them in each layer",
@@ -118,6 +128,7 @@ def test_what_those_rules_allow_loads():
     assert load_config(SftConfig, SFT, ["parallel.ep=2"]).parallel.ep == 2
     aux = ("memory.recompute=auto", "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.1")
     assert load_config(SftConfig, SFT, aux).experts.load_balancing == "aux_loss"
+    assert load_config(RlConfig, RL, ["algorithm.router_replay=R3", "algorithm.old_log_prob=rollout"]).dp == 1
     full = load_config(SftConfig, SFT, ["memory.recompute=full", "memory.recompute_layers=2"])
     assert full.memory.recompute_layers == 2
     assert load_config(RlConfig, RL, ["algorithm.name=ppo", "rollout.group_size=1"]).rollout.group_size == 1

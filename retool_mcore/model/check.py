@@ -66,7 +66,7 @@ def _check_dense(config: RunConfig) -> None:
         asked["algorithm.router_replay"] = config.algorithm.router_replay
     if asked:
         told = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
-        raise ConfigError(f"{config.source}: {told} is about experts, and {config.model.path} has none. Leave it out.")
+        raise ConfigError(f"{config.source}: {told}: {config.model.path} has no experts. Leave it out.")
 
 
 def _check_old_log_prob(config: RlConfig) -> None:

@@ -72,6 +72,11 @@ class Probes:
         dist.all_to_all_single(received, torch.ones(3), output_split_sizes=sizes, input_split_sizes=sizes)
         return repr(received)
 
+    def memory_for_the_experts_of_tokens(self) -> str:
+        from sglang.srt.state_capturer.base import BaseHostCache
+
+        return repr(BaseHostCache(num_tokens=3, num_layers=2, topk_size=2, name="experts").buffer.shape)
+
     def tokens_of_two_ranks(self) -> str:
         """Ranks with 3 and with 1 token, as threads: all tokens on both, and back what each had."""
         import torch
@@ -240,6 +245,7 @@ ENABLES = {
     "megatron.core.transformer.moe.router.router_gating_linear": Probes.train_experts,
     "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
+    "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
     "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
     "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,

@@ -125,6 +125,7 @@ algorithm.importance_sampling=token,algorithm.importance_low=0.5
 algorithm.rejection=seq_max_k2,algorithm.rejection_high=1
 algorithm.rejection=seq_mean_k1,algorithm.rejection_low=0.5,algorithm.rejection_high=2
 algorithm.old_log_prob=rollout,algorithm.rejection=seq_max_k2,algorithm.rejection_high=1
+algorithm.router_replay=R2 algorithm.router_replay=R3
 experts.router_dtype=model experts.load_balancing=aux_loss,experts.aux_loss_coef=0.1 experts.permute_fusion=true
 checkpoint.every_steps=3 checkpoint.reshardable=true checkpoint.asynchronous=true
 """
