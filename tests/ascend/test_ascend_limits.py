@@ -50,7 +50,7 @@ def test_what_has_no_counterpart_is_refused_with_its_reason(setting: str, messag
 
 
 def test_the_engine_there_does_not_tell_experts():
-    text = refused("algorithm.router_replay=R3", "memory.recompute=full")
+    text = refused("algorithm.router_replay=R3", "memory.recompute=full", "train.micro_batch_tokens=40000")
     assert 'algorithm.router_replay = "R3": verl asks for vLLM 0.22' in text
 
 
