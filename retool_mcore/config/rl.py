@@ -227,12 +227,6 @@ class RlConfig(RunConfig):
                     f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
                     'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
                 )
-        if self.algorithm.router_replay != "off" and self.memory.recompute == "auto":
-            raise ValueError(
-                f'algorithm.router_replay = "{self.algorithm.router_replay}" with memory.recompute = "auto": verl '
-                'gives the experts of one micro-batch after the other to recomputed layers, and "auto" recomputes in '
-                'some micro-batches only. Use "full", "selective" or "none"'
-            )
         if t.mini_batch_prompts * r.group_size % self.dp:
             raise ValueError(
                 f"train.mini_batch_prompts * rollout.group_size = {t.mini_batch_prompts} * {r.group_size} = "
@@ -258,6 +252,16 @@ class RlConfig(RunConfig):
             raise ValueError(
                 "reward.call_bonus and reward.require_format judge calls, and rollout.tool = false leaves none. Set "
                 "reward.call_bonus = 0.0 and reward.require_format = false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replay_rules(self) -> RlConfig:
+        if self.algorithm.router_replay != "off" and self.memory.recompute == "auto":
+            raise ValueError(
+                f'algorithm.router_replay = "{self.algorithm.router_replay}" with memory.recompute = "auto": verl '
+                'gives the experts of one micro-batch after the other to recomputed layers, and "auto" recomputes in '
+                'some micro-batches only. Use "full", "selective" or "none"'
             )
         return self
 
