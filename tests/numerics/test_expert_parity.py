@@ -5,7 +5,7 @@ Real verl TrainingWorker, Megatron-core and gloo. Tolerances are test_parallel_p
 
 from __future__ import annotations
 
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -33,6 +33,9 @@ ALIKE = {  # jobs that cut a step into the same micro-batches, which these losse
     "global_aux_ep2": "global_aux_dp2",
     "global_aux_pp2": "global_aux",
 }
+REPLAY_ONE: dict[str, dict[str, int]] = {"one": {}}
+REPLAY_TWO = {"tp2": {"tp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}}
+REPLAY_FOUR = {"tp2_ep2": {"tp": 2, "ep": 2}, "pp2_ep2": {"pp": 2, "ep": 2}}
 LOAD = "experts/load_max_over_mean"
 
 
@@ -45,6 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
     def job(name: str, **settings: Any) -> dict[str, Any]:
         return {"name": name, "model": model, "actions": [["train", 1, 4]], **settings}
 
+    replay = {"model": model, "role": "actor", "auto": False, "micro_batch_tokens": 128, "router_replay": "R3"}
     one = [job("one"), job("recompute", transformer=RECOMPUTE), job("aux", transformer=AUX)]
     one += [job("aux_recompute", transformer=AUX | RECOMPUTE), job("global_aux", transformer=GLOBAL_AUX)]
     two = [job("ep2", layout={"ep": 2}), job("pp2_recompute", layout={"pp": 2}, transformer=RECOMPUTE)]
@@ -53,10 +57,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
     two += [job("global_aux_ep2", layout={"ep": 2}, transformer=GLOBAL_AUX)]
     two += [job("global_aux_pp2", layout={"pp": 2}, transformer=GLOBAL_AUX)]
     four = [job(name, layout=layout) for name, layout in FOUR.items()]
-    found = {}
-    for ranks, jobs in ((1, one), (2, two), (4, four)):
-        found |= launch(jobs, ranks, Path(folder / str(ranks)))
-    return {name: answers[0] for name, answers in found.items()}
+    for jobs, layouts in ((one, REPLAY_ONE), (two, REPLAY_TWO), (four, REPLAY_FOUR)):
+        for name, layout in layouts.items():
+            jobs.append(replay | {"name": f"R3_{name}", "layout": layout, "actions": [["replayed"]]})
+            jobs.append(
+                replay | {"name": f"R2_{name}", "layout": layout, "actions": [["noted"]], "router_replay": "R2"}
+            )
+    with ThreadPoolExecutor() as pool:
+        sizes = ((one, 1), (two, 2), (four, 4))
+        launches = [pool.submit(launch, jobs, ranks, folder / str(ranks)) for jobs, ranks in sizes]
+        return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
 
 
 Runs = dict[str, list[dict[str, float]]]
@@ -92,3 +102,19 @@ def test_a_balancing_loss_changes_what_is_learnt(runs: Runs, name: str, without:
     """Or the test above would compare nothing."""
     pairs = zip(column(runs[name], "grad_norm"), column(runs[without], "grad_norm"), strict=True)
     assert min(abs(a / b - 1) for a, b in pairs) > 1e-3
+
+
+@pytest.mark.parametrize("name", [*REPLAY_TWO, *REPLAY_FOUR])
+def test_told_experts_reach_their_tokens_in_every_layout(runs: dict[str, Any], name: str):
+    """With data parallelism, of the rows of its first rank: every second one."""
+    found, one = runs[f"R3_{name}"], runs["R3_one"]
+    for here, there in zip(found, one[:: len(one) // len(found)], strict=True):
+        assert here[:-1] == pytest.approx(there[:-1], abs=1e-4), "the last value is for no token"
+
+
+@pytest.mark.parametrize("name", [*REPLAY_TWO, *REPLAY_FOUR])
+def test_noted_experts_are_those_of_one_process(runs: dict[str, Any], name: str):
+    found, one = runs[f"R2_{name}"], runs["R2_one"]
+    for here, there in zip(found, one[:: len(one) // len(found)], strict=True):
+        same = (torch.tensor(here) == torch.tensor(there)).all(dim=-1).float().mean()
+        assert same > 0.99, "a tie may fall to another expert"

@@ -83,7 +83,7 @@ class Probes:
         import torch.distributed as dist
         from megatron.core.tensor_parallel import mappings
 
-        store = dist.HashStore()
+        store = torch._C._distributed_c10d.HashStore()
 
         def of_rank(rank: int) -> list[list[float]]:
             group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
