@@ -167,6 +167,22 @@ TABLE: tuple[Row, ...] = (
         overrides=("*.use_fused_kernels", "*fused_kernel_options*"),
     ),
     Row(
+        cuda="experts.permute_fusion = true",
+        ascend="",
+        kind="refused",
+        reason="the kernels are Transformer Engine's. Set it to false",
+        seen_in="Megatron-core 0.16.1",
+        asked=lambda config: config.experts.permute_fusion,
+    ),
+    Row(
+        cuda='algorithm.router_replay = "R3"',
+        ascend="",
+        kind="refused",
+        reason='verl asks for vLLM 0.22 or newer to tell the experts of a token. Use "R2", or "off"',
+        seen_in=VERL,
+        asked=lambda config: isinstance(config, RlConfig) and config.algorithm.router_replay == "R3",
+    ),
+    Row(
         cuda="[verl_overrides] ...engine_kwargs.sglang.*",
         ascend="",
         kind="refused",

@@ -59,6 +59,8 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
         (SFT, "parallel.vpp=2", "parallel.vpp = 2 interleaves the chunks of pipeline stages, and parallel.pp = 1"),
         (SFT, "parallel.ep=3", "parallel.ep = 3 does not divide the 2 data-parallel ranks"),
+        (SFT, "experts.load_balancing=aux_loss", "a loss needs a weight above 0"),
+        (RL, "experts.aux_loss_coef=0.1", '"none" has no weight'),
         (SFT, "memory.recompute_layers=2", "memory.recompute_layers = 2 counts whole layers, and memory.recompute ="),
     ],
 )
@@ -77,6 +79,26 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: 
             SFT,
             ("memory.fused_cross_entropy=true", "parallel.tp=2", "parallel.sequence_parallel=false"),
             "memory.fused_cross_entropy with parallel.tp = 2 needs parallel.sequence_parallel = true",
+        ),
+        (
+            RL,
+            ("algorithm.router_replay=R2", "algorithm.old_log_prob=rollout"),
+            'algorithm.router_replay = "R2" repeats the experts of the pass that',
+        ),
+        (
+            RL,
+            ("algorithm.router_replay=R3", "memory.recompute=auto"),
+            'algorithm.router_replay = "R3" with memory.recompute = "auto"',
+        ),
+        (
+            SFT,
+            ("memory.recompute=auto", "parallel.ep=2"),
+            "and parallel.ep = 2 sends tokens between them in each layer",
+        ),
+        (
+            RL,
+            ("memory.recompute=auto", "experts.load_balancing=global_aux_loss", "experts.aux_loss_coef=0.1"),
+            'and experts.load_balancing = "global_aux_loss" sends counts between them',
         ),
         (
             RL,
@@ -104,6 +126,9 @@ def test_what_those_rules_allow_loads():
     assert load_config(SftConfig, SFT, ["memory.fused_cross_entropy=true", "parallel.sequence_parallel=false"]).dp == 2
     assert load_config(SftConfig, SFT, ["parallel.vpp=2", "parallel.pp=2"]).dp == 1
     assert load_config(SftConfig, SFT, ["parallel.ep=2"]).parallel.ep == 2
+    aux = ("memory.recompute=auto", "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.1")
+    assert load_config(SftConfig, SFT, aux).experts.load_balancing == "aux_loss"
+    assert load_config(RlConfig, RL, ["algorithm.router_replay=R3", "algorithm.old_log_prob=rollout"]).dp == 1
     full = load_config(SftConfig, SFT, ["memory.recompute=full", "memory.recompute_layers=2"])
     assert full.memory.recompute_layers == 2
     assert load_config(RlConfig, RL, ["algorithm.name=ppo", "rollout.group_size=1"]).rollout.group_size == 1

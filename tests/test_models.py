@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from retool_mcore.config import SftConfig, load_config
+from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 
@@ -21,6 +21,7 @@ SHAPE = {
 EXPERTS = {"num_experts": 16}
 NO_SEQUENCE_PARALLEL = ("parallel.sequence_parallel=false", "memory.fused_cross_entropy=false")
 LONG = ("data.max_length_tokens=40000", "train.micro_batch_tokens=40000")
+DENSE = "parallel.ep=1"
 EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
 
 
@@ -32,7 +33,7 @@ def check(folder: Path, experts: dict[str, int], *settings: str) -> None:
 
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])  # as published, as transformers 5 writes it
 def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
-    check(tmp_path, {name: 16})
+    check(tmp_path, {name: 16}, "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.001")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,13 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
         (EXPERTS, ("parallel.tp=2", "parallel.ep=4", *NO_SEQUENCE_PARALLEL), "sequence parallelism only. Leave it on"),
         (EXPERTS, ("parallel.tp=4", "parallel.ep=2"), "parallel.tp = 4 does not divide the 2 key-value heads"),
         (EXPERTS, ("parallel.pp=8", "parallel.ep=1"), "parallel.pp = 8 does not divide the 4 layers"),
+        ({}, (DENSE, "experts.router_dtype=model"), r"experts\.router_dtype = 'model': .* has no experts"),
+        (
+            {},
+            (DENSE, "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.1"),
+            r"experts\.load_balancing = 'aux_loss' and experts\.aux_loss_coef = 0\.1: .* has no experts",
+        ),
+        ({}, (DENSE, "experts.permute_fusion=true"), r"experts\.permute_fusion = True: .* has no experts"),
         (EXPERTS, LONG, "sequences of 40000 tokens exceed max_position_embeddings = 32768"),
     ],
 )
@@ -51,3 +59,11 @@ def test_a_layout_that_does_not_fit_the_model_is_one_error(
 ):
     with pytest.raises(ConfigError, match=said):
         check(tmp_path, experts, *settings)
+
+
+def test_router_replay_is_for_experts(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
+    settings = [f"model.path={tmp_path}", "algorithm.router_replay=R2"]
+    with pytest.raises(ConfigError, match=r"algorithm\.router_replay = 'R2': .* has no experts"):
+        check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings))

@@ -6,6 +6,7 @@ not this schema, says whether it comes from the paper or from a measurement.
 
 from retool_mcore.config.algorithm import Algorithm
 from retool_mcore.config.evaluation import EvaluationConfig
+from retool_mcore.config.experts import Experts
 from retool_mcore.config.load import build_config, load_config, load_evaluation, load_run
 from retool_mcore.config.rl import RlConfig, RlTrain
 from retool_mcore.config.sampling import SandboxSettings, ToolLoop
@@ -15,6 +16,7 @@ from retool_mcore.config.shared import JobConfig, Memory, Parallel, RunConfig
 __all__ = [
     "Algorithm",
     "EvaluationConfig",
+    "Experts",
     "JobConfig",
     "Memory",
     "Parallel",

@@ -132,6 +132,14 @@ class Algorithm(Section):
     engine gave it while sampling, which saves that pass and needs one update per step.
     """
 
+    router_replay: Literal["off", "R2", "R3"] = "off"
+    """Of a model with experts: the experts that the updates of a step send its tokens to.
+
+    "off": those that the weights choose as they are; "R2": those of the pass before the updates,
+    which computes the old log-probabilities; "R3": those that the engine sampled with, in that pass
+    and in the updates. See verl/README.md, "Experts".
+    """
+
     kl_coef: NonNegative = 0.0
     """Weight of the divergence from the initial weights; 0: none, as in the paper."""
 
@@ -177,6 +185,15 @@ class Algorithm(Section):
                 raise ValueError(
                     f"algorithm.{key} = {getattr(self, key)} does nothing with {because}. Leave it out, or change that"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _replay_has_its_pass(self) -> Algorithm:
+        if self.router_replay == "R2" and self.old_log_prob == "rollout":
+            raise ValueError(
+                'algorithm.router_replay = "R2" repeats the experts of the pass that algorithm.old_log_prob = '
+                '"rollout" leaves out. Use "R3", or old_log_prob = "actor"'
+            )
         return self
 
     @model_validator(mode="after")

@@ -222,24 +222,6 @@ class RlConfig(RunConfig):
                 f"train.mini_batch_prompts = {t.mini_batch_prompts} does not divide "
                 f"train.prompts_per_step = {t.prompts_per_step}"
             )
-        if self.algorithm.old_log_prob == "rollout":
-            if t.updates_per_step > 1:
-                raise ValueError(
-                    f'algorithm.old_log_prob = "rollout" is for one update a step, and train.prompts_per_step = '
-                    f"{t.prompts_per_step} / train.mini_batch_prompts = {t.mini_batch_prompts} makes "
-                    f'{t.updates_per_step}. Use "actor", or make the two equal'
-                )
-            if self.model.fp8 != "off" and self.algorithm.importance_sampling == "off":
-                raise ValueError(
-                    f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
-                    'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
-                )
-        if r.precision == "fp8" and self.algorithm.importance_sampling == "off":
-            raise ValueError(
-                'rollout.precision = "fp8" samples from probabilities that differ from the actor\'s, and '
-                'algorithm.importance_sampling = "off" does not correct for that. Set it to "token", or precision = '
-                '"model"'
-            )
         if t.mini_batch_prompts * r.group_size % self.dp:
             raise ValueError(
                 f"train.mini_batch_prompts * rollout.group_size = {t.mini_batch_prompts} * {r.group_size} = "
@@ -265,6 +247,40 @@ class RlConfig(RunConfig):
             raise ValueError(
                 "reward.call_bonus and reward.require_format judge calls, and rollout.tool = false leaves none. Set "
                 "reward.call_bonus = 0.0 and reward.require_format = false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replay_rules(self) -> RlConfig:
+        if self.algorithm.router_replay != "off" and self.memory.recompute == "auto":
+            raise ValueError(
+                f'algorithm.router_replay = "{self.algorithm.router_replay}" with memory.recompute = "auto": verl '
+                'gives the experts of one micro-batch after the other to recomputed layers, and "auto" recomputes in '
+                'some micro-batches only. Use "full", "selective" or "none"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gap_rules(self) -> RlConfig:
+        """How far engine and actor may be apart."""
+        t, r = self.train, self.rollout
+        if self.algorithm.old_log_prob == "rollout":
+            if t.updates_per_step > 1:
+                raise ValueError(
+                    f'algorithm.old_log_prob = "rollout" is for one update a step, and train.prompts_per_step = '
+                    f"{t.prompts_per_step} / train.mini_batch_prompts = {t.mini_batch_prompts} makes "
+                    f'{t.updates_per_step}. Use "actor", or make the two equal'
+                )
+            if self.model.fp8 != "off" and self.algorithm.importance_sampling == "off":
+                raise ValueError(
+                    f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
+                    'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
+                )
+        if r.precision == "fp8" and self.algorithm.importance_sampling == "off":
+            raise ValueError(
+                'rollout.precision = "fp8" samples from probabilities that differ from the actor\'s, and '
+                'algorithm.importance_sampling = "off" does not correct for that. Set it to "token", or precision = '
+                '"model"'
             )
         return self
 

@@ -9,6 +9,7 @@ import tomli_w
 from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.experts import Experts
 
 MAX_VERL_OVERRIDES = 10
 
@@ -268,6 +269,7 @@ class RunConfig(JobConfig):
     """The sections that SFT and RL share."""
 
     parallel: Parallel = Parallel()
+    experts: Experts = Experts()
     memory: Memory = Memory()
     optim: Optim
     checkpoint: Checkpoint
@@ -354,6 +356,7 @@ class RunConfig(JobConfig):
             raise ValueError(f"parallel.vpp = {p.vpp} interleaves the chunks of pipeline stages, and parallel.pp = 1")
         if self.dp % p.ep:
             raise ValueError(f"parallel.ep = {p.ep} does not divide the {self.dp} data-parallel ranks")
+        self._check_recomputed_collectives()
         check_saving(self.checkpoint, self.memory.optimizer_on_cpu)
         if len(self.verl_overrides) > MAX_VERL_OVERRIDES:
             raise ValueError(
@@ -361,6 +364,21 @@ class RunConfig(JobConfig):
                 "Ask for a setting of our own instead"
             )
         return self
+
+    def _check_recomputed_collectives(self) -> None:
+        """With "auto" each rank recomputes by its own lengths; those that exchange must agree."""
+        balancing = self.experts.load_balancing
+        exchanging = {
+            f"parallel.ep = {self.parallel.ep} sends tokens": self.parallel.ep > 1,
+            f'experts.load_balancing = "{balancing}" sends counts': balancing == "global_aux_loss",
+        }
+        for what, asked in exchanging.items():
+            if asked and self.memory.recompute == "auto":
+                raise ValueError(
+                    f'memory.recompute = "auto" recomputes layers on one data-parallel rank and not on another, and '
+                    f"{what} between them in each layer, which would then wait for ever. "
+                    'Use "full", "selective" or "none"'
+                )
 
     def to_toml(self) -> str:
         """The resolved run as TOML; reading it back gives an equal configuration."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.config import Experts, RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
 from retool_mcore.model.files import read_config
@@ -35,6 +35,8 @@ def check_model(config: RunConfig) -> None:
             f"{config.source}: parallel.ep = {config.parallel.ep} spreads experts, and {config.model.path} has "
             f"{experts or 'none'}. Set parallel.ep to a number that divides them; 1 for a dense model."
         )
+    if not experts:
+        _check_dense(config)
     if experts and config.parallel.tp > 1 and not config.parallel.sequence_parallel:
         raise ConfigError(
             f"{config.source}: parallel.tp = {config.parallel.tp} with parallel.sequence_parallel = false, and "
@@ -50,6 +52,21 @@ def check_model(config: RunConfig) -> None:
             f"{config.model.path}."
         )
     check_recompute(config, shape)
+
+
+def _check_dense(config: RunConfig) -> None:
+    """Raise ConfigError for a setting that a model without experts has no use for."""
+    fields = Experts.model_fields.items()
+    asked = {
+        f"experts.{name}": getattr(config.experts, name)
+        for name, field in fields
+        if getattr(config.experts, name) != field.default
+    }
+    if isinstance(config, RlConfig) and config.algorithm.router_replay != "off":
+        asked["algorithm.router_replay"] = config.algorithm.router_replay
+    if asked:
+        told = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
+        raise ConfigError(f"{config.source}: {told}: {config.model.path} has no experts. Leave it out.")
 
 
 def _check_old_log_prob(config: RlConfig) -> None:

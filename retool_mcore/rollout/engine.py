@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+
 from retool_mcore.errors import RolloutError
 
+Routes = npt.NDArray[np.int16]  # [T, L, K]: K experts of each token in each layer
 TRAINING = "train"  # in trajectory_seed, marks a sample of training and not of an evaluation
 
 
@@ -66,7 +70,9 @@ class EngineTurn:
     and "abort" when the engine was interrupted (a weight update); after an abort the turn continues
     from what was sampled. ``version`` counts weight updates. ``context_tokens`` is the length of
     the context as the engine counted it, and ``cached_tokens`` how many of these tokens were in its
-    prefix cache; None where the engine does not report them.
+    prefix cache; None where the engine does not report them. ``routes`` [C + T - 1, L, K]: of a
+    model with experts, those that each token was sent to in each layer, for the C tokens of the
+    context and all sampled ones but the last, which no later token has read yet.
     """
 
     token_ids: Sequence[int]
@@ -75,6 +81,7 @@ class EngineTurn:
     version: int = 0
     context_tokens: int | None = None
     cached_tokens: int | None = None
+    routes: Routes | None = None
 
 
 class Engine(Protocol):

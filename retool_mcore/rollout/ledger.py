@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 NO_VERSION = -1  # of tokens that no model sampled
 
@@ -76,6 +78,7 @@ class Ledger:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.spans: list[Span] = []
+        self._routes: list[Any] = []  # of the tokens up to some position, in pieces
         self.stop_reason: StopReason | None = None
 
     @property
@@ -128,6 +131,21 @@ class Ledger:
         """
         assert self.spans and self.spans[-1].role == "model", "a tool turn follows a model turn"
         self._append("tool", token_ids, [0.0] * len(token_ids), loss=0, version=NO_VERSION)
+
+    def append_routes(self, routes: Any) -> None:
+        """Keep what is new of the engine's ``routes`` [T - 1, L, K]; T is the context's length.
+
+        A token keeps the experts that were first told. After an update of the weights the engine
+        computes earlier tokens anew, and may send them to others than they were sampled with.
+        """
+        told, known = len(routes), sum(map(len, self._routes))
+        assert told == len(self.context) - 1, f"{told} routes for a context of {len(self.context)} tokens"
+        self._routes.append(routes[known:])
+
+    @property
+    def routes(self) -> Any | None:
+        """The experts [T, L, K] of the first T tokens of the context; None if none were told."""
+        return np.concatenate(self._routes) if self._routes else None
 
     def close(self, reason: StopReason) -> None:
         """End the trajectory; nothing can be appended any more."""

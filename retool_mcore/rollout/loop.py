@@ -207,6 +207,8 @@ class _Conversation:
             ledger.append_model(
                 sampled.token_ids, sampled.logprobs, version=sampled.version, context_tokens=sampled.context_tokens
             )
+            if sampled.routes is not None:
+                ledger.append_routes(sampled.routes)
         return sampled
 
     async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:

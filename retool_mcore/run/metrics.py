@@ -14,6 +14,12 @@ memory_gib    the highest so far on any rank: of the device's allocator, or resi
 gpu_percent   share of the last second in which the logging rank's device was busy; absent where
               the device has no such counter
 unix_s        when the row was written, in seconds since 1970
+experts/*     of a model with experts, over all tokens of an update, summed over its micro-batches
+              and ranks (with those that fill a sequence up for parallel.tp and cp): in RL the
+              actor's, the mean over the step's updates.
+              experts/load_max_over_mean/layer_N: tokens of layer N's busiest expert / the mean over
+              its experts; 1: all alike; N counts from 0. Without /layer_N: the mean over the
+              layers. experts/unused: share of all layers' experts that no token chose
 time_*_s      wall time by phase; the phases add up to time_step_s. In RL, tool_wait is the
               interpreter's part of the trajectory that the step waited for, engine_sleep is the
               time in which the engine gives back its memory, and generation excludes both. Three
@@ -42,6 +48,8 @@ from retool_mcore.config import RunConfig
 from retool_mcore.errors import ReToolError
 from retool_mcore.run.folder import write_whole
 from retool_mcore.run.trackers import Trackers
+
+EXPERTS = "experts/"  # what the names of all metrics of experts begin with
 
 
 class NonFiniteLoss(ReToolError, ArithmeticError):

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
+import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from retool_mcore.config import Algorithm, RlConfig
@@ -29,6 +30,7 @@ from retool_mcore.rollout.engine import (
     Engine,
     EngineTurn,
     EngineUnavailable,
+    Routes,
     Sampling,
     TurnRequest,
     trajectory_seed,
@@ -90,7 +92,10 @@ class ReToolAgentLoop(AgentLoopBase):
             return []
         said = self._record(trajectory, kwargs) if is_candidate(kwargs.get("uid", ""), shared.config) else None
         masked = not kwargs["held_out"] and leaves_out(shared.config.algorithm, trajectory)
-        return _output(trajectory, said, masked=masked, row=int(kwargs["row"]))
+        output = _output(trajectory, said, masked=masked, row=int(kwargs["row"]))
+        if shared.config.algorithm.router_replay == "R3":
+            output.routed_experts = routes_of(trajectory)
+        return output
 
     def _record(self, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
         """The trajectory file's record, tokens aside; ``row``: the dataset's row."""
@@ -173,6 +178,7 @@ class VerlEngine:
             stop=_stop(output.stop_reason, output.token_ids, request.stop_token_ids),
             version=int(output.extra_fields.get("max_global_steps") or 0),
             cached_tokens=output.extra_fields.get("num_cached_tokens"),
+            routes=None if output.routed_experts is None else output.routed_experts.astype(np.int16),
         )
 
 
@@ -199,6 +205,16 @@ def _stop(
     if reason == "length":
         return "length"
     return "stop" if token_ids and token_ids[-1] in set(stop_token_ids) else "length"
+
+
+def routes_of(trajectory: Trajectory) -> Routes:
+    """The experts [T - 1, L, K] of a trajectory of T tokens, for all that one was sampled after."""
+    ledger = trajectory.ledger
+    routes = ledger.routes
+    told, needed = 0 if routes is None else len(routes), len(ledger.context) - 1
+    assert told == needed, f"the engine told the experts of {told} tokens, and {needed} are replayed"
+    assert routes is not None
+    return routes
 
 
 def leaves_out(algorithm: Algorithm, trajectory: Trajectory) -> bool:

@@ -16,7 +16,7 @@ from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
-from retool_mcore.run.metrics import PhaseTimer, memory_by_rank
+from retool_mcore.run.metrics import EXPERTS, PhaseTimer, memory_by_rank
 from retool_mcore.verl.async_save import PendingSave, explain_failed_write, load_checkpoint, start_save
 from retool_mcore.verl.keys.sft import sft_worker_config
 from retool_mcore.verl.recompute import recompute_long_micro_batches
@@ -45,12 +45,12 @@ class SftEngine:
         """One update: forward, backward, clip, Adam, schedule.
 
         ``sequences`` is this rank's part of the global batch. Returns loss (nats per trained token
-        over the global batch), grad_norm, lr, tokens, loss_tokens, flops, and the peak memory of
-        every rank. All ranks return the same values.
+        over the global batch), grad_norm, lr, tokens, loss_tokens, flops, the load of experts, and
+        the peak memory of every rank. All ranks return the same values.
         """
         data, counts = self._packer.pack(sequences)
         output = self.worker.train_batch(data)
-        return self._share(output, ("loss", "grad_norm", "lr")) | counts | self._memory()
+        return self._share(output, ("loss", "grad_norm", "lr"), EXPERTS) | counts | self._memory()
 
     def _memory(self) -> dict[str, float]:
         peaks_gib: list[float] = [0.0] * dist.get_world_size()
@@ -91,14 +91,15 @@ class SftEngine:
                 "Move it away to resume from the one before it."
             ) from error
 
-    def _share(self, output: Any, names: Sequence[str]) -> dict[str, float]:
-        """The source rank's metrics, broadcast to every rank."""
+    def _share(self, output: Any, names: Sequence[str], prefix: str | None = None) -> dict[str, float]:
+        """The source rank's metrics, those with ``prefix`` too, broadcast to every rank."""
         from verl.utils import tensordict_utils as tu
 
         box: list[Any] = [None]
         if dist.get_rank() == self._source:
             metrics = tu.get(output, "metrics")
-            box[0] = {name: float(metrics[name]) for name in names if name in metrics}
+            wanted = [name for name in metrics if name in names or (prefix and name.startswith(prefix))]
+            box[0] = {name: float(metrics[name]) for name in wanted}
         dist.broadcast_object_list(box, src=self._source)
         return box[0]
 

@@ -7,10 +7,12 @@ modules need.
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import torch
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
@@ -62,9 +64,20 @@ class MeasuredServer(SGLangHttpServer):
             async for output in generate_request(request, http):
                 if isinstance(output, dict) and "cached_tokens" in output["meta_info"]:
                     self._cached_tokens[output["meta_info"]["id"]] = output["meta_info"]["cached_tokens"]
+                if isinstance(output, dict) and isinstance(output["meta_info"].get("routed_experts"), str):
+                    output["meta_info"]["routed_experts"] = self._routes(output["meta_info"]["routed_experts"])
                 yield output
 
         return noted
+
+    def _routes(self, encoded: str) -> torch.Tensor:
+        """The experts [T, L, K] in an answer of SGLang's, in the form that verl reads.
+
+        verl expects a tensor with skip_tokenizer_init; SGLang's releases encode it either way.
+        """
+        text = self.model_config.hf_config.get_text_config()
+        flat = torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.int32)
+        return flat.view(-1, text.num_hidden_layers, text.num_experts_per_tok)
 
     async def _poll(self) -> None:
         """While there are requests, note the scheduler's counts.

@@ -38,7 +38,7 @@ from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run import checkpoint, start
-from retool_mcore.run.metrics import MetricWriter, memory_by_rank, require_finite, token_rates
+from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.verl import start_stages
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
@@ -250,6 +250,8 @@ class TrainerMixin(GoalMixin, EnginesMixin):
         buffer.val_metrics = {}
         self.end_if_given_up(self.global_steps)
         ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
+        of_experts = [name for name in metrics if name.startswith(f"actor/{EXPERTS}")]
+        ours |= {name.removeprefix("actor/"): float(metrics.pop(name)) for name in of_experts}
         ours |= phase_times(timing_raw, metrics.get("behavior/slowest_tool_s", 0.0))
         lengths = sequence_lengths(batch)
         ours |= {"tokens": sum(lengths), **token_rates(sum(lengths), ours, self._run.cluster.num_gpus)}

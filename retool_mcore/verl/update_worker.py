@@ -17,7 +17,9 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
+from retool_mcore.run.metrics import EXPERTS
 from retool_mcore.verl import optimizer_room
+from retool_mcore.verl.expert_load import ExpertLoad
 
 KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
 
@@ -42,9 +44,12 @@ class UpdateWorker(TrainingWorker):
     ``log_probs``: the log-probabilities [rows, T] of the sequences' tokens, in the order of the
     batch, from the forward pass of the step's last update with KEEP_LOG_PROBS. None on ranks
     without the output.
+
+    The update of a model with experts has metrics of their load.
     """
 
     log_probs: torch.Tensor | None = None
+    _load: ExpertLoad | None = None
     _room: torch.Tensor | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -56,6 +61,8 @@ class UpdateWorker(TrainingWorker):
         super().reset()
         if not self.engine_config.forward_only and not self.engine_config.optimizer_offload:
             self._room = optimizer_room.hold(self.engine.optimizer)
+        if not self.engine_config.forward_only and self.engine.tf_config.num_moe_experts:
+            self._load = ExpertLoad(self.engine.module, self.engine.tf_config)
         self._engine_train_batch = self.engine.train_batch
         self.engine.train_batch = self._train_and_keep
         if self.engine.lr_scheduler is not None:
@@ -85,15 +92,21 @@ class UpdateWorker(TrainingWorker):
         lr = float(self.engine.optimizer.param_groups[0]["lr"])
         tu.assign_non_tensor(data, update_lr_scheduler=True)
         output = super().train_batch(data)
+        load = self._load.take() if self._load is not None else {}
         if output is not None:
-            tu.get(output, "metrics")["lr"] = lr
+            tu.get(output, "metrics").update(load, lr=lr)
         return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data: TensorDict) -> TensorDict | None:
-        """The updates of a step. Reports the learning rate of the last one."""
+        """The updates of a step.
+
+        Reports the learning rate of the last one, and the mean load of the experts.
+        """
         output = super().train_mini_batch(data)
         if output is not None:
             metrics = tu.get(output, "metrics")
             metrics["lr"] = metrics["lr"][-1:]
+            for name in [name for name in metrics if name.startswith(EXPERTS)]:
+                metrics[name] = [sum(metrics[name]) / len(metrics[name])]
         return output

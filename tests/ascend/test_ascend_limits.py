@@ -26,6 +26,7 @@ def refused(*settings: str) -> str:
         ("model.fp8=tensorwise", "Atlas A2 has no FP8"),
         ("memory.adam_states=compact", "precision-aware optimizer"),
         ("memory.fused_cross_entropy=true", "Triton for CUDA"),
+        ("experts.permute_fusion=true", "Transformer Engine's"),
         ("verl_overrides.actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3", "no SGLang"),
         ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.fp8=hybrid", "FP8"),
         ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.enable_cuda_graph=true", "ACL"),
@@ -46,6 +47,11 @@ def test_what_has_no_counterpart_is_refused_with_its_reason(setting: str, messag
     text = refused(setting)
     assert message in text and setting.partition("=")[0].removeprefix("verl_overrides.").split(".")[-1] in text
     assert str(A2) in text and 'run.platform = "ascend"' in text
+
+
+def test_the_engine_there_does_not_tell_experts():
+    text = refused("algorithm.router_replay=R3", "memory.recompute=full", "train.micro_batch_tokens=40000")
+    assert 'algorithm.router_replay = "R3": verl asks for vLLM 0.22' in text
 
 
 def test_all_refusals_are_told_at_once():

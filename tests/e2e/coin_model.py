@@ -78,3 +78,26 @@ def _write_transitions(path: Path, following: Mapping[int, Mapping[int, float]],
         for then, weight in nexts.items():
             head[then, state] = weight
     save_file(weights, path, metadata={"format": "pt"})
+
+
+def give_experts(folder: Path) -> None:
+    """Make the model in ``folder`` one with experts, of which the answers depend a little.
+
+    The transitions stay; each layer adds what two of four experts, by the token, make of it.
+    """
+    import transformers
+
+    coin = load_file(folder / "model.safetensors")
+    known = transformers.AutoConfig.from_pretrained(folder).to_dict()
+    shape = {name: value for name, value in known.items() if name not in ("architectures", "model_type", "layer_types")}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(**{**shape, **experts, "head_dim": 64, "initializer_range": 0.04})
+    model = transformers.Qwen3MoeForCausalLM(config).float()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("o_proj.weight"):
+                weight.zero_()
+            elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
+                weight.copy_(coin[name])
+    model.save_pretrained(folder)

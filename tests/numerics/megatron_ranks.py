@@ -105,7 +105,7 @@ def batch(step: int) -> list[tuple[list[int], list[int]]]:
 def worker_config(job: dict[str, Any]) -> Any:
     """verl's configuration of a job's engine."""
     from hydra.utils import get_class
-    from verl.workers.config import HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
+    from verl.workers.config import EngineRouterReplayConfig, HFModelConfig, McoreOptimizerConfig, TrainingWorkerConfig
     from verl.workers.config.checkpoint import McoreCheckpointConfig
 
     platform = get_platform(job.get("platform", "cpu"))
@@ -129,6 +129,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             dtype=job.get("dtype", platform.training.dtypes[0]),
             dist_ckpt_optim_fully_reshardable=job.get("reshardable", False),
             distrib_optim_fully_reshardable_mem_efficient=job.get("reshardable", False),
+            router_replay=EngineRouterReplayConfig(mode=job.get("router_replay", "disabled")),
             use_dynamic_bsz=True,
             max_token_len_per_gpu=job.get("micro_batch_tokens", MICRO_BATCH_TOKENS),
             infer_max_token_len_per_gpu=job.get("micro_batch_tokens", MICRO_BATCH_TOKENS),
@@ -162,6 +163,8 @@ class Engine:
     def __init__(self, job: dict[str, Any]) -> None:
         from verl.workers.engine_workers import TrainingWorker
 
+        from retool_mcore.verl.expert_load import ExpertLoad
+
         self.platform = get_platform(job.get("platform", "cpu"))
         if job.get("fused") and self.platform.name == "cpu":
             from tests.numerics import cuda_twin
@@ -174,10 +177,14 @@ class Engine:
         self.engine = self.worker.engine
         if above := job.get("recompute_above"):
             recompute_long_micro_batches(self.engine.module, above, rest=1.0, input_share=0.1)
+        config = self.engine.tf_config
+        self.load = ExpertLoad(self.engine.module, config) if config.num_moe_experts else None
         self.has_output = self.engine.is_mp_src_rank_with_outputs() and self.engine.get_data_parallel_rank() == 0
 
     def train(self, first: int, last: int) -> list[dict[str, float]] | None:
-        """Steps first..last, each with loss, grad_norm and the learning rate after it."""
+        """Steps first..last, each with loss, grad_norm, the learning rate after it, and the load of
+        experts.
+        """
         from verl.utils import tensordict_utils as tu
 
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
@@ -186,9 +193,10 @@ class Engine:
             data = as_tensordict(batch(step)[rank::size], self.job.get("temperature", 1.0))
             tu.assign_non_tensor(data, calculate_entropy="entropy_bonus" in self.job)
             output = self.worker.train_batch(data)
+            load = self.load.take() if self.load is not None else {}
             if self.has_output:
                 metrics = tu.get(output, "metrics")
-                steps.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")})
+                steps.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")} | load)
         return steps if self.has_output else None
 
     def logprobs(self, sequences: list[list[int]]) -> list[list[float]] | None:

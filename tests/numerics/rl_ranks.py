@@ -90,6 +90,34 @@ class RlEngine:
             "after": after,
         }
 
+    def replayed(self) -> list[list[float]] | None:
+        """The log-probabilities of this data-parallel rank's rows, with the experts of ``routes``;
+        None on ranks without the output.
+        """
+        import torch
+        from verl.utils import tensordict_utils as tu
+
+        rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
+        data = rows(rank, size)
+        told = [torch.tensor(routes(length), dtype=torch.int16) for length in data["input_ids"].offsets().diff()]
+        data["routed_experts"] = torch.nested.as_nested_tensor(told, layout=torch.jagged)
+        tu.assign_non_tensor_data(data, "enable_routing_replay", True)
+        return self._say(data) or None
+
+    def noted(self) -> list[list[list[list[int]]]] | None:
+        """The experts [T, L, K] of this data-parallel rank's rows, as a pass with "R2" notes them;
+        None on ranks without the output.
+        """
+        from verl.utils import tensordict_utils as tu
+
+        data = rows(self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size())
+        tu.assign_non_tensor_data(data, "enable_routing_replay", True)
+        tu.assign_non_tensor(data, compute_loss=False)
+        said = self.worker.infer_batch(data)
+        if not self.engine.is_mp_src_rank_with_outputs():
+            return None
+        return [each.long().sort().values.tolist() for each in said["routed_experts"].unbind()]
+
     def _bytes_of_states(self) -> int:
         optimizer = self.engine.optimizer
         parts = getattr(optimizer, "chained_optimizers", [optimizer])
@@ -130,6 +158,12 @@ def rows(rank: int, size: int, masked: int | None = None) -> Any:
     )
     tu.assign_non_tensor(data, global_token_num=NonTensorData([len(ids) for ids in columns["input_ids"]]))
     return data
+
+
+def routes(tokens: int, layers: int = 4) -> list[list[list[int]]]:
+    """Experts [T, L, 2] of a sequence that no router has chosen."""
+    return [[[(token + layer) % 4, (token + layer + 1 + token % 3) % 4] for layer in range(layers)]
+            for token in range(tokens)]  # fmt: skip
 
 
 def row(seed: int, length: int) -> dict[str, list[Any]]:

@@ -83,6 +83,16 @@ def test_what_needs_transformer_engine_says_so_before_anything_is_built(monkeypa
         get_platform("cuda").check_settings(config)
 
 
+def test_fused_permutation_needs_it_too_and_never_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", "a_package_that_is_not_there")
+    config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", ["experts.permute_fusion=true"])
+    with pytest.raises(PlatformError, match=r"experts\.permute_fusion as set needs Transformer Engine"):
+        get_platform("cuda").check_settings(config)
+    config = load_config(SftConfig, "configs/sft_tiny_cpu.toml", ["experts.permute_fusion=true"])
+    with pytest.raises(ConfigError, match=r"experts\.permute_fusion = True needs kernels of a GPU"):
+        get_platform("cpu").check_settings(config)
+
+
 def test_an_engine_that_goes_to_sleep_copies_nothing_to_the_host():
     """SGLang's own adapter over a recorder, with our plugin loaded as SGLang does, and without."""
     script = """

@@ -16,6 +16,8 @@ import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +71,27 @@ class Probes:
         received = torch.empty(3)
         dist.all_to_all_single(received, torch.ones(3), output_split_sizes=sizes, input_split_sizes=sizes)
         return repr(received)
+
+    def memory_for_the_experts_of_tokens(self) -> str:
+        from sglang.srt.state_capturer.base import BaseHostCache
+
+        return repr(BaseHostCache(num_tokens=3, num_layers=2, topk_size=2, name="experts").buffer.shape)
+
+    def tokens_of_two_ranks(self) -> str:
+        """Ranks with 3 and with 1 token, as threads: all tokens on both, and back what each had."""
+        import torch
+        import torch.distributed as dist
+        from megatron.core.tensor_parallel import mappings
+
+        store = torch._C._distributed_c10d.HashStore()
+
+        def of_rank(rank: int) -> list[list[float]]:
+            group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+            gathered = mappings._gather_along_first_dim(torch.full(([3, 1][rank],), rank + 1.0), group, [3, 1])
+            return [gathered.tolist(), mappings._reduce_scatter_along_first_dim(gathered, group, [3, 1]).tolist()]
+
+        with ThreadPoolExecutor() as pool:
+            return repr(list(pool.map(of_rank, range(2))))
 
     def rotary_embedding_of_a_context_parallel_rank(self) -> str:
         import torch
@@ -218,9 +241,11 @@ ENABLES = {
     "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
     "megatron.core.transformer.moe.token_dispatcher.torch": Probes.train_experts,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,
+    "megatron.core.tensor_parallel.mappings.torch": Probes.tokens_of_two_ranks,
     "megatron.core.transformer.moe.router.router_gating_linear": Probes.train_experts,
     "verl.workers.rollout.base._ROLLOUT_REGISTRY": Probes.weights_for_sglang,
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
+    "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
     "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
     "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,

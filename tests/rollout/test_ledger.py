@@ -4,6 +4,7 @@ order.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +36,21 @@ def test_a_turn_resumed_after_a_weight_update_is_one_turn_of_two_versions():
     assert ledger.model_turns == 1
     assert ledger.spans == [Span("model", 0, 3)]
     assert ledger.versions == [4, 4, 5]
+
+
+def test_a_token_keeps_the_experts_that_were_told_first():
+    ledger = Ledger([1, 2], 8)
+    assert ledger.routes is None
+    ledger.append_model([10, 11], [-1.0, -1.0])
+    ledger.append_routes(np.zeros((3, 1, 2), np.int16))
+    ledger.append_tool([20])
+    ledger.append_model([12], [-1.0])
+    ledger.append_routes(np.ones((5, 1, 2), np.int16))
+    assert ledger.routes is not None and ledger.routes.shape == (5, 1, 2)
+    assert ledger.routes[:, 0, 0].tolist() == [0, 0, 0, 1, 1]
+    with pytest.raises(AssertionError, match="5 routes for a context of 7 tokens"):
+        ledger.append_model([13], [-1.0])
+        ledger.append_routes(np.ones((5, 1, 2), np.int16))
 
 
 def test_nothing_is_appended_after_the_end():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import numpy as np
 from omegaconf import OmegaConf
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
@@ -22,7 +23,7 @@ from verl.workers.rollout.replica import TokenOutput
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
-from tests.rollout.scripted_engine import ScriptedEngine, call
+from tests.rollout.scripted_engine import ABORT, ScriptedEngine, call
 
 SEEDED: dict[str, dict[str, Any]] = {
     "next step": {"global_steps": 3},
@@ -36,10 +37,14 @@ ANSWER = "It is \\boxed{1379}.<|im_end|>"
 
 
 class Client:
-    """verl's LLMServerClient, as the loop sees it: SGLang's answers in verl's form."""
+    """verl's LLMServerClient, as the loop sees it: SGLang's answers in verl's form.
 
-    def __init__(self, tokenizer: Any, script: list[str], dies: bool = False) -> None:
+    ``routes``: with the experts of one layer, [position, version of the weights].
+    """
+
+    def __init__(self, tokenizer: Any, script: list[str], dies: bool = False, routes: bool = False) -> None:
         self.engine, self.dies, self.params = ScriptedEngine(tokenizer, script), dies, []
+        self.routes = routes
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
         self.params.append(dict(sampling_params))
@@ -47,8 +52,13 @@ class Client:
             raise ActorDiedError()
         turn = await self.engine.answer(request_id, prompt_ids, sampling_params)
         steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3, "num_cached_tokens": 16}
+        told = len(prompt_ids) + len(turn.token_ids) - 1
         return TokenOutput(
-            token_ids=list(turn.token_ids), log_probs=list(turn.logprobs), stop_reason=turn.stop, extra_fields=steps
+            token_ids=list(turn.token_ids),
+            log_probs=list(turn.logprobs),
+            routed_experts=np.array([[[p, turn.version]] for p in range(told)], np.int32) if self.routes else None,
+            stop_reason=turn.stop,
+            extra_fields=steps,
         )
 
 
@@ -90,6 +100,7 @@ async def run(
         "num_turns": stored["num_turns"],
         "extra_fields": stored["extra_fields"],
         "params": client.params,
+        "routes": stored["routed_experts"].tolist() if "routed_experts" in stored else None,
     }
 
 
@@ -111,6 +122,14 @@ async def main(folder: Path) -> None:
     out["text"] = await run(Client(tokenizer, [call("print(1)") + ANSWER]), tokenizer, text)
     for name, row in SEEDED.items():
         out[name] = await run(Client(tokenizer, said), tokenizer, tool, **row)
+    replayed = load_config(RlConfig, file, [*own, "run.name=r3", "algorithm.router_replay=R3"])
+    aborted = [said[0].replace("<tool", f"{ABORT}<tool"), ABORT + ANSWER[:6] + ABORT + ANSWER[6:]]
+    out["routes"] = await run(Client(tokenizer, aborted, routes=True), tokenizer, replayed)
+    out["untold"] = await run(Client(tokenizer, said, routes=True), tokenizer, tool)
+    try:
+        await run(Client(tokenizer, said), tokenizer, replayed)
+    except AssertionError as error:
+        out["no_routes"] = str(error)
     out["said"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in said]
     out["prompt_text"] = tokenizer.decode(out["tool"]["prompts"])
     out["call_end"] = tokenizer.convert_tokens_to_ids("</tool_call>")

@@ -86,3 +86,19 @@ def test_without_the_tool_a_call_is_text_and_no_stop(outputs: dict[str, Any]):
     assert text["num_turns"] == 2
     assert outputs["call_end"] not in text["params"][0]["stop_token_ids"]
     assert text["extra_fields"]["answer"] == "1379"
+
+
+def test_the_experts_of_all_turns_are_those_that_each_token_was_first_told_with(outputs: dict[str, Any]):
+    """A turn is cut off by an update of the weights, after which the engine tells all anew."""
+    stored = outputs["routes"]
+    routes = [layers[0] for layers in stored["routes"]]
+    tokens = len(stored["prompts"]) + len(stored["responses"])
+    assert [position for position, _ in routes[:-1]] == list(range(tokens - 1))
+    assert routes[-1] == [0, 0], "verl fills up for the last token, whose experts it does not repeat"
+    versions = [version for _, version in routes[:-1]]
+    assert versions == sorted(versions) and set(versions) == {0, 1, 2}
+    assert outputs["untold"]["routes"] is None, "nobody asked for them"
+
+
+def test_experts_that_the_engine_has_not_told_are_not_made_up(outputs: dict[str, Any]):
+    assert outputs["no_routes"].startswith("the engine told the experts of 0 tokens, and ")

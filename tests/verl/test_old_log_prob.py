@@ -117,3 +117,5 @@ def test_experts_need_importance_sampling(tmp_path: Path):
     with pytest.raises(ConfigError, match=r'has experts.*Set algorithm\.importance_sampling = "token"'):
         check_model(load_config(RlConfig, TINY, settings))
     check_model(load_config(RlConfig, TINY, [*settings, "algorithm.importance_sampling=token"]))
+    replay = "algorithm.router_replay=R3"
+    check_model(load_config(RlConfig, TINY, [*settings, "algorithm.importance_sampling=token", replay]))

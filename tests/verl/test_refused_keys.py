@@ -47,6 +47,11 @@ def verl_imports_here() -> None:
         ("trainer.v1.sampler.sampler_kwargs.run_config", "mine.toml", "[rollout], [train] and [validation]"),
         ("trainer.test_freq", "3", "validation.every"),
         ("data.custom_cls.path", "mine.py", "this trainer, which relies on a part of its own there, decides it"),
+        (
+            ACTOR + "megatron.override_transformer_config.moe_grouped_gemm",
+            "false",
+            "knows the experts' weights by the names of their grouped layer, decides it",
+        ),
         ("actor_rollout_ref.model.lora_rank", "8", "verl's adapters need Megatron-Bridge"),
         ("actor_rollout_ref.model.lora.rank", "8", "verl's adapters need Megatron-Bridge"),
     ],
@@ -120,6 +125,8 @@ algorithm.importance_sampling=token,algorithm.importance_low=0.5
 algorithm.rejection=seq_max_k2,algorithm.rejection_high=1
 algorithm.rejection=seq_mean_k1,algorithm.rejection_low=0.5,algorithm.rejection_high=2
 algorithm.old_log_prob=rollout,algorithm.rejection=seq_max_k2,algorithm.rejection_high=1
+algorithm.router_replay=R2 algorithm.router_replay=R3
+experts.router_dtype=model experts.load_balancing=aux_loss,experts.aux_loss_coef=0.1 experts.permute_fusion=true
 checkpoint.every_steps=3 checkpoint.reshardable=true checkpoint.asynchronous=true
 """
 FREE = {

@@ -156,6 +156,31 @@ def _one_stream(module: Any) -> ModuleView:
     return ModuleView(module, cuda=cuda)
 
 
+def _all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor, group: Any) -> None:
+    """Gather tensors that differ in their first dimension, as NCCL does."""
+    longest = max(len(output) for output in outputs)
+    padded = tensor.new_zeros(longest, *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    gathered = [torch.empty_like(padded) for _ in outputs]
+    torch.distributed.all_gather(gathered, padded, group=group)
+    for output, found in zip(outputs, gathered, strict=True):
+        output.copy_(found[: len(output)])
+
+
+def _reduce_scatter(output: torch.Tensor, inputs: list[torch.Tensor], group: Any) -> None:
+    """The way back of ``_all_gather``: each rank gets the sum of what all have for it."""
+    whole = torch.cat(inputs)
+    torch.distributed.all_reduce(whole, group=group)
+    output.copy_(whole.split([len(part) for part in inputs])[group.rank()])
+
+
+def _uneven_collectives(module: Any) -> ModuleView:
+    return ModuleView(
+        module,
+        distributed=ModuleView(module.distributed, all_gather=_all_gather, reduce_scatter=_reduce_scatter),
+    )
+
+
 # Every process of a run.
 PROCESS_PATCHES = (
     Patch(
@@ -240,6 +265,13 @@ ENGINE_PATCHES = (
         remove_when="it heeds as_numpy for a tensor of the CPU, too",
     ),
     Patch(
+        target="megatron.core.tensor_parallel.mappings.torch",
+        replace=_uneven_collectives,
+        reason="with expert and tensor parallelism ranks gather unequal numbers of tokens, which gloo refuses",
+        applies_to=MEGATRON,
+        remove_when="torch's gloo gathers and scatters tensors of unequal sizes, as its NCCL does",
+    ),
+    Patch(
         target="megatron.core.transformer.moe.router.router_gating_linear",
         replace=_always(_router_logits),
         reason="the router's product names a function of Transformer Engine that is not even None where it is missing",
@@ -288,6 +320,11 @@ SGLANG_PATCHES = (
         "sglang.srt.layers.logits_processor",
         "tensor",
         reason="log-probability indices are created in pinned memory whatever the device",
+    ),
+    _torch_seen_by(
+        "sglang.srt.state_capturer.base",
+        "zeros",
+        reason="the experts that a router chose are kept in pinned memory whatever the device",
     ),
 )
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retool_mcore.config import Memory, RlConfig, RunConfig
+from retool_mcore.config import Experts, Memory, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.algorithm import algorithm_keys
@@ -52,6 +52,7 @@ def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
             "sequence_parallel": sequence_parallel,  # mbridge takes it from here, and defaults to on
             **({"context_parallel_size": parallel.cp} if parallel.cp > 1 else {}),
             **_recompute_keys(memory),
+            **_expert_keys(config.experts),
             **({"fp8": "hybrid", "fp8_recipe": config.model.fp8} if config.model.fp8 != "off" else {}),
         },
     }
@@ -69,6 +70,25 @@ def _recompute_keys(memory: Memory) -> dict[str, Any]:
     else:
         layers = {"recompute_method": "uniform", "recompute_num_layers": 1}
     return {"recompute_granularity": "full", **layers}
+
+
+def _expert_keys(experts: Experts) -> dict[str, Any]:
+    """Keys of Megatron's TransformerConfig, which a dense model ignores.
+
+    What is left out has mbridge's values: no load-balancing loss, and grouped products wherever
+    there is Transformer Engine.
+    """
+    keys: dict[str, Any] = {}
+    if experts.router_dtype == "float32":
+        keys["moe_router_dtype"] = "fp32"
+    if experts.load_balancing != "none":
+        keys |= {
+            "moe_router_load_balancing_type": experts.load_balancing,
+            "moe_aux_loss_coeff": experts.aux_loss_coef,
+        }
+    if experts.permute_fusion:
+        keys["moe_permute_fusion"] = True
+    return keys
 
 
 def optim_keys(config: RunConfig, updates: int) -> dict[str, Any]:
@@ -205,6 +225,8 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         actor + "checkpoint.save_contents": ["model", "optimizer", "extra"],
         actor + "checkpoint.async_save": config.checkpoint.asynchronous,
     }
+    if config.algorithm.router_replay != "off":
+        keys[actor + "megatron.router_replay.mode"] = config.algorithm.router_replay
     return keys | _engine_keys(actor, config, platform) | _optimizer_keys(actor, config, config.critic.warmup_steps)
 
 

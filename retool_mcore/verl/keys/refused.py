@@ -19,6 +19,8 @@ OWN_PART = "this trainer, which relies on a part of its own there,"
 # verl trains adapters on Megatron through Megatron-Bridge alone (workers/config/megatron_peft.py).
 # With mbridge it ignores lora_rank, and asserts on lora.rank once it has started.
 NO_LORA = "this trainer, which trains whole weights because verl's adapters need Megatron-Bridge and not mbridge,"
+# It reads from a weight's name in Transformer Engine's grouped layer which expert the weight is of.
+GROUPED = "this trainer, whose bridge knows the experts' weights by the names of their grouped layer,"
 
 MEGATRON = {  # under each role's engine
     "_target_": "run.platform",
@@ -40,6 +42,11 @@ MEGATRON = {  # under each role's engine
     "override_transformer_config.recompute_granularity": "memory.recompute",
     "override_transformer_config.recompute_method": "memory.recompute_layers",
     "override_transformer_config.recompute_num_layers": "memory.recompute_layers",
+    "override_transformer_config.moe_router_dtype": "experts.router_dtype",
+    "override_transformer_config.moe_router_load_balancing_type": "experts.load_balancing",
+    "override_transformer_config.moe_aux_loss_coeff": "experts.aux_loss_coef",
+    "override_transformer_config.moe_permute_fusion": "experts.permute_fusion",
+    "override_transformer_config.moe_grouped_gemm": GROUPED,
     "override_transformer_config.fp8": "model.fp8",
     "override_transformer_config.fp8_recipe": "model.fp8",
 }
@@ -106,6 +113,7 @@ ACTOR = {
     "use_dynamic_bsz": "train.micro_batch_tokens",
     "ppo_max_token_len_per_gpu": "train.micro_batch_tokens",
     "checkpoint.async_save": "checkpoint.asynchronous",
+    "megatron.router_replay": "algorithm.router_replay",
 }
 CRITIC = {
     "model.path": "model.path",
@@ -131,6 +139,7 @@ ROLLOUT = {
     "max_num_seqs": "rollout.max_running_requests",
     "quantization": "rollout.precision",
     "calculate_log_probs": OWN_PART,
+    "enable_rollout_routing_replay": "algorithm.router_replay",
     "load_format": OWN_PART,
     "nnodes": NODES,
     "n_gpus_per_node": NODES,

@@ -57,6 +57,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "max_model_len": config.max_sequence_tokens,
         rollout + "load_format": "dummy",  # the first weight sync fills it before the first rollout
         rollout + "calculate_log_probs": True,
+        rollout + "enable_rollout_routing_replay": config.algorithm.router_replay == "R3",
         rollout + "free_cache_engine": platform.rollout.free_cache_engine,
         rollout + "enforce_eager": platform.rollout.enforce_eager,
         rollout + "router_config_path": str(router_file(config)),
