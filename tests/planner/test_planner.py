@@ -390,12 +390,11 @@ def test_engines_with_devices_of_their_own_are_not_planned_as_if_they_shared_the
 
 
 def test_an_engine_in_fp8_holds_its_layers_in_one_byte():
-    """The embedding table and the output matrix stay in two."""
-    fp8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
-    plain, halved = (
-        make_plan(rl("rl_qwen2.5_7b_h200x8", *words), SEVEN, parse("h200x8")).rollout for words in ((), fp8)
-    )
-    assert plain is not None and halved is not None
-    layers = 7.61e9 - 2 * 152_064 * 3584
+    runs = [
+        rl("rl_qwen2.5_7b_h200x8", *words)
+        for words in ((), ("rollout.precision=fp8", "algorithm.importance_sampling=token"))
+    ]
+    plain, halved = (make_plan(run, SEVEN, parse("h200x8")).rollout for run in runs)
+    layers = 7.61e9 - 2 * 152_064 * 3584  # without embedding table and output matrix
     assert halved.weights * GIB == pytest.approx(2 * 7.61e9 - layers, rel=0.01)
     assert halved.kv_cache - plain.kv_cache == pytest.approx(layers / GIB, rel=0.01)
