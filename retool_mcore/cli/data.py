@@ -120,13 +120,14 @@ def sft(
     from retool_mcore.data.conversations import conversations
     from retool_mcore.data.convert import Conversion, convert_sft
     from retool_mcore.data.sources import one_split, read_source, rows_of_split
+    from retool_mcore.data.spool import Spool
     from retool_mcore.sandbox.open import open_sandbox
 
     one_split(source, split)
     bad: list[tuple[str, DataError]] = []
     on_bad = _collect(bad) if reject_bad else None
     found = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
-    rows = list(rows_of_split(found, split))
+    rows = Spool(rows_of_split(found, split))  # counted for the progress bar before they are converted
 
     async def run(on_row: Callable[[], None]) -> Report:
         async with contextlib.AsyncExitStack() as stack:

@@ -29,6 +29,7 @@ ProtocolName = Literal["hermes", "retool"]
 STAGES: tuple[Stage, ...] = ("source", "format", "answer", "execution")
 RUN_TIMEOUT_S = 30.0
 ROWS_AT_ONCE = 16
+ROWS_IN_MEMORY = 1024
 REMEDIES: Mapping[Stage, str] = {
     "source": OPTION,
     "format": "A trace is a question, calls with their results, and one boxed answer at the end",
@@ -254,12 +255,14 @@ async def convert_sft(
             finally:
                 on_row()
 
-    results = await asyncio.gather(*(convert(where, source) for where, source in rows))
-    for (where, source), result in zip(rows, results, strict=True):
-        if isinstance(result, Rejected):
-            report.reject(where, result, {"messages": source["messages"]})
-        else:
-            report.rows.append(result)
+    for start in range(0, len(rows), ROWS_IN_MEMORY):
+        part = rows[start : start + ROWS_IN_MEMORY]
+        results = await asyncio.gather(*(convert(where, source) for where, source in part))
+        for (where, source), result in zip(part, results, strict=True):
+            if isinstance(result, Rejected):
+                report.reject(where, result, {"messages": source["messages"]})
+            else:
+                report.rows.append(result)
     if not report.rows:
         if not report.rejects:
             raise DataError("there are no rows to convert")

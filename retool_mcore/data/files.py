@@ -19,6 +19,7 @@ from retool_mcore.errors import DataError
 from retool_mcore.run import folder
 
 BATCH_ROWS = 512
+WRITE_ROWS = 1024
 NOT_PARQUET = cast("type[Exception]", pa.ArrowInvalid)
 
 
@@ -128,11 +129,20 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def write_parquet(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows whole or not at all."""
-    table = cast("Any", pa.Table.from_pylist([dict(row) for row in rows]))
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows whole or not at all; not more than WRITE_ROWS of them are held as a table."""
+    parts = [slice(start, start + WRITE_ROWS) for start in range(0, max(1, len(rows)), WRITE_ROWS)]
+    schema = cast("Any", pa).unify_schemas(
+        [_table(rows[part]).schema for part in parts],  # a column may be null in all rows of one part
+        promote_options="permissive",
+    )
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        for part in parts:
+            writer.write_table(_table(rows[part], schema))
+
+
+def _table(rows: Iterable[Mapping[str, Any]], schema: Any = None) -> Any:
+    return cast("Any", pa.Table).from_pylist([dict(row) for row in rows], schema=schema)
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from retool_mcore.data.layouts import OPTIONS, Columns, NoTruth, UnknownLayout, 
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sources import ENDINGS, SPLITS, row_split, rows_of_split, split_of
+from retool_mcore.data.spool import Spool
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import judgeable
 
@@ -31,11 +33,15 @@ RARE: Mapping[Outcome, str] = {
 
 @dataclass
 class RlReport:
-    """The rows, the count of each outcome, and all rejects except plain repeats."""
+    """The rows, the count of each outcome, and all rejects except plain repeats.
 
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    Rows and rejects are on disk; what stays in memory is two digests of each problem, some 200
+    bytes.
+    """
+
+    rows: Spool = field(default_factory=Spool)
     counts: Counter[Outcome] = field(default_factory=Counter[Outcome])
-    rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    rejects: Spool = field(default_factory=Spool)
     first: Mapping[str, Any] = field(default_factory=dict[str, Any])  # row that was read
 
     def lines(self) -> list[str]:
@@ -92,7 +98,7 @@ def convert_rl(
     has no known schema; with ``reject_bad`` such a row becomes a reject.
     """
     report = report or RlReport()
-    seen: dict[str, str] = {}
+    seen: dict[bytes, bytes] = {}
     counts = report.counts
     chosen = rows_of_split(rows, wanted, unnamed=split, on_other=lambda: counts.update({"other split": 1}))
     for where, row in chosen:
@@ -112,22 +118,26 @@ def convert_rl(
                 f"{error}. The row's columns: {', '.join(row)}. --problem, --answer and --solution-box name others; "
                 "--reject-bad leaves such rows out, with the reason"
             ) from error
-        key = normalised(problem)
+        key, answer = _digest(normalised(problem)), _digest(truth)
         if len(problem) > MAX_PROBLEM_CHARS:
             report.reject("too long", where, problem, truth)
-        elif key in seen and seen[key] == truth:
+        elif seen.get(key) == answer:
             report.counts["duplicate"] += 1
         elif key in seen:
             report.reject("conflict", where, problem, truth)
         elif why := judgeable(truth):
             report.reject("unreadable truth", where, problem, truth, why)
         else:
-            seen[key] = truth
+            seen[key] = answer
             report.counts["kept"] += 1
             report.rows.append(rl_row(problem, truth, data_source, row_split(row) or split, len(report.rows)))
     if not report.rows:
         raise DataError(report.nothing_left())
     return report
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def rl_row(problem: str, truth: str, data_source: str, split: str, index: int) -> dict[str, Any]:

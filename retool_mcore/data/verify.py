@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from retool_mcore.data.chat import HERMES_MARKUP
+from retool_mcore.data.spool import Spool
 from retool_mcore.reward.answer import check
 from retool_mcore.reward.extract import boxes, last_answer
 
@@ -29,11 +30,11 @@ class Rejected(Exception):
 
 @dataclass
 class Report:
-    """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}."""
+    """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}; both on disk."""
 
     stages: tuple[Stage, ...]
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    rejects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    rows: Spool = field(default_factory=Spool)
+    rejects: Spool = field(default_factory=Spool)
 
     @property
     def survived(self) -> float:

@@ -48,7 +48,7 @@ async def convert(rows, protocol="hermes", truth="answer", sandbox=None):
 
 async def test_a_raw_trace_becomes_messages_with_tool_calls():
     report = await convert([RAW])
-    assert report.rows == [
+    assert list(report.rows) == [
         {"messages": CONVERTED["messages"], "tools": [CODE_INTERPRETER], "ground_truth": "4"},
     ]
 

@@ -90,7 +90,7 @@ def test_repeats_are_dropped_and_counted():
 
 
 def test_rows_have_verls_schema():
-    assert convert_rl(named(DAPO), "math_dapo").rows == [
+    assert list(convert_rl(named(DAPO), "math_dapo").rows) == [
         {
             "data_source": "math_dapo",
             "prompt": [{"role": "user", "content": "What is $2 + 2$?\nPut your final answer within \\boxed{}."}],
