@@ -36,6 +36,7 @@ OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
     "random_seed": "run.seed",
     "seed": "run.seed",
 }
+DRAFT_WITHOUT_WEIGHTS = ("NGRAM",)
 OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {"quantization": "rollout.precision"}  # which `retool eval` has not
 
 
@@ -88,7 +89,8 @@ def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict
 
 
 def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> None:
-    """Raise ConfigError for unknown ``rollout.engine_args``, or those that a setting decides.
+    """Raise ConfigError for ``rollout.engine_args`` that are unknown, have a setting of their own,
+    or cannot work in training.
 
     The known names are read from SGLang's source, because importing it takes seconds and a device.
     vLLM's names are not checked.
@@ -100,6 +102,13 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
         raise ConfigError(f"{config.source}: rollout.engine_args may not set what has a setting of its own ({ours}).")
     if not args or platform.rollout.engine != "sglang":
         return
+    draft = args.get("speculative_algorithm")
+    if isinstance(config, RlConfig) and draft is not None and draft not in DRAFT_WITHOUT_WEIGHTS:
+        raise ConfigError(
+            f'{config.source}: rollout.engine_args has speculative_algorithm = "{draft}", which drafts with weights of '
+            "its own. In training no weight sync fills them, and an engine's sleep discards them (sglang issue 31674). "
+            f'Use "{DRAFT_WITHOUT_WEIGHTS[0]}", or leave it to `retool eval`.'
+        )
     package = importlib.util.find_spec("sglang")
     if package is None or package.submodule_search_locations is None:
         return  # a login node; preflight reports that the package is missing

@@ -1,4 +1,4 @@
-"""rollout.precision = "fp8": what an engine gets, and that nothing of it is exported."""
+"""rollout.precision and rollout.engine_args: what an engine gets, and what is refused."""
 
 from __future__ import annotations
 
@@ -119,6 +119,22 @@ def test_what_cannot_work_is_refused(config: Path, settings: tuple[str, ...], me
     with pytest.raises(ConfigError) as caught:
         check_engine_args(load_config(RlConfig, config, settings), get_platform("cuda"))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"])
+def test_a_draft_model_is_refused_in_training_alone(algorithm: str):
+    """Nothing would ever give it weights there; `retool eval` reads them from disk."""
+    run = load_config(RlConfig, H200)
+    run.rollout.engine_args["speculative_algorithm"] = algorithm
+    with pytest.raises(ConfigError, match=rf'speculative_algorithm = "{algorithm}".*Use "NGRAM"'):
+        check_engine_args(run, get_platform("cuda"))
+    check_engine_args(EvaluationConfig.of(run), get_platform("cuda"))
+
+
+def test_drafts_of_earlier_text_are_allowed():
+    run = load_config(RlConfig, H200)
+    run.rollout.engine_args.update(speculative_algorithm="NGRAM", speculative_num_draft_tokens=8)
+    check_engine_args(run, get_platform("cuda"))
 
 
 def test_a_cpu_has_no_fp8():
