@@ -37,8 +37,8 @@ INTERPRETER_OUTPUT = re.compile(r"(?<=</code>)\s*<interpreter>.*?</interpreter>\
 class Rendered:
     """A tokenized conversation: token_ids [T], and loss_mask [T] with 1 on the trained tokens."""
 
-    token_ids: list[int]
-    loss_mask: list[int]
+    token_ids: Sequence[int]
+    loss_mask: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -77,12 +78,17 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         if len(rendered) > max_length_tokens:
             too_long.append(index)
         else:
-            examples.append(rendered)
+            examples.append(_packed(rendered))
     if not examples:
         raise DataError(
             f"{path}: none of its {len(too_long)} rows is at most data.max_length_tokens = {max_length_tokens} long"
         )
     return SftDataset(path, tuple(examples), tuple(too_long))
+
+
+def _packed(rendered: Rendered) -> Rendered:
+    """The same in 5 bytes a token; lists of numbers take nine times as many."""
+    return Rendered(array("i", rendered.token_ids), array("b", rendered.loss_mask))
 
 
 def parse_tools(value: Any, where: str) -> list[dict[str, Any]] | None:

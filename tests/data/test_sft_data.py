@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from collections import Counter
 
 import pyarrow as pa
@@ -42,6 +43,10 @@ def examples(*lengths: int) -> list[Rendered]:
     return [Rendered([index] * length, [1] * length) for index, length in enumerate(lengths)]
 
 
+def in_full(example: Rendered) -> tuple[list[int], list[int]]:
+    return list(example.token_ids), list(example.loss_mask)
+
+
 def ids(batch: list[Rendered]) -> list[int]:
     return [example.token_ids[0] for example in batch]
 
@@ -50,15 +55,28 @@ def test_rows_survive_the_parquet_file(tmp_path, tokenizer):
     path = str(tmp_path / "sft.parquet")
     write_parquet(path, [TOOL_ROW, TEXT_ROW])
     data = load_sft(path, tokenizer, max_length_tokens=1000)
-    assert data.examples[0] == render(TOOL_ROW["messages"], TOOL_ROW["tools"], tokenizer)
-    assert data.examples[1] == render(TEXT_ROW["messages"], None, tokenizer)
+    assert in_full(data.examples[0]) == in_full(render(TOOL_ROW["messages"], TOOL_ROW["tools"], tokenizer))
+    assert in_full(data.examples[1]) == in_full(render(TEXT_ROW["messages"], None, tokenizer))
+
+
+def test_a_token_takes_five_bytes_with_its_mask(tmp_path, tokenizer):
+    """Every rank holds the whole file."""
+    rows = [{"messages": [{"role": "user", "content": "1 + 2 = " * 500}, *TEXT_ROW["messages"][1:]], "tools": None}]
+    write_parquet(tmp_path / "sft.parquet", rows * 20)
+    load_sft(str(tmp_path / "sft.parquet"), tokenizer, max_length_tokens=100_000)  # what imports and caches take
+    tracemalloc.start()
+    data = load_sft(str(tmp_path / "sft.parquet"), tokenizer, max_length_tokens=100_000)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert data.num_tokens > 20_000
+    assert held < 7 * data.num_tokens
 
 
 def test_tools_as_a_json_string_are_the_same_tools(tmp_path, tokenizer):
     path = str(tmp_path / "sft.parquet")
     write_parquet(path, [{**TOOL_ROW, "tools": json.dumps(TOOL_ROW["tools"])}])
     data = load_sft(path, tokenizer, max_length_tokens=1000)
-    assert data.examples[0] == render(TOOL_ROW["messages"], TOOL_ROW["tools"], tokenizer)
+    assert in_full(data.examples[0]) == in_full(render(TOOL_ROW["messages"], TOOL_ROW["tools"], tokenizer))
 
 
 def test_rows_over_the_budget_are_left_out_and_told(tmp_path, tokenizer):
@@ -179,7 +197,7 @@ def test_a_restarted_process_goes_on_with_the_exact_batch(tmp_path):
         data = load_sft({str(tmp_path / "sft_train.parquet")!r}, load_tokenizer({str(tmp_path / "model")!r}), 512)
         ranks = [PackedBatches(data.examples, 16, 5, 4, rank, hidden_size=64) for rank in range(4)]
         steps = [int(word) for word in sys.argv[1:]]
-        print(json.dumps([[[each.token_ids for each in rank(step)] for rank in ranks] for step in steps]))
+        print(json.dumps([[[list(each.token_ids) for each in rank(step)] for rank in ranks] for step in steps]))
     """
 
     def run(*steps: int) -> list[object]:
