@@ -178,7 +178,7 @@ class Engine:
         if above := job.get("recompute_above"):
             recompute_long_micro_batches(self.engine.module, above, rest=1.0, input_share=0.1)
         config = self.engine.tf_config
-        self.load = ExpertLoad(self.engine.module, config) if config.num_moe_experts else None
+        self.expert_load = ExpertLoad(self.engine.module, config) if config.num_moe_experts else None
         self.has_output = self.engine.is_mp_src_rank_with_outputs() and self.engine.get_data_parallel_rank() == 0
 
     def train(self, first: int, last: int) -> list[dict[str, float]] | None:
@@ -193,7 +193,7 @@ class Engine:
             data = as_tensordict(batch(step)[rank::size], self.job.get("temperature", 1.0))
             tu.assign_non_tensor(data, calculate_entropy="entropy_bonus" in self.job)
             output = self.worker.train_batch(data)
-            load = self.load.take() if self.load is not None else {}
+            load = self.expert_load.take() if self.expert_load is not None else {}
             if self.has_output:
                 metrics = tu.get(output, "metrics")
                 steps.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")} | load)
