@@ -30,8 +30,9 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.rollout.tools import Tool, ToolError, ToolResult, check_tool
 
 CLOSE_S = 5.0  # for a server to end by itself
-# What a server says of a request that the model wrote wrong (JSON-RPC); other errors are outages.
-MODELS_FAULT = (-32600, -32601, -32602)
+AWAY = (-32000, -32001)  # the SDK's codes for a connection that closed and a request without answer
+# The SDK's words for an HTTP status without an answer of the protocol: 404, and any other.
+STAND_INS = ("Session terminated", "Server returned an error response")
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -79,7 +80,7 @@ class Session:
     def close(self) -> None:
         """End the session, and the server if it was started here."""
         with suppress(Exception):
-            self._sync(self._lose(), CLOSE_S)
+            self._sync(self._lose(self._client), CLOSE_S)
 
     @property
     def _hint(self) -> str:
@@ -106,18 +107,14 @@ class Session:
                 return tools
 
     async def _call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
-        from mcp import MCPError
-
+        client = None
         try:
             client = await self._opened()
             return await client.call_tool(tool, dict(arguments))
-        except MCPError as error:
-            if error.error.code in MODELS_FAULT:
-                raise ToolError(error.error.message) from error
-            await self._lose()
-            raise SandboxUnavailable(f"{self.where}: {told(error)}") from error
-        except Exception as error:  # whatever its transport raises
-            await self._lose()
+        except Exception as error:  # the protocol's, or whatever its transport raises
+            if not is_outage(error):
+                raise ToolError(told(error)) from error
+            await self._lose(client)
             raise SandboxUnavailable(f"{self.where}: {told(error)}") from error
 
     async def _opened(self) -> Any:
@@ -161,11 +158,23 @@ class Session:
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout))
         return streamable_http_client(server.url, http_client=http)
 
-    async def _lose(self) -> None:
+    async def _lose(self, client: Any) -> None:
+        """Give up the session of ``client``, unless another call has and a new one is there."""
+        if client is None or self._client is not client:
+            return
         self._client, holder, self._holder = None, self._holder, None
         if holder is not None:
             holder.cancel()
             await asyncio.wait([holder])
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether ``error`` says that the server is away, and not what it thinks of a request."""
+    from mcp import MCPError
+
+    if not isinstance(error, MCPError):
+        return True
+    return error.error.code in AWAY or error.error.message in STAND_INS
 
 
 def told(error: BaseException) -> str:

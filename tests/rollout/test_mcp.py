@@ -21,6 +21,8 @@ import httpx
 import pytest
 
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+from mcp import MCPError
+
 from retool_mcore.config import EvaluationConfig, RlConfig
 from retool_mcore.config.load import build_config
 from retool_mcore.errors import ConfigError, SandboxUnavailable
@@ -30,7 +32,7 @@ from retool_mcore.rollout.calls import CallResult, Calls
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.protocol import open_protocol, protocol_of
 from retool_mcore.rollout.tool_call import Call
-from retool_mcore.rollout.tools import Tool, ToolError
+from retool_mcore.rollout.tools import Tool
 
 ROOT = Path(__file__).parents[2]
 SERVER = Path(__file__).with_name("mcp_server.py")
@@ -121,12 +123,45 @@ async def test_results_errors_and_what_is_no_text(tokenizer: Any, offered: dict[
     assert drawn.shown == "a circle\n[image of type image/png, not shown]"
 
 
-async def test_the_models_fault_is_told_and_the_servers_is_an_outage(local: dict[str, Tool]):
-    with pytest.raises(ToolError, match="refused with -32602"):
-        await local["refuses"].call({"code": -32602}, None)
-    with pytest.raises(SandboxUnavailable, match=r"rollout\.mcp\.local: refused with -32603"):
-        await local["refuses"].call({"code": -32603}, None)
-    assert (await local["count"].call({"n": 0}, None)).ok, "the next call finds a session"
+@pytest.mark.parametrize("code", [-32602, -32603, -32000 - 99])
+async def test_what_a_server_answers_is_told_to_the_model(tokenizer: Any, local: dict[str, Tool], code: int):
+    """Many servers answer with an internal error to what the model got wrong; the session stays."""
+    [before] = await ask(tokenizer, local, ("count", {"n": 0}))
+    [refused] = await ask(tokenizer, local, ("refuses", {"code": code}))
+    assert not refused.ok and refused.shown == f"Error: refused with {code}"
+    [after] = await ask(tokenizer, local, ("count", {"n": 0}))
+    assert before.shown == after.shown, "the same process"
+
+
+@pytest.mark.parametrize(
+    ("error", "away"),
+    [
+        (MCPError(-32000, "Connection closed"), True),
+        (MCPError(-32001, "Timed out"), True),
+        (MCPError(-32600, "Session terminated"), True),
+        (MCPError(-32603, "Server returned an error response"), True),
+        (ConnectionError("refused"), True),
+        (MCPError(-32600, "no such word"), False),
+        (MCPError(-32603, "division by zero"), False),
+    ],
+)
+def test_an_outage_is_told_from_an_answer(error: Exception, away: bool):
+    assert adapter.is_outage(error) is away
+
+
+async def test_calls_that_fail_together_open_one_session(tokenizer: Any):
+    """The call that fails second must not end what the first has opened."""
+    shared = tools({"shared": over_stdio(tools=["dies", "waits", "count"])})
+    waiting = [asyncio.ensure_future(shared["waits"].call({"s": 60.0}, None)) for _ in range(8)]
+    await asyncio.sleep(0.5)
+    failed = await asyncio.gather(shared["dies"].call({}, None), *waiting, return_exceptions=True)
+    assert {type(each) for each in failed} == {SandboxUnavailable}
+    found = await ask(tokenizer, shared, *[("count", {"n": 0})] * 8)
+    assert len({result.shown for result in found}) == 1, "one process answered all"
+    session = shared["count"]._session  # type: ignore[attr-defined]
+    stale = object()
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session._lose(stale), adapter._thread()))
+    assert (await ask(tokenizer, shared, ("count", {"n": 0})))[0].shown == found[0].shown
 
 
 async def test_a_slow_call_is_stopped_and_others_go_on(tokenizer: Any):
