@@ -41,7 +41,8 @@ def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
 
 def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Path, mark: str):
     """One run, killed in its engine, in its driver, and by Ctrl-C, ends as if it had not been."""
-    argv, run_dir = argv_rl(*settings(task, tmp_path, "run.name=rl")), tmp_path / "rl"
+    own = ("run.name=rl", "train.max_engine_restarts=0")  # with restarts: test_engine_restart.py
+    argv, run_dir = argv_rl(*settings(task, tmp_path, *own)), tmp_path / "rl"
     with started(argv, mark) as driver:
         wait_until(lambda: last_step(run_dir) >= 3, "step 3", START_S)
         scheduler = [pid for pid, command in marked_processes(mark).items() if "sglang::scheduler" in command]
