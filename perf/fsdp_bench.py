@@ -11,23 +11,18 @@ flash-attn.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch.distributed as dist
 import typer
-from bench import ROOT, length_histogram, provenance, read_case, summarize
+from bench import length_histogram, provenance, summarize
+from sft_steps import config_of, join_group, train
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.config import SftConfig, load_config
-from retool_mcore.data.chat import load_tokenizer
-from retool_mcore.data.sft import PackedBatches, load_sft
+from retool_mcore.config import SftConfig
 from retool_mcore.errors import ConfigError
-from retool_mcore.platforms.base import get_platform
-from retool_mcore.run.metrics import PhaseTimer
-from retool_mcore.train.sft import step_rates
-from retool_mcore.verl.sft_engine import SftEngine, start, time_optimizer
+from retool_mcore.verl.sft_engine import start
 
 
 def fsdp_worker(config: SftConfig, model: Any, engine: Any) -> Any:
@@ -76,37 +71,11 @@ def bench(
     prefetch: Annotated[bool, typer.Option()] = True,
     reshard: Annotated[bool, typer.Option(help="gather weights again for the backward pass")] = True,
 ) -> None:
-    words = [*read_case(case)["set"], f"model.path={model}", f"data.train_file={data}", f"data.val_file={data}"]
-    words += [f"train.steps={warmup + steps}", "data.allow_overlap=true"]
-    config = load_config(SftConfig, ROOT / read_case(case)["config"], words)
-    platform = get_platform("cuda")
-    platform.activate()
-    platform.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(platform.device.comm_backend)
+    config = config_of(case, model, data, warmup + steps)
+    platform = join_group("cuda")
     require_fast_loss(fused=fused)
     choices = {"checkpointing": checkpointing, "liger": liger, "fused": fused, "prefetch": prefetch, "reshard": reshard}
-    timer = PhaseTimer()
-    worker = fsdp_worker(config, *configurations(model, tokens, **choices))
-    time_optimizer(worker.engine, platform, timer)
-    engine = SftEngine(worker, config, platform)
-    examples = load_sft(data, load_tokenizer(model), config.data.max_length_tokens).examples
-    batches = PackedBatches(
-        examples,
-        config.train.global_batch,
-        config.run.seed,
-        engine.dp_size,
-        engine.dp_rank,
-        hidden_size=engine.shape.hidden,
-    )
-    rows = []
-    timer.flush()
-    for step in range(1, warmup + steps + 1):
-        with timer.span("data"):
-            sequences = batches(step)
-        with timer.span("forward_backward"):
-            metrics = engine.train_batch(sequences)
-        times = timer.flush()
-        rows.append({"step": step, **metrics, **step_rates(metrics, times, platform), **times})
+    rows = train(fsdp_worker(config, *configurations(model, tokens, **choices)), config, platform)
     if dist.get_rank() == 0:
         record = {
             "case": case,

@@ -12,34 +12,30 @@ the one whose speed counts.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
-from bench import ROOT, provenance, read_case, summarize
+from bench import provenance, summarize
+from sft_steps import config_of, join_group, train
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.config import SftConfig, load_config
-from retool_mcore.data.chat import load_tokenizer
-from retool_mcore.data.sft import PackedBatches, load_sft
-from retool_mcore.platforms.base import get_platform
-from retool_mcore.run.metrics import PhaseTimer
-from retool_mcore.train.sft import step_rates
-from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
+from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.sft_engine import megatron_worker
 
 KINDS = {  # in the order in which overlapping kernels count
     "attention": r"fmha|flash|attention|cudnn_generated|sdpa",
     "matrix products": r"gemm|cutlass|nvjet|xmma|cublas|splitK",
-    "cross-entropy": r"cross_entropy|softmax|online_softmax|logsumexp",
+    "cross-entropy": r"cross_entropy|softmax|logsumexp",
     "optimizer": r"adam|multi_tensor|l2norm",
     "norms": r"rmsnorm|layernorm|layer_norm|_norm_|ln_",
-    "SwiGLU, RoPE": r"swiglu|silu|glu|rope|rotary|dgated|gated",
+    "SwiGLU, RoPE": r"silu|glu|rope|rotary|gated",
     "FP8 casts": r"quantize|cast_transpose|amax|transpose_kernel|scale_inv",
     "messages": r"nccl",
     "copies, sums": r"memcpy|memset|elementwise|copy_kernel|vectorized|reduce_kernel|index|cat|fill",
@@ -86,69 +82,47 @@ def main(
     out: Annotated[Path, typer.Option()] = Path("kernels.json"),
     steps: Annotated[int, typer.Option(min=3, help="the last is recorded")] = 6,
 ) -> None:
-    words = [*read_case(case)["set"], f"model.path={model}", f"data.train_file={data}", f"data.val_file={data}"]
-    words += [f"train.steps={steps}", "data.allow_overlap=true", *(overrides or ())]
-    config = load_config(SftConfig, ROOT / read_case(case)["config"], words)
-    platform = get_platform(config.run.platform)
-    platform.activate()
-    platform.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(platform.device.comm_backend)
-    timer = PhaseTimer()
-    worker = megatron_worker(config, platform)
-    time_optimizer(worker.engine, platform, timer)
-    engine = SftEngine(worker, config, platform)
-    examples = load_sft(data, load_tokenizer(model), config.data.max_length_tokens).examples
-    batches = PackedBatches(
-        examples, config.train.global_batch, config.run.seed, engine.dp_size, engine.dp_rank,
-        hidden_size=engine.shape.hidden,
-    )  # fmt: skip
-    rows: list[dict[str, float]] = []
-    found: dict[str, Any] = {}
-    timer.flush()
-    for step in range(1, steps + 1):
-        with timer.span("data"):
-            sequences = batches(step)
-        with Recorder(platform, on=step == steps and dist.get_rank() == 0) as recorder, timer.span("forward_backward"):
-            metrics = engine.train_batch(sequences)
-        times = timer.flush()
-        rows.append({"step": step, **metrics, **step_rates(metrics, times, platform), **times})
-        found = recorder.found
+    config = config_of(case, model, data, steps, overrides or ())
+    platform = join_group(config.run.platform)
+    recorder = Recorder(platform)
+    records = dist.get_rank() == 0
+    rows = train(
+        megatron_worker(config, platform),
+        config,
+        platform,
+        around=lambda step: recorder if records and step == steps else nullcontext(),
+    )
     if dist.get_rank() == 0:
         record = {
             "case": case,
             "provenance": provenance(config),
-            "seconds": found,
+            "seconds": recorder.found,
             "recorded_step": rows[-1],
             "summary": summarize(rows[2:-1] or rows[1:-1]),
         }
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        typer.echo(json.dumps({"case": case, **found, **record["summary"]}))
+        typer.echo(json.dumps({"case": case, **recorder.found, **record["summary"]}))
     dist.destroy_process_group()
 
 
 class Recorder:
-    """Records the kernels of what runs within it, when ``on``; ``found`` then has their shares."""
+    """Records the kernels of what runs within it; ``found`` then has their shares."""
 
-    def __init__(self, platform: Any, *, on: bool) -> None:
+    def __init__(self, platform: Platform) -> None:
         self.found: dict[str, Any] = {}
-        self._platform, self._profiler = platform, None
-        if on:
-            self._profiler = torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-            )
+        self._platform = platform
+        self._profiler = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+        )
 
-    def __enter__(self) -> Recorder:
-        if self._profiler is not None:
-            self._platform.synchronize()
-            self._profiler.__enter__()
-        return self
+    def __enter__(self) -> None:
+        self._platform.synchronize()
+        self._profiler.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        if self._profiler is None:
-            return
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._platform.synchronize()
         self._profiler.__exit__(None, None, None)
-        if error[0] is None:
+        if error is None:
             self.found = report(list(kernels_of(self._profiler)))
 
 

@@ -133,15 +133,16 @@ def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]
     """Write rows whole or not at all; not more than WRITE_ROWS of them are held as a table."""
     parts = [slice(start, start + WRITE_ROWS) for start in range(0, max(1, len(rows)), WRITE_ROWS)]
     schema = cast("Any", pa).unify_schemas(
-        [_table(rows[part]).schema for part in parts],  # a column may be null in all rows of one part
+        [table_of(rows[part]).schema for part in parts],  # a column may be null in all rows of one part
         promote_options="permissive",
     )
     with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for part in parts:
-            writer.write_table(_table(rows[part], schema))
+            writer.write_table(table_of(rows[part], schema))
 
 
-def _table(rows: Iterable[Mapping[str, Any]], schema: Any = None) -> Any:
+def table_of(rows: Iterable[Mapping[str, Any]], schema: Any = None) -> Any:
+    """pyarrow's table of ``rows``, by their own schema or by a wider one."""
     return cast("Any", pa.Table).from_pylist([dict(row) for row in rows], schema=schema)
 
 

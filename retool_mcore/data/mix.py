@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retool_mcore.data.files import NOT_PARQUET, column_names, read_rows, replacing
+from retool_mcore.data.files import NOT_PARQUET, column_names, read_rows, replacing, table_of
 from retool_mcore.data.sources import one_split, row_split, source_files
 from retool_mcore.errors import DataError
 
@@ -79,10 +79,10 @@ def mix(sources: Sequence[tuple[str, Fraction]], out: Path, *, rows: int | None 
         for row in _drawn(streams, draw):
             batch.append(row)
             if len(batch) == ROWS_AT_ONCE:
-                writer.write_table(_table(batch, schema))
+                writer.write_table(table_of(batch, schema))
                 batch = []
         if batch:
-            writer.write_table(_table(batch, schema))
+            writer.write_table(table_of(batch, schema))
     return opened
 
 
@@ -173,7 +173,3 @@ def _drawn(streams: Sequence[_Stream], draw: random.Random) -> Iterator[dict[str
         if own not in (None, split):
             raise DataError(f"{where}: a row of split {own!r} among rows of {split!r}. Mix each split by itself")
         yield row
-
-
-def _table(rows: Sequence[dict[str, Any]], schema: Any) -> Any:
-    return cast("Any", pa.Table).from_pylist(list(rows), schema=schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 from retool_mcore.errors import DataError
@@ -39,10 +39,6 @@ class Spool(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self._starts)
-
-    def __iter__(self) -> Iterator[Any]:
-        for index in range(len(self)):
-            yield self[index]
 
     @overload
     def __getitem__(self, index: int) -> Any: ...

@@ -48,7 +48,7 @@ class Tool(ABC):
     """A tool that the model may call; see the module.
 
     ``max_calls``: of one trajectory, None for no limit beside those of [rollout]. ``timeout_s``: of
-    one call, after which it is cancelled and the model is told.
+    one attempt of a call, after which it is cancelled and the model is told; outages are retried.
     """
 
     name: str

@@ -85,8 +85,8 @@ def test_a_folder_of_many_files_is_never_held_whole(tmp_path, monkeypatch):
     one = rl_file(tmp_path / "one.parquet", "one", 300)
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 32)
     held = []
-    table = module._table
-    monkeypatch.setattr(module, "_table", lambda rows, schema: held.append(len(rows)) or table(rows, schema))
+    table = module.table_of
+    monkeypatch.setattr(module, "table_of", lambda rows, schema: held.append(len(rows)) or table(rows, schema))
     mix([(str(tmp_path / "many"), Fraction(1)), (one, Fraction(1))], tmp_path / "out.parquet")
     assert len(set(problems(tmp_path / "out.parquet"))) == 600
     assert max(held) == 32 and sum(held) == 600

@@ -1,0 +1,67 @@
+"""An SFT case's steps within a torchrun, on whatever engine a benchmark gives them.
+
+The same sequences in the same order, timing of a step and count of FLOPs as launch/sft_mcore.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from bench import ROOT, read_case
+
+from retool_mcore.config import SftConfig, load_config
+from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.sft import PackedBatches, load_sft
+from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.run.metrics import PhaseTimer
+from retool_mcore.train.sft import step_rates
+from retool_mcore.verl.sft_engine import SftEngine, time_optimizer
+
+
+def config_of(case: str, model: str, data: str, steps: int, overrides: Sequence[str] = ()) -> SftConfig:
+    settings = read_case(case)
+    words = [*settings["set"], f"model.path={model}", f"data.train_file={data}", f"data.val_file={data}"]
+    words += [f"train.steps={steps}", "data.allow_overlap=true", *overrides]
+    return load_config(SftConfig, ROOT / settings["config"], words)
+
+
+def join_group(platform_name: str) -> Platform:
+    platform = get_platform(platform_name)
+    platform.activate()
+    platform.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(platform.device.comm_backend)
+    return platform
+
+
+def train(
+    worker: Any,
+    config: SftConfig,
+    platform: Platform,
+    around: Callable[[int], AbstractContextManager[Any]] = lambda step: nullcontext(),
+) -> list[dict[str, float]]:
+    """Train verl's ``worker`` for train.steps; a row of metrics for each.
+
+    ``around`` gives what a step's update runs within; what that takes is in time_other_s.
+    """
+    timer = PhaseTimer()
+    time_optimizer(worker.engine, platform, timer)
+    engine = SftEngine(worker, config, platform)
+    data = load_sft(config.data.train_file, load_tokenizer(config.model.path), config.data.max_length_tokens)
+    batches = PackedBatches(
+        data.examples, config.train.global_batch, config.run.seed, engine.dp_size, engine.dp_rank,
+        hidden_size=engine.shape.hidden,
+    )  # fmt: skip
+    rows: list[dict[str, float]] = []
+    timer.flush()
+    for step in range(1, config.train.steps + 1):
+        with timer.span("data"):
+            sequences = batches(step)
+        with around(step), timer.span("forward_backward"):
+            metrics = engine.train_batch(sequences)
+        times = timer.flush()
+        rows.append({"step": step, **metrics, **step_rates(metrics, times, platform), **times})
+    return rows
