@@ -65,6 +65,7 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("open files", partial(machine.limits, platform)),
         ("clock", machine.clock),
         ("model", partial(inputs.model, run)),
+        ("tools", partial(inputs.tools, run)),
         ("tokenizer", partial(inputs.tokenizer, run)),
         ("data", partial(inputs.data, run)),
         ("sandbox", partial(inputs.sandbox, run)),

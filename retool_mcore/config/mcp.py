@@ -30,6 +30,9 @@ class McpServer(Section):
     token_env: str = ""
     """With url: the environment variable whose value is the bearer token."""
 
+    headers_env: dict[str, str] = Field(default={})
+    """With url: more headers, each with the environment variable that holds its value."""
+
     tools: list[str] = Field(default=[])
     """Those to offer, by the server's names; none named: all."""
 
@@ -37,14 +40,14 @@ class McpServer(Section):
     """Calls of each tool in one trajectory; 0: as many as [rollout] allows."""
 
     timeout_s: PositiveFloat = 30.0
-    """Seconds for one call, and for the first answer at start."""
+    """Seconds for one call, and for the first answer of a server that is started or reached."""
 
     @model_validator(mode="after")
     def _one_way_to_reach_it(self) -> McpServer:
         if bool(self.command) == bool(self.url):
             raise ValueError("an MCP server has either a command, started here, or a url; give one of the two")
-        if self.command and self.token_env:
-            raise ValueError("token_env goes with url; name a command's variables in inherit")
+        if self.command and (self.token_env or self.headers_env):
+            raise ValueError("token_env and headers_env go with url; name a command's variables in inherit")
         if self.url and (self.args or self.env or self.inherit):
             raise ValueError("args, env and inherit are a command's, and this server has a url")
         if self.url and not self.url.startswith(("http://", "https://")):

@@ -12,11 +12,13 @@ from retool_mcore.data.chat import chat_format, load_tokenizer
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.sft import load_sft
+from retool_mcore.data.tool import TOOL_NAME
+from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.preflight.findings import Finding, error, ok, warning
-from retool_mcore.rollout.protocol import protocol_of
+from retool_mcore.rollout.protocol import protocol_of, tools_of
 from retool_mcore.sandbox.open import open_sandbox
 
 
@@ -31,13 +33,20 @@ def model(config: RunConfig) -> Iterator[Finding]:
     yield ok("model", f"{config.model.path}: {kind}, {billions:.3g} G parameters, every shard readable")
 
 
+def tools(config: RunConfig) -> Iterator[Finding]:
+    """What the model may call. A server of rollout.mcp is asked, or started, as the run will."""
+    if isinstance(config, RlConfig) and config.rollout.tool and (config.rollout.tools or config.rollout.mcp):
+        offered = ", ".join([TOOL_NAME, *(tool.name for tool in tools_of(config.rollout))])
+        yield ok("tools", f"the model may call {offered}")
+
+
 def tokenizer(config: RunConfig) -> Iterator[Finding]:
     if not Path(config.model.path).exists():
         yield warning("tokenizer", f"{config.model.path} is not here; its tags are checked when the run starts")
         return
     loaded = load_tokenizer(config.model.path)
     if isinstance(config, RlConfig):
-        protocol_of(config.rollout, loaded)
+        protocol_of(config.rollout.model_copy(update={"tools": [TOOL_NAME], "mcp": {}}), loaded)
         yield ok(
             "tokenizer", f"{len(loaded)} tokens; a call of protocol {config.rollout.protocol} ends on tokens of its own"
         )
@@ -62,6 +71,9 @@ def data(config: RunConfig) -> Iterator[Finding]:
             yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
             if note := rows.left_out(config.data.max_length_tokens):
                 yield warning("data", note)
+    elif not _can_offer(config):
+        yield warning("data", "not read: prompts hold the schemas of the tools, see there")
+        return
     else:
         notes = check_prompts(config, protocol_of(config.rollout, loaded).prompt_ids)
         yield ok("data", f"every prompt fits data.max_prompt_tokens = {config.data.max_prompt_tokens}")
@@ -70,6 +82,14 @@ def data(config: RunConfig) -> Iterator[Finding]:
         require_disjoint(config.data.train_file, config.data.val_file)
     yield ok("data", "validation problems may overlap: data.allow_overlap" if config.data.allow_overlap else
              "training and validation share no more problems than may happen by chance")  # fmt: skip
+
+
+def _can_offer(config: RlConfig) -> bool:
+    try:
+        tools_of(config.rollout)
+    except ConfigError:
+        return False
+    return True
 
 
 def sandbox(config: RunConfig) -> Iterator[Finding]:

@@ -80,8 +80,8 @@ class ToolProtocol(ABC):
         """Offer tools beside the interpreter. Raises ConfigError if the protocol cannot."""
         if tools:
             raise ConfigError(
-                f'rollout.tools has {tools[0].name!r}, and calls of rollout.protocol = "{self.name}" have no name: '
-                'all are of the interpreter. Use protocol "hermes".'
+                f'rollout.tools or rollout.mcp offers {tools[0].name!r}, and calls of rollout.protocol = "{self.name}" '
+                'have no name: all are of the interpreter. Use protocol "hermes".'
             )
 
     def let_all_calls(self) -> None:

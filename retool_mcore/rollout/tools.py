@@ -49,13 +49,14 @@ class Tool(ABC):
 
     ``max_calls``: of one trajectory, None for no limit beside those of [rollout]. ``timeout_s``: of
     one attempt of a call, after which it is cancelled and the model is told; outages are retried.
+    None: the call raises TimeoutError itself.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     max_calls: int | None = None
-    timeout_s: float = 30.0
+    timeout_s: float | None = 30.0
 
     async def start(self, trajectory_id: str) -> Any:
         """The state of one trajectory, made before its first call of this tool."""
@@ -115,8 +116,6 @@ def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
             tools.append(check_tool(where, found() if isinstance(found, type) else found))
         except TypeError as error:  # an abstract class, or one that wants arguments
             raise ConfigError(f"{where}: {found!r} cannot be made without arguments: {error}") from error
-        if tools[-1].name in [tool.name for tool in tools[:-1]]:
-            raise ConfigError(f"{where}: there are two tools named {tools[-1].name}.")
     return tuple(tools)
 
 

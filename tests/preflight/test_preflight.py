@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,24 @@ def test_a_tokenizer_without_the_tags(task: Path, tmp_path: Path):
     run = good(task, f"model.path={folder}")
     found = run_checks([("tokenizer", lambda: inputs.tokenizer(run))], lambda _: None)
     assert levels(found) == ["error"] and "tool_call" in found[0].text
+
+
+def test_tools_are_offered_or_told_once(task: Path):
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    server = Path(__file__).parents[1] / "rollout" / "mcp_server.py"
+    wanted = f'rollout.mcp={{own={{command="{sys.executable}", args=["{server}"], tools=["count"]}}}}'
+    run = load_run(str(RL), settings(task, wanted))
+    found = [*inputs.tools(run), *inputs.tokenizer(run), *inputs.data(run)]
+    assert levels(found) == ["ok"] * len(found)
+    assert found[0].text == "the model may call code_interpreter, count"
+
+    run = load_run(str(RL), settings(task, wanted.replace("count", "absent")))
+    checks = [(name, partial(getattr(inputs, name), run)) for name in ("tools", "tokenizer", "data")]
+    told = run_checks(checks, lambda finding: None)
+    assert [(finding.severity, finding.name) for finding in told] == [
+        ("error", "tools"), ("ok", "tokenizer"), ("warning", "data")
+    ]  # fmt: skip
+    assert 'rollout.mcp.own.tools has "absent"' in told[0].text and "absent" not in told[2].text
 
 
 def test_a_truncated_shard(task: Path, tmp_path: Path):

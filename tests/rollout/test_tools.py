@@ -229,7 +229,7 @@ def test_what_is_no_tool_is_refused_at_the_start(name: str, told: str):
 
 
 def test_protocols_without_names_refuse_tools_and_lists_without_the_interpreter_are_none(tokenizer):
-    with pytest.raises(ConfigError, match=r'rollout.tools has .count., and calls of rollout.protocol = "retool"'):
+    with pytest.raises(ConfigError, match=r'rollout.mcp offers .count., and calls of rollout.protocol = "retool"'):
         open_protocol("retool", tokenizer).offer([Counter()])
     for tools in (f'["{SEARCH}"]', f'["code_interpreter", "{SEARCH}", "{SEARCH}"]'):
         with pytest.raises(ConfigError, match="must name code_interpreter, and each tool once"):

@@ -1,0 +1,246 @@
+"""One session with a server of the Model Context Protocol, kept open through what servers do.
+
+Sessions live on a thread of their own. The SDK wants a session entered and left by one task, and
+tools are listed where a protocol is made, which no event loop waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from retool_mcore.config.mcp import McpServer
+from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.rollout.tools import ToolError
+
+FoundT = TypeVar("FoundT")
+
+CLOSE_S = 5.0  # for a server to end by itself
+PROBE_S = 5.0  # for a server to show, after an error, that it is there
+# The SDK's words for an HTTP status without an answer of the protocol, such as a gateway's 503.
+HTTP_ERROR = "Server returned an error response"
+
+
+@lru_cache(maxsize=1)
+def _thread() -> asyncio.AbstractEventLoop:
+    """The loop on which the sessions of this process live."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
+    return loop
+
+
+class _Connection:
+    """An entered session of the SDK, with the number of calls that wait for an answer on it."""
+
+    def __init__(self, client: Any, holder: asyncio.Task[None]) -> None:
+        self._client, self._holder = client, holder
+        self._calls, self._retired = 0, False
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
+        self._calls += 1
+        try:
+            return await self._client.call_tool(tool, dict(arguments))
+        finally:
+            self._calls -= 1
+            self._leave_if_idle()
+
+    async def list(self) -> list[Any]:
+        tools, cursor = list[Any](), None
+        while True:
+            page = await self._client.list_tools(cursor=cursor, cache_mode="bypass")
+            tools += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                return tools
+
+    async def answers(self) -> bool:
+        """Whether the server is there and knows this session. Newer servers have no ping."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._client.list_tools(cache_mode="bypass")
+        except Exception:  # noqa: BLE001  the protocol's, or whatever its transport raises
+            return False
+        return True
+
+    def retire(self) -> None:
+        """Leave with the last call: those of other trajectories may yet be answered."""
+        self._retired = True
+        self._leave_if_idle()
+
+    async def leave(self) -> None:
+        self._holder.cancel()
+        await asyncio.wait([self._holder])
+
+    def _leave_if_idle(self) -> None:
+        if self._retired and not self._calls:
+            self._holder.cancel()
+
+
+class Session:
+    """A session that all trajectories of a process share, opened anew after it was lost.
+
+    ``name``: the server's in the run file. All methods are for any thread and any event loop.
+    """
+
+    def __init__(self, name: str, server: McpServer) -> None:
+        self.where = f"rollout.mcp.{name}"
+        self._server = server
+        self._opening: asyncio.Task[_Connection] | None = None
+        self._probes = set[asyncio.Task[None]]()
+        atexit.register(self.close)
+
+    def listed(self) -> list[Any]:
+        """The server's tools as the SDK has them. Raises ConfigError when it does not answer."""
+        try:
+            return _sync(self._list())
+        except Exception as error:  # the protocol's, or whatever its transport raises
+            raise ConfigError(f"{self.where} cannot be reached: {told(error)}. {self._hint}") from error
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
+        """The SDK's result of one call.
+
+        Raises ToolError for what the server says of this call, TimeoutError after timeout_s, and
+        SandboxUnavailable when the server is away.
+        """
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(tool, arguments), _thread()))
+
+    def close(self) -> None:
+        """End the session, and the server if it was started here."""
+        with suppress(Exception):
+            _sync(self._leave(), CLOSE_S)
+
+    @property
+    def _hint(self) -> str:
+        if self._server.url:
+            return f"Is a server at {self._server.url}, and does it speak streamable HTTP?"
+        return f"Does `{' '.join([self._server.command, *self._server.args])}` speak MCP over stdio? Try it by hand."
+
+    async def _list(self) -> list[Any]:
+        connection = await self._opened()
+        async with self._limit("answer to tools/list"):
+            return await connection.list()
+
+    async def _call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
+        from mcp import MCPError
+
+        try:
+            connection = await self._opened()
+        except Exception as error:  # whatever its transport raises
+            raise SandboxUnavailable(f"{self.where}: {told(error)}") from error
+        try:
+            async with asyncio.timeout(self._server.timeout_s):
+                return await connection.call(tool, arguments)
+        except TimeoutError:
+            self._probe(connection)  # the next call shall not wait for a server that hangs
+            raise
+        except Exception as error:
+            # An error's code does not tell the server's word on this call from a lost session: SDKs
+            # differ in it, and a tool may answer with any. A server that forgot the session, as
+            # after its restart, has not made the call.
+            there = await self._kept(connection)
+            if there and isinstance(error, MCPError) and error.error.message != HTTP_ERROR:
+                raise ToolError(told(error)) from error
+            raise SandboxUnavailable(f"{self.where}: {told(error)}") from error
+
+    async def _kept(self, connection: _Connection) -> bool:
+        """Whether ``connection`` still serves. One that does not gets no new call."""
+        if await connection.answers():
+            return True
+        connection.retire()
+        opening = self._opening
+        if opening is not None and opening.done() and not opening.exception() and opening.result() is connection:
+            self._opening = None
+        return False
+
+    def _probe(self, connection: _Connection) -> None:
+        async def probe() -> None:
+            await self._kept(connection)
+
+        self._probes.add(task := asyncio.ensure_future(probe()))
+        task.add_done_callback(self._probes.discard)
+
+    async def _opened(self) -> _Connection:
+        """The connection; calls that come while it is opened wait for the same one."""
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open())
+        opening = self._opening
+        try:
+            return await asyncio.shield(opening)
+        except Exception:
+            if self._opening is opening:
+                self._opening = None
+            raise
+
+    async def _open(self) -> _Connection:
+        opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        holder = asyncio.ensure_future(self._hold(opened))
+        try:
+            async with self._limit("answer"):
+                return _Connection(await opened, holder)
+        except BaseException:
+            holder.cancel()
+            raise
+
+    async def _hold(self, opened: asyncio.Future[Any]) -> None:
+        """Enter the session and leave it in one task, as the SDK's cancel scopes ask for."""
+        from mcp import Client
+
+        try:
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(Client(await self._transport(stack)))
+                opened.set_result(client)
+                await asyncio.Event().wait()
+        except BaseException as error:
+            if not opened.done():
+                opened.set_exception(ConnectionError(told(error)))
+            elif not isinstance(error, Exception):
+                raise
+
+    async def _transport(self, stack: AsyncExitStack) -> Any:
+        import httpx2
+        from mcp import StdioServerParameters
+        from mcp.client.streamable_http import streamable_http_client
+
+        server = self._server
+        if server.command:
+            handed_on = {name: os.environ[name] for name in server.inherit}
+            return StdioServerParameters(command=server.command, args=server.args, env=handed_on | server.env)
+        headers = {name: os.environ[variable] for name, variable in server.headers_env.items()}
+        if server.token_env:
+            headers["Authorization"] = f"Bearer {os.environ[server.token_env]}"
+        timeout = httpx2.Timeout(server.timeout_s, read=None)  # each call has its own limit
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout))
+        return streamable_http_client(server.url, http_client=http)
+
+    async def _leave(self) -> None:
+        if self._opening is not None:
+            await (await self._opening).leave()
+
+    @asynccontextmanager
+    async def _limit(self, what: str) -> AsyncGenerator[None]:
+        try:
+            async with asyncio.timeout(self._server.timeout_s):
+                yield
+        except TimeoutError as late:
+            raise ConnectionError(f"no {what} within timeout_s = {self._server.timeout_s:g}") from late
+
+
+def _sync(work: Coroutine[Any, Any, FoundT], timeout_s: float | None = None) -> FoundT:
+    future = asyncio.run_coroutine_threadsafe(work, _thread())
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        future.cancel()
+        raise
+
+
+def told(error: BaseException) -> str:
+    """The innermost words of an error that task groups have wrapped."""
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return told(inner[0]) if inner else str(error) or type(error).__name__
