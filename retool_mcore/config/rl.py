@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from retool_mcore.config.algorithm import Algorithm, Critic
 from retool_mcore.config.base import PositiveFloat, PositiveInt, Section
+from retool_mcore.config.files import parquet_files
 from retool_mcore.config.sampling import Prompts, Rollout, SandboxSettings, Validation, sampled_as_rollout
 from retool_mcore.config.shared import RunConfig
 
@@ -31,7 +32,10 @@ class RlData(Prompts):
     """The problems that RL samples answers to."""
 
     train_file: str
-    """Parquet in verl's schema: prompt, data_source, reward_model, extra_info."""
+    """Parquet in verl's schema: prompt, data_source, reward_model, extra_info.
+
+    One file, a folder of them, or a pattern such as "data/part-*.parquet".
+    """
 
     allow_overlap: bool = False
     """True: over a tenth of the problems of a file of validation.files may be trained on."""
@@ -183,7 +187,8 @@ class RlConfig(RunConfig):
 
     @property
     def data_files(self) -> list[tuple[str, str]]:
-        return [("data.train_file", self.data.train_file), *(("validation.files", p) for p in self.validation.files)]
+        train = [("data.train_file", path) for path in parquet_files(self.data.train_file)]
+        return [*train, *(("validation.files", path) for path in self.validation.files)]
 
     @property
     def validated(self) -> tuple[str, int]:

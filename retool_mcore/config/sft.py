@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Every, PositiveInt, Section
+from retool_mcore.config.files import parquet_files
 from retool_mcore.config.shared import RunConfig
 
 
@@ -14,7 +15,10 @@ class SftData(Section):
     """The conversations that SFT learns from and is validated on."""
 
     train_file: str
-    """Parquet with rows {messages, tools}, as `retool data sft` writes them."""
+    """Parquet with rows {messages, tools}, as `retool data sft` writes them.
+
+    One file, a folder of them, or a pattern such as "data/part-*.parquet".
+    """
 
     val_file: str
     """Parquet like train_file; the validation loss is measured on it."""
@@ -62,7 +66,8 @@ class SftConfig(RunConfig):
 
     @property
     def data_files(self) -> list[tuple[str, str]]:
-        return [("data.train_file", self.data.train_file), ("data.val_file", self.data.val_file)]
+        train = [("data.train_file", path) for path in parquet_files(self.data.train_file)]
+        return [*train, ("data.val_file", self.data.val_file)]
 
     @property
     def validated(self) -> tuple[str, int]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import render, render_prompt
 from retool_mcore.data.layouts import LAYOUTS, OPTIONS, Columns, NoTruth, read_problem
-from retool_mcore.data.leaks import Index, Overlap, normalised, overlap
+from retool_mcore.data.leaks import Index, Overlap, Pair, normalised, overlap
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.sft import parse_tools
 from retool_mcore.data.sources import read_source
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HISTOGRAM_QUANTILES = (0, 0.1, 0.5, 0.9, 0.99, 1)
+INDEX_ROWS = 50_000
 MAX_OVERLAP = 0.1  # of the validation problems; above it training refuses to start
 
 
@@ -175,18 +177,26 @@ def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:
 def require_disjoint(train_file: str, val_file: str) -> None:
     """Raise DataError when over a tenth of the validation problems are training problems.
 
-    By text or nearly so, without known instructions. This is cheap: the files are read once, and
-    nothing is tokenized.
+    ``train_file`` may be several, as data.train_file. By text or nearly so, without known
+    instructions. This is cheap: the files are read once, nothing is tokenized, and memory holds
+    INDEX_ROWS of the training problems at a time.
     """
-    for path in (train_file, val_file):
+    files = parquet_files(train_file)
+    for path in (*files, val_file):
         if not Path(path).is_file():  # training reads local files and fetches none from a hub
             raise DataError(f"{path}: cannot be read: there is no such file")
-    train = Index([row.problem for row in read_problem_rows(train_file)])
-    found = [train.find(row.problem) for row in read_problem_rows(val_file)]
-    shared = [each[0] for each in found if each is not None]
-    if len(shared) > MAX_OVERLAP * len(found):
+    held_out = [row.problem for row in read_problem_rows(val_file)]
+    trained = (row.problem for path in files for row in read_problem_rows(path))
+    shared: dict[int, Pair] = {}
+    while part := list(islice(trained, INDEX_ROWS)):
+        index = Index(part)
+        for number, problem in enumerate(held_out):
+            if number not in shared and (found := index.find(problem)):
+                shared[number] = found[0]
+    if len(shared) > MAX_OVERLAP * len(held_out):
+        first = shared[min(shared)]
         raise DataError(
-            f"{len(shared)} of the {len(found)} problems of {val_file} are also in {train_file}: a loss or accuracy "
+            f"{len(shared)} of the {len(held_out)} problems of {val_file} are also in {train_file}: a loss or accuracy "
             f"measured on them says nothing, and at most {MAX_OVERLAP:.0%} may be shared. Hold other rows out for "
-            f"validation, or set data.allow_overlap = true if that is meant. The first: {shared[0].describe()}"
+            f"validation, or set data.allow_overlap = true if that is meant. The first: {first.describe()}"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from retool_mcore.config import RlConfig
 from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.layouts import truth_text
 from retool_mcore.data.lint import require_disjoint
@@ -28,15 +29,15 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     the user, one sentence each. Raises DataError with file, row and column, and also when training
     and validation problems overlap without data.allow_overlap.
     """
-    train, held_out = config.data.train_file, config.validation.files
+    train, held_out = parquet_files(config.data.train_file), config.validation.files
     notes: list[str] = []
-    rows = {path: _check_file(path, config, render, notes) for path in (train, *held_out)}
-    prompts = config.train.prompts_per_step
-    if rows[train] < prompts:
-        raise DataError(f"{train} has {rows[train]} rows, fewer than train.prompts_per_step = {prompts}")
+    rows = {path: _check_file(path, config, render, notes) for path in (*train, *held_out)}
+    found, prompts = sum(rows[path] for path in train), config.train.prompts_per_step
+    if found < prompts:
+        raise DataError(f"{config.data.train_file} has {found} rows, fewer than train.prompts_per_step = {prompts}")
     if not config.data.allow_overlap:
         for path in held_out:
-            require_disjoint(train, path)
+            require_disjoint(config.data.train_file, path)
     _check_best_source(config, held_out)
     return [*notes, *(note for path in rows for note in _notes(path))]
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import Rendered, render
 from retool_mcore.data.files import read_rows
+from retool_mcore.data.spool import Spool
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,11 +29,11 @@ MAX_TOKEN_CHARS = 1024  # no tokenizer has longer tokens; a run of a hundred spa
 
 @dataclass(frozen=True)
 class SftDataset:
-    """Tokenized conversations of one file. Rows over the budget are left out, never cut."""
+    """Tokenized conversations. Rows over the budget are left out, never cut."""
 
     source: str
-    examples: tuple[Rendered, ...]
-    too_long: tuple[int, ...]  # numbers of the rows left out, from 0
+    examples: Sequence[Rendered]  # on disk: 5 bytes a token, of which memory holds what a step takes
+    too_long: tuple[int, ...]  # numbers of the rows left out, from 0 through all files
 
     @property
     def num_tokens(self) -> int:
@@ -53,21 +55,22 @@ class SftDataset:
 
 
 def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: int) -> SftDataset:
-    """Read and tokenize a parquet file of rows {messages, tools}.
+    """Read and tokenize rows {messages, tools} of one or several files; see ``parquet_files``.
 
     ``tools`` is null in a text-only row. Raises DataError with file, row and column for a row of
     another schema, and when no row fits the budget.
     """
-    examples: list[Rendered] = []
+    examples = Spool()
     too_long: list[int] = []
-    for index, row in read_rows(path, ("messages", "tools")):
-        where = f"{path}, row {index}"
+    rows = ((file, *row) for file in parquet_files(path) for row in read_rows(file, ("messages", "tools")))
+    for number, (file, index, row) in enumerate(rows):
+        where = f"{file}, row {index}"
         messages = row["messages"]
         if not is_tables(messages):
             raise DataError(f"{where}, column messages: {type(messages).__name__}, not a list of messages")
         tools = parse_tools(row["tools"], where)
         if sum(len(str(message.get("content"))) for message in messages) > max_length_tokens * MAX_TOKEN_CHARS:
-            too_long.append(index)  # decided without tokenizing a hundred megabytes
+            too_long.append(number)  # decided without tokenizing a hundred megabytes
             continue
         try:
             rendered = render(messages, tools, tokenizer)
@@ -76,14 +79,14 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         if not any(rendered.loss_mask):
             raise DataError(f"{where}, column messages: no assistant turn, so nothing to train on")
         if len(rendered) > max_length_tokens:
-            too_long.append(index)
+            too_long.append(number)
         else:
             examples.append(_packed(rendered))
     if not examples:
         raise DataError(
             f"{path}: none of its {len(too_long)} rows is at most data.max_length_tokens = {max_length_tokens} long"
         )
-    return SftDataset(path, tuple(examples), tuple(too_long))
+    return SftDataset(path, examples, tuple(too_long))
 
 
 def _packed(rendered: Rendered) -> Rendered:

@@ -66,7 +66,7 @@ def data(config: RunConfig) -> Iterator[Finding]:
         return
     loaded = load_tokenizer(config.model.path)
     if isinstance(config, SftConfig):
-        for name, path in config.data_files:
+        for name, path in (("data.train_file", config.data.train_file), ("data.val_file", config.data.val_file)):
             rows = load_sft(path, loaded, config.data.max_length_tokens)
             yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
             if note := rows.left_out(config.data.max_length_tokens):

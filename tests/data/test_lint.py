@@ -125,6 +125,22 @@ def test_a_tenth_of_the_validation_set_may_be_shared(tmp_path):
         require_disjoint(train, sft_file(tmp_path / "three.parquet", *problems[:3], *fresh[:17]))
 
 
+def test_training_files_are_compared_part_by_part(tmp_path, monkeypatch):
+    """More than memory holds: a validation problem is looked for in every part, and counted once."""
+    monkeypatch.setattr("retool_mcore.data.lint.INDEX_ROWS", 3)
+    problems = [f"What is {n} + {n}?" for n in range(20)]
+    (tmp_path / "parts").mkdir()
+    sft_file(tmp_path / "parts" / "a.parquet", *problems[:11])
+    sft_file(tmp_path / "parts" / "b.parquet", *problems[9:])
+    fresh = [f"What is {n} - {n}?" for n in range(20)]
+    at_both_ends = [problems[0], problems[10], problems[19]]
+    require_disjoint(str(tmp_path / "parts"), sft_file(tmp_path / "two.parquet", *at_both_ends[1:], *fresh[:18]))
+    with pytest.raises(
+        DataError, match=r"3 of the 20 problems of .*three.* are also in .*parts: .* The first: .*0 \+ 0"
+    ):
+        require_disjoint(str(tmp_path / "parts"), sft_file(tmp_path / "three.parquet", *at_both_ends, *fresh[:17]))
+
+
 def test_the_same_problem_counts_across_sft_and_rl_files(tmp_path):
     train = sft_file(tmp_path / "train.parquet", "What is 2 + 2?")
     val = rl_file(tmp_path / "val.parquet", "What is 2 + 2?")

@@ -17,6 +17,7 @@ from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.protocol import Hermes
+from retool_mcore.verl.keys.ppo import ppo_keys
 from retool_mcore.verl.plugin import assert_loaded
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
@@ -125,6 +126,21 @@ def config_of(tmp_path: Path, *forms: str) -> RlConfig:
     quoted = ", ".join(f'"{path}"' for path in held_out)
     size = ("train.prompts_per_step=2", "train.mini_batch_prompts=2", "data.max_prompt_tokens=300")
     return load_config(RlConfig, RL, [f"data.train_file={train}", f"validation.files=[{quoted}]", *size])
+
+
+def test_a_folder_of_files_is_read_whole_by_the_checks_and_by_verl(dataset, tokenizer, tmp_path: Path):
+    (tmp_path / "parts").mkdir()
+    parts = files(tmp_path / "parts", "dapo", "multiturn_w_tool")
+    [held_out] = files(tmp_path, "plain")
+    words = [f"data.train_file={tmp_path}/parts", f'validation.files=["{held_out}"]', "data.allow_overlap=true"]
+    words += ["train.mini_batch_prompts=1", "data.max_prompt_tokens=300"]
+    config = load_config(RlConfig, RL, [*words, "train.prompts_per_step=6"])
+    render = Hermes(tokenizer).prompt_ids
+    check_prompts(config, render)
+    handed_on = ppo_keys(config, get_platform("cpu"))["data.train_files"]
+    assert handed_on == parts and len(dataset(handed_on)) == 6
+    with pytest.raises(DataError, match=r"parts has 6 rows, fewer than train.prompts_per_step = 7"):
+        check_prompts(load_config(RlConfig, RL, [*words, "train.prompts_per_step=7"]), render)
 
 
 def test_an_ignored_agent_is_told_once_for_its_file(tokenizer, tmp_path: Path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retool_mcore.config import Experts, Memory, RlConfig, RunConfig
+from retool_mcore.config.files import parquet_files
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.algorithm import algorithm_keys
@@ -282,7 +283,7 @@ def _reward_keys(config: RlConfig) -> dict[str, Any]:
 def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     run_dir = config.run.dir.absolute()
     keys: dict[str, Any] = {
-        "data.train_files": [str(Path(config.data.train_file).absolute())],
+        "data.train_files": [str(Path(path).absolute()) for path in parquet_files(config.data.train_file)],
         "data.val_files": [str(Path(path).absolute()) for path in config.validation.files],
         "data.train_batch_size": config.train.prompts_per_step,
         "data.max_prompt_length": config.data.max_prompt_tokens,
