@@ -17,6 +17,7 @@ from retool_mcore.planner.plan import make_plan
 ROOT = Path(__file__).parents[2]
 CASES = tomllib.loads((ROOT / "perf" / "cases.toml").read_text(encoding="utf-8"))
 SHAPES = {"7b": "Qwen2.5-7B", "32b": "Qwen2.5-32B", "30b_a3b": "Qwen3-30B-A3B"}
+PARTS = {"_half": 2, "_quarter": 4, "_eighth": 8}
 # Planned at 134.1 GiB, 1 above what a run may fill; it ran at 126.4.
 TIGHT = "sft_7b_h200x4"
 
@@ -36,9 +37,9 @@ def test_a_case_loads_with_the_devices_of_its_name(name: str):
 
 @pytest.mark.parametrize("name", [name for name in CASES if "h200" in name and "async" not in name])
 def test_a_case_fits_its_devices_as_planned(name: str):
-    found = re.fullmatch(r"(?:sft|rl)_(7b|32b|30b_a3b)(_half|_fp8)?_(h200x\d)", name)
+    found = re.fullmatch(r"(?:sft|rl)_(7b|32b|30b_a3b)(_half|_quarter|_eighth|_fp8)?_(h200x\d)", name)
     assert found is not None, name
     shape = PUBLISHED[SHAPES[found[1]]]
-    shape = replace(shape, layers=shape.layers // 2) if found[2] == "_half" else shape
+    shape = replace(shape, layers=shape.layers // PARTS.get(found[2], 1))
     plan = make_plan(loaded(name), shape, parse(found[3]))
     assert plan.fits or name == TIGHT

@@ -48,12 +48,13 @@ class Stateful(BaseHTTPRequestHandler):
     """A server of the handshake that most servers in use speak, with sessions that it may forget.
 
     The SDK's own server and client agree on a newer one, which has none. ``body``: what it says of
-    a session that it does not know; ``down``: it answers nothing but 503.
+    a session that it does not know; ``down``: to which methods it answers 503. A call with ``begun`` is
+    carried to its end though its session has gone.
     """
 
     known: ClassVar[set[str]] = set()
     body: ClassVar[dict[str, Any] | None] = None
-    down: ClassVar[bool] = False
+    down: ClassVar[tuple[str, ...]] = ()
 
     def do_GET(self) -> None:
         self.send_error(405)
@@ -63,13 +64,15 @@ class Stateful(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         method, session = asked["method"], self.headers["Mcp-Session-Id"]
-        if self.down:
+        if method in self.down:
             return self.answer(503, None, None)
         if method == "initialize":
             session = uuid4().hex
             self.known.add(session)
-        time.sleep(asked.get("params", {}).get("arguments", {}).get("s", 0.0))
-        if session not in self.known:
+        arguments = asked.get("params", {}).get("arguments", {})
+        begun = session in self.known and arguments.get("begun")
+        time.sleep(arguments.get("s", 0.0))
+        if session not in self.known and not begun:
             return self.answer(404 if session else 400, self.body if session else None, None)
         schema = {"type": "object", "properties": {}}
         results: dict[str, Any] = {
@@ -123,6 +126,19 @@ async def test_a_server_that_forgot_the_session_gets_a_new_one(tokenizer: Any, c
         assert first.shown not in server.known
 
 
+async def test_a_session_that_is_lost_is_left_when_its_last_call_is_over():
+    with stateful() as (server, remote):
+        begun = asyncio.ensure_future(remote["where"].call({"s": 3.0, "begun": True}, None))
+        await asyncio.sleep(0.5)
+        server.known.clear()
+        with pytest.raises(SandboxUnavailable):
+            await remote["where"].call({}, None)
+        after = await remote["where"].call({}, None)
+        assert not begun.done()
+        first = await begun  # not retried here: an error would be raised
+        assert first.ok and after.ok and first.text != after.text  # type: ignore[union-attr]
+
+
 async def test_the_sdks_server_with_sessions_may_be_restarted(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mcp, "Client", partial(mcp.Client, mode="legacy"))
     port = free_port()
@@ -134,16 +150,17 @@ async def test_the_sdks_server_with_sessions_may_be_restarted(tokenizer: Any, mo
         assert after.ok and after.shown.startswith("1 in ")
 
 
-async def test_a_gateways_error_is_an_outage(tokenizer: Any):
+@pytest.mark.parametrize("down", [("tools/call",), ("initialize", "tools/list", "tools/call")])
+async def test_a_gateways_error_is_an_outage(tokenizer: Any, down: tuple[str, ...]):
     with stateful() as (server, remote):
         [first] = await ask(tokenizer, remote, ("where", {}))
-        server.down = True
+        server.down = down
         with pytest.raises(SandboxUnavailable, match=r"rollout\.mcp\.stateful"):
             await remote["where"].call({}, None)
         call = asyncio.ensure_future(ask(tokenizer, remote, ("where", {})))
         await asyncio.sleep(1.0)
         assert not call.done(), "retried"
-        server.down = False
+        server.down = ()
         assert (await call)[0].ok and first.ok
 
 
