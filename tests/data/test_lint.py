@@ -126,7 +126,7 @@ def test_a_tenth_of_the_validation_set_may_be_shared(tmp_path):
 
 
 def test_training_files_are_compared_part_by_part(tmp_path, monkeypatch):
-    """More than memory holds: a validation problem is looked for in every part, and counted once."""
+    """More than memory holds: a validation problem is looked for in each part, and counted once."""
     monkeypatch.setattr("retool_mcore.data.lint.INDEX_ROWS", 3)
     problems = [f"What is {n} + {n}?" for n in range(20)]
     (tmp_path / "parts").mkdir()

@@ -48,8 +48,8 @@ class Stateful(BaseHTTPRequestHandler):
     """A server of the handshake that most servers in use speak, with sessions that it may forget.
 
     The SDK's own server and client agree on a newer one, which has none. ``body``: what it says of
-    a session that it does not know; ``down``: to which methods it answers 503. A call with ``begun`` is
-    carried to its end though its session has gone.
+    a session that it does not know; ``down``: to which methods it answers 503. A call with
+    ``begun`` is carried to its end though its session has gone.
     """
 
     known: ClassVar[set[str]] = set()
