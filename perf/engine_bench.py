@@ -3,16 +3,20 @@
     python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
 
 Sends one wave of requests at once, of the lengths that perf/scripted.py plans, without calls. They
-ask for log-probabilities, as RL does. One warm-up wave comes first.
+ask for log-probabilities, as RL does. One warm-up wave comes first. ``--kernels`` records some
+steps of another wave and says where a step's time goes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +26,9 @@ import typer
 
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.server import SglangServer
+
+RECORDED = 20  # steps of the engine
+PREFILL_S = 4.0  # after which all requests of a wave decode
 
 
 def bench(
@@ -34,6 +41,7 @@ def bench(
     waves: Annotated[int, typer.Option(min=1, help="measured")] = 1,
     arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server")] = None,
     dtype: Annotated[str, typer.Option()] = "bfloat16",
+    kernels: Annotated[bool, typer.Option(help="record a wave's kernels, too")] = False,
 ) -> None:
     place = get_platform(platform)
     place.activate()
@@ -47,6 +55,7 @@ def bench(
     ):  # fmt: skip
         draw = random.Random(0)
         rates = [asyncio.run(wave(server.url, draw, in_flight, tokens, prompt_tokens)) for _ in range(waves + 1)][1:]
+        found = asyncio.run(recorded(server.url, draw, in_flight, tokens, prompt_tokens)) if kernels else {}
     record: dict[str, Any] = {
         "in_flight": in_flight,
         "tokens": tokens,
@@ -54,6 +63,7 @@ def bench(
         "args": arg or [],
         "tokens_per_s": [round(rate, 1) for rate in rates],
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        **found,
     }
     typer.echo(json.dumps(record))
 
@@ -75,6 +85,40 @@ async def wave(url: str, draw: random.Random, count: int, tokens: tuple[int, int
         started = time.perf_counter()
         sampled = await asyncio.gather(*(one(*each) for each in zip(prompts, lengths, strict=True)))
         return sum(sampled) / (time.perf_counter() - started)
+
+
+async def recorded(
+    url: str, draw: random.Random, count: int, tokens: tuple[int, int], prompt_tokens: int
+) -> dict[str, Any]:
+    """Where the time of RECORDED steps goes, in which all requests decode."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = asyncio.create_task(wave(url, draw, count, tokens, prompt_tokens))
+        await asyncio.sleep(PREFILL_S)
+        async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as client:
+            wanted = {"output_dir": folder, "num_steps": RECORDED, "activities": ["GPU"]}
+            (await client.post("/start_profile", json=wanted)).raise_for_status()
+        await running
+        [trace] = Path(folder).rglob("*.trace.json.gz")
+        with gzip.open(trace, "rt") as file:
+            return where_time_goes(json.load(file)["traceEvents"])
+
+
+def where_time_goes(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Shares of the span between the first and the last kernel of a trace of torch's profiler."""
+    from kernels import shares
+
+    spans = [
+        (event["name"], event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    ]
+    start, end = min(begins for _, begins, _ in spans), max(ends for *_, ends in spans)
+    by_kind = {kind: round(used / (end - start), 4) for kind, used in shares(spans, start, end).items()}
+    by_name = Counter[str]()
+    for name, begins, ends in spans:
+        by_name[name[:100]] += ends - begins
+    most = {name: round(used / (end - start), 4) for name, used in by_name.most_common(15)}
+    return {"recorded_ms": round((end - start) / 1e3, 2), "kinds": by_kind, "kernels": most}
 
 
 if __name__ == "__main__":

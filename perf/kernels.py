@@ -30,7 +30,7 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.sft_engine import megatron_worker
 
 KINDS = {  # in the order in which overlapping kernels count
-    "attention": r"fmha|flash|attention|cudnn_generated|sdpa",
+    "attention": r"fmha|flash|attention|cudnn_generated|sdpa|_fwd_(grouped_)?kernel",
     "matrix products": r"gemm|cutlass|nvjet|xmma|cublas|splitK",
     "cross-entropy": r"cross_entropy|softmax|logsumexp",
     "optimizer": r"adam|multi_tensor|l2norm",

@@ -6,7 +6,8 @@ The clients are processes of their own, as the rollout workers of a run are. CPU
 the server's whole process tree. On a machine whose cores are all busy with one process already (two
 cores: the server's on one, its executions and the clients on the other), two cannot be twice as
 fast: `busy` is the share of one core that the busiest server process uses, which says whether the
-process is the limit or the machine. The clients' own CPU is beside it: they may be the limit, too.
+process is the limit or the machine. The clients' own CPU is beside it: they may be the limit, too,
+and with --server-cores they have the machine's other cores to themselves.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def measure(processes: int, options: argparse.Namespace) -> dict[str, float]:
     """Calls per second with so many server processes, and what they and the clients cost."""
     serve = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", "--min-level", options.level]
     serve += ["--workers", str(options.workers), "--processes", str(processes)]
+    serve = ["taskset", "--cpu-list", options.server_cores, *serve] if options.server_cores else serve
     with ExitStack() as stack:
         server = stack.enter_context(Peer("the server", serve))
         own = [
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--level", default="namespaces")
+    parser.add_argument("--server-cores", default="", help="all that the server and its executions get, such as 0-7")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client is not None:

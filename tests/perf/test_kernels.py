@@ -30,6 +30,7 @@ def kernels() -> Any:
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0", "attention"),
         ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "messages"),
         ("void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<float>", "norms"),
+        ("_fwd_grouped_kernel_stage1", "attention"),
         ("online_softmax_kernel", "cross-entropy"),
         ("Memcpy DtoD (Device -> Device)", "copies, sums"),
         ("element_mul_kernel", "other"),

@@ -1,0 +1,39 @@
+"""perf/engine_bench.py: what it makes of a trace."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    perf = str(Path(__file__).parents[2] / "perf")
+    sys.path.insert(0, perf)
+    try:
+        yield importlib.import_module("engine_bench")
+    finally:
+        sys.path.remove(perf)
+
+
+def test_a_trace_is_told_by_kind_and_by_kernel(bench: Any):
+    def event(name: str, start: float, took: float, cat: str = "kernel") -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": took}
+
+    events = [
+        event("nvjet_a", 100.0, 50.0),
+        event("_fwd_grouped_kernel_stage1", 150.0, 20.0),
+        event("nvjet_a", 180.0, 10.0),
+        event("Memcpy DtoH", 190.0, 10.0, "gpu_memcpy"),
+        event("aten::mm", 0.0, 500.0, "cpu_op"),
+        {"ph": "M", "name": "process_name"},
+    ]
+    found = bench.where_time_goes(events)
+    assert found["recorded_ms"] == 0.1
+    told = {kind: share for kind, share in found["kinds"].items() if share}
+    assert told == {"matrix products": 0.6, "attention": 0.2, "copies, sums": 0.1, "gaps": 0.1}
+    assert found["kernels"] == {"nvjet_a": 0.6, "_fwd_grouped_kernel_stage1": 0.2, "Memcpy DtoH": 0.1}
