@@ -36,9 +36,10 @@ from retool_mcore.verl.keys.algorithm import algorithm_keys
 from retool_mcore.verl.keys.rollout import engine_args
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-TRAINING_TOKENS = 7168  # of one GPU's micro-batch, on average: without recomputation it takes about 8 MB a token
+TRAINING_TOKENS = 7168  # of one GPU's micro-batch, at most: a 7B without recomputation keeps about 8 MB of each
 SCORING_TOKENS = 16384  # the same where nothing is kept for a backward pass
 ENGINE_MEMORY = 0.5
+AGENT = "scripted_tool_agent"
 LOSS = "flash_attn.ops.triton.cross_entropy"
 NOT_OURS = (PLATFORM_ENV, "VERL_PLATFORM", "CUDA_DEVICE_MAX_CONNECTIONS")  # the last one is for Megatron and slows FSDP
 PHASES = {  # verl's timers; names of retool_mcore/verl/trainer.py. verl's generation includes the engines' sleep
@@ -153,7 +154,7 @@ def sandbox_server(config: RlConfig) -> Generator[str]:
 
 def write_parts(config: RlConfig, folder: Path, url: str) -> None:
     """The files through which verl finds the agent loop and the tool of perf/verl_parts.py."""
-    loops = [{"name": "scripted_tool_agent", "_target_": "verl_parts.ScriptedToolAgentLoop"}]
+    loops = [{"name": AGENT, "_target_": "verl_parts.ScriptedToolAgentLoop"}]
     (folder / "loops.yaml").write_text(yaml.safe_dump(loops), encoding="utf-8")
     s = config.sandbox
     settings = {"url": f"{url}/run_code", "run_timeout_s": s.run_timeout_s, "memory_limit_mb": s.memory_limit_mb}
@@ -207,7 +208,7 @@ def _rollout_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
         "max_model_len": config.max_sequence_tokens,
         "calculate_log_probs": True,
         "agent.num_workers": r.agent_workers,
-        "agent.default_agent_loop": "scripted_tool_agent",
+        "agent.default_agent_loop": AGENT,
         "agent.agent_loop_config_path": str(folder / "loops.yaml"),
         "multi_turn.enable": True,
         "multi_turn.format": "hermes",

@@ -13,15 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from scripted import CALLS, SNIPPET, turn_lengths
-from verl.experimental.agent_loop.agent_loop import register
 from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
-from verl.experimental.agent_loop.tool_parser import FunctionCall, HermesToolParser
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 from verl.utils.reward_score import math_dapo
 from verl.utils.reward_score.sandbox_fusion.utils import call_sandbox_api
 
-AGENT, TOOL = "scripted_tool_agent", "code_interpreter"
+TOOL = "code_interpreter"  # as perf/verl_bench.py describes it to the model
 RIGHT = 0.5  # share of the responses that get the right answer, as in perf/scripted.py
 _calls = ThreadPoolExecutor(64)  # verl's client blocks; an agent worker has fewer trajectories than this
 
@@ -42,23 +41,24 @@ class CodeTool(BaseTool):
         return ToolResponse(text=(result["stdout"] or "") + (result["stderr"] or "")), 0.0, {}
 
 
-class PlannedCalls(HermesToolParser):
+class PlannedCalls:
     """Reads a turn as verl's parser does, and puts the planned call in place of what it found."""
 
-    async def extract_tool_calls(
-        self, responses_ids: list[int], tools: list[Any] | None = None
-    ) -> tuple[str, list[FunctionCall]]:
-        content, _ = await super().extract_tool_calls(responses_ids, tools)
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+        self.stop_token_ids = parser.stop_token_ids
+
+    async def extract_tool_calls(self, responses_ids: list[int], tools: Any) -> tuple[str, list[FunctionCall]]:
+        content, _ = await self._parser.extract_tool_calls(responses_ids, tools)
         return content, [FunctionCall(name=TOOL, arguments=json.dumps({"code": SNIPPET}))]
 
 
-@register(AGENT)
 class ScriptedToolAgentLoop(ToolAgentLoop):
     """verl's tool agent with planned turns. verl makes one for each trajectory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tool_parser = PlannedCalls(self.tokenizer)
+        self.tool_parser: Any = PlannedCalls(self.tool_parser)
         self.max_assistant_turns = CALLS + 1
         self.lengths = turn_lengths(random.Random(), self.response_length)
 
@@ -73,4 +73,5 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     """verl's score of a mathematical answer; a random half of the responses get the right one."""
     if random.random() < RIGHT:
         solution_str += f"\nAnswer: {ground_truth}"
-    return float(math_dapo.compute_score(solution_str, ground_truth)["score"])
+    judged: Any = math_dapo.compute_score(solution_str, ground_truth)
+    return float(judged["score"])
