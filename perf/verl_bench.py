@@ -231,6 +231,7 @@ def _trainer_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
         "data.max_response_length": config.rollout.max_response_tokens,
         "data.return_raw_chat": True,
         "data.truncation": "error",
+        "reward.num_workers": config.reward.workers,
         "reward.custom_reward_function.path": str(ROOT / "perf" / "verl_parts.py"),
         "reward.custom_reward_function.name": "compute_score",
         "trainer.nnodes": config.cluster.nodes,
