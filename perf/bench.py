@@ -34,7 +34,17 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.process import exit_on_sigterm
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("torch", "megatron-core", "transformer-engine", "verl", "mbridge", "sglang", "ray", "transformers")
+PACKAGES = (
+    "torch",
+    "megatron-core",
+    "transformer-engine",
+    "verl",
+    "mbridge",
+    "sglang",
+    "ray",
+    "transformers",
+    "flash-attn",  # of verl's FSDP, where perf/ compares with it
+)
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOPPED = 143  # exit status of a run that was asked to stop; the steps measured until then count

@@ -1,7 +1,7 @@
 r"""verl's own RL of an RL case, to compare ours with on the same GPUs.
 
     python perf/verl_bench.py rl_7b_h200x2 --model DIR --data DIR/rl.parquet --warmup 1 --steps 3 \
-        --out verl.json [-- verl.key=value ...]
+        --out verl.json [--set section.key=value] [-- verl.key=value ...]
 
 It starts verl.trainer.main_ppo as it was released: FSDP2 trains, SGLang samples on the same GPUs,
 verl's ToolAgentLoop calls a sandbox server over HTTP. Nothing of ours is loaded or patched but
@@ -80,10 +80,13 @@ def bench(
     model: Annotated[str, typer.Option()],
     data: Annotated[str, typer.Option()],
     out: Annotated[Path, typer.Option()] = Path("verl.json"),
+    changed: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value of the case, several times", show_default=False)
+    ] = None,
     warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 3,
 ) -> None:
-    config = config_of(case, model, data, warmup + steps)
+    config = config_of(case, model, data, warmup + steps, changed or ())
     require_flash_attention(overrides or ())
     for name in NOT_OURS:
         os.environ.pop(name, None)
@@ -112,14 +115,14 @@ def bench(
     raise typer.Exit(code)
 
 
-def config_of(case: str, model: str, data: str, steps: int) -> RlConfig:
+def config_of(case: str, model: str, data: str, steps: int, changed: Sequence[str] = ()) -> RlConfig:
     """Our configuration of the case. Raises ConfigError for a case that is not of kind "rl"."""
     settings = read_case(case)
     if settings["kind"] != "rl":
         raise ConfigError(f"{case!r} of perf/cases.toml is of kind {settings['kind']!r}; this runs kind 'rl'.")
     files = [f"data.train_file={data}", f"validation.files=[{json.dumps(data)}]", "data.allow_overlap=true"]
     words = [f"model.path={model}", *files, f"train.steps={steps}", "validation.every=0", "checkpoint.every_steps=0"]
-    return load_config(RlConfig, ROOT / settings["config"], [*settings["set"], *words])
+    return load_config(RlConfig, ROOT / settings["config"], [*settings["set"], *words, *changed])
 
 
 def require_flash_attention(overrides: Sequence[str]) -> None:
@@ -127,9 +130,9 @@ def require_flash_attention(overrides: Sequence[str]) -> None:
     told = any("attn_implementation" in word for word in overrides)
     if not told and (importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec(LOSS) is None):
         raise ConfigError(
-            f"{LOSS} cannot be imported, which verl's FSDP engine needs beside flash_attn for packed sequences. "
-            "Install flash-attn, or name another way: -- ++actor_rollout_ref.model.override_config."
-            "attn_implementation=sdpa actor_rollout_ref.model.use_remove_padding=false."
+            f"{LOSS} cannot be imported, which verl's FSDP engine wants beside flash_attn for packed sequences. "
+            "Install flash-attn. Much slower, so that nothing is compared: "
+            "-- ++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
         )
 
 

@@ -86,7 +86,7 @@ def test_about_half_of_the_responses_are_right(found: dict[str, Any]):
     ("case", "said"),
     [
         ("sft_7b_h200x2", "is of kind 'sft'; this runs kind 'rl'"),
-        ("rl_7b_h200x2", "Install flash-attn, or name another way"),
+        ("rl_7b_h200x2", "Install flash-attn. Much slower"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(case: str, said: str, tmp_path: Path):
