@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # A small cache: engines that start side by side on one device then leave each other room.
 ENGINE = 'rollout.engine_args={attention_backend = "triton", sampling_backend = "pytorch", max_total_tokens = 65536}'
+REPLAY = "algorithm.router_replay=R3"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ CASES = {
     "four_layers": Case("four_layers", 1),  # beside pp2: separates the model's effect from the pipeline's
     "pp2": Case("four_layers", 2, ("parallel.pp=2",)),
     "moe_ep2": Case("experts", 2, ("parallel.ep=2",)),
+    "moe_r3": Case("experts", 2, ("parallel.ep=2", REPLAY)),
+    "moe_r3_async": Case("experts", 2, ("train.mode=async", "rollout.gpus=1", REPLAY)),
     "fp8": Case("fp8", 1, ("model.fp8=tensorwise", "algorithm.importance_sampling=token")),
 }
 MODELS: dict[str, Mapping[str, Any]] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config import Parallel, RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -58,7 +58,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "reward.overlong_buffer_tokens=161", "is longer than rollout.max_response_tokens = 160"),
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
         (SFT, "parallel.vpp=2", "parallel.vpp = 2 interleaves the chunks of pipeline stages, and parallel.pp = 1"),
-        (SFT, "parallel.ep=3", "parallel.ep = 3 does not divide the 2 data-parallel ranks"),
+        (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
         (SFT, "experts.load_balancing=aux_loss", "a loss needs a weight above 0"),
         (RL, "experts.aux_loss_coef=0.1", '"none" has no weight'),
         (SFT, "memory.recompute_layers=2", "memory.recompute_layers = 2 counts whole layers, and memory.recompute ="),
@@ -126,6 +126,10 @@ def test_what_those_rules_allow_loads():
     assert load_config(SftConfig, SFT, ["memory.fused_cross_entropy=true", "parallel.sequence_parallel=false"]).dp == 2
     assert load_config(SftConfig, SFT, ["parallel.vpp=2", "parallel.pp=2"]).dp == 1
     assert load_config(SftConfig, SFT, ["parallel.ep=2"]).parallel.ep == 2
+    whole = load_config(SftConfig, SFT, ["parallel.tp=2", "parallel.ep=2", "parallel.etp=1"]).parallel
+    assert (whole.expert_tp, Parallel(tp=2).expert_tp) == (1, 2), "over the ranks of tp, too; as tp where it is not set"
+    with pytest.raises(ConfigError, match=r"etp \* ep = 2 \* 2 = 4 does not divide the 2 ranks"):
+        load_config(SftConfig, SFT, ["parallel.tp=2", "parallel.ep=2"])
     aux = ("memory.recompute=auto", "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.1")
     assert load_config(SftConfig, SFT, aux).experts.load_balancing == "aux_loss"
     assert load_config(RlConfig, RL, ["algorithm.router_replay=R3", "algorithm.old_log_prob=rollout"]).dp == 1

@@ -95,7 +95,13 @@ class Parallel(Section):
     """Context parallelism: ranks that share the tokens of every sequence."""
 
     ep: PositiveInt = 1
-    """Data-parallel ranks that share the experts of a mixture-of-experts model."""
+    """Ranks that share the experts of a mixture-of-experts model, each with some of them."""
+
+    etp: Annotated[int, Field(ge=0)] = 0
+    """Tensor parallelism within an expert; 0: as tp. etp * ep divides the ranks of a pipeline stage.
+
+    1 keeps small experts whole under tp, and leaves more ranks to ep.
+    """
 
     sequence_parallel: bool = True
     """Also splits norms and dropout over the tp group; nothing to split at tp = 1."""
@@ -103,6 +109,10 @@ class Parallel(Section):
     @property
     def model_parallel(self) -> int:
         return self.tp * self.pp * self.cp
+
+    @property
+    def expert_tp(self) -> int:
+        return self.etp or self.tp
 
 
 class Memory(Section):
@@ -354,8 +364,13 @@ class RunConfig(JobConfig):
             )
         if p.vpp > 1 and p.pp == 1:
             raise ValueError(f"parallel.vpp = {p.vpp} interleaves the chunks of pipeline stages, and parallel.pp = 1")
-        if self.dp % p.ep:
-            raise ValueError(f"parallel.ep = {p.ep} does not divide the {self.dp} data-parallel ranks")
+        ranks = gpus // p.pp
+        if ranks % (p.expert_tp * p.ep):
+            raise ValueError(
+                f"parallel.etp * ep = {p.expert_tp} * {p.ep} = {p.expert_tp * p.ep} does not divide the {ranks} ranks "
+                f"of {'the pipeline stage' if p.pp > 1 else 'the model'}, tp * cp * dp = {p.tp} * {p.cp} * {self.dp}. "
+                "Lower one of them; etp is tp where it is not set"
+            )
         self._check_recomputed_collectives()
         check_saving(self.checkpoint, self.memory.optimizer_on_cpu)
         if len(self.verl_overrides) > MAX_VERL_OVERRIDES:

@@ -37,6 +37,11 @@ def check_model(config: RunConfig) -> None:
         )
     if not experts:
         _check_dense(config)
+    if experts and shape.ffn % config.parallel.expert_tp:
+        raise ConfigError(
+            f"{config.source}: parallel.etp = {config.parallel.expert_tp}{'' if config.parallel.etp else ' (as tp)'} does "
+            f"not divide the {shape.ffn} hidden units of an expert of {config.model.path}. 1 keeps experts whole."
+        )
     if experts and config.parallel.tp > 1 and not config.parallel.sequence_parallel:
         raise ConfigError(
             f"{config.source}: parallel.tp = {config.parallel.tp} with parallel.sequence_parallel = false, and "
@@ -62,6 +67,8 @@ def _check_dense(config: RunConfig) -> None:
         for name, field in fields
         if getattr(config.experts, name) != field.default
     }
+    if config.parallel.etp:
+        asked["parallel.etp"] = config.parallel.etp
     if isinstance(config, RlConfig) and config.algorithm.router_replay != "off":
         asked["algorithm.router_replay"] = config.algorithm.router_replay
     if asked:

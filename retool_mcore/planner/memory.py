@@ -54,16 +54,16 @@ def params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]
     experts = layers * (shape.layer_params - shape.attention_params) if shape.experts else 0
     others = layers * shape.layer_params - experts
     heads = shape.head_params * (1 if shape.tied or parallel.pp > 1 else 2)
-    return experts / (parallel.tp * parallel.ep), (others + heads) / parallel.tp
+    return experts / (parallel.expert_tp * parallel.ep), (others + heads) / parallel.tp
 
 
 def state_params_of_rank(shape: ModelShape, parallel: Parallel, dp: int) -> float:
     """Parameters whose optimizer state is on one device.
 
-    Only 1 / ep of the replicas hold the same experts.
+    Those of the experts are spread over all ranks of a stage, those of the rest over its replicas.
     """
     experts, others = params_of_rank(shape, parallel)
-    return (experts * parallel.ep + others) / (dp * parallel.cp)
+    return (experts * parallel.expert_tp * parallel.ep / parallel.tp + others) / (dp * parallel.cp)
 
 
 def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True) -> tuple[float, float]:

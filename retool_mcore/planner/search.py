@@ -76,9 +76,12 @@ def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[
                     batch = config.train.global_batch
                 if batch % dp:
                     continue
-                for ep in SIZES if shape.experts else (1,):
-                    if dp % ep == 0 and shape.experts % ep == 0:
-                        yield _with(config, "parallel", tp=tp, pp=pp, cp=cp, ep=ep, vpp=1)
+                if not shape.experts:
+                    yield _with(config, "parallel", tp=tp, pp=pp, cp=cp, ep=1, etp=0, vpp=1)
+                    continue
+                for ep in SIZES:  # over all ranks of a stage, as experts stay whole: a part of one is a small product
+                    if tp * cp * dp % ep == 0 and shape.experts % ep == 0:
+                        yield _with(config, "parallel", tp=tp, pp=pp, cp=cp, ep=ep, etp=1, vpp=1)
 
 
 def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:

@@ -38,13 +38,14 @@ from retool_mcore.run.best import read_best
 from retool_mcore.run.folder import write_whole
 
 STATE_FILE = "state.json"
-LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "dp")
+LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 # Keys of identity() that may change between a save and its resume. The new value applies from the
 # next step on.
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 NOT_RECORDED = "(not recorded)"
-# Keys of identity() that came later, with the value that runs before them had.
+# Keys of identity() that came later, with the value that runs before them had; and such sizes.
 ADDED = {"data.curriculum": "off"}
+LATER_SIZES = {"etp": 0}
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _read(path: Path) -> Saved:
             step=int(state["step"]),
             path=path,
             identity=state["identity"],
-            layout={size: int(state["layout"][size]) for size in LAYOUT},
+            layout={size: int((LATER_SIZES | state["layout"])[size]) for size in LAYOUT},
             reshardable=bool(state["reshardable"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -195,10 +196,11 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
     if not changed:
         return
     found = f"{saved.path} was saved on {_words(saved.layout)}, and the run's layout is {_words(now)}"
-    if "ep" in changed:
+    if kept := changed & {"ep", "etp"}:
+        told = " and ".join(f"parallel.{size} = {saved.layout[size]}" for size in sorted(kept))
         raise CheckpointError(
-            f"{found}. Megatron keeps the optimizer of experts that are spread over ranks apart, so parallel.ep may "
-            f"not change. Set it to {saved.layout['ep']}, or start another run from this one's export."
+            f"{found}. Megatron keeps the optimizer of experts that are spread over ranks apart, so parallel.ep and "
+            f"parallel.etp may not change. Set {told}, or start another run from this one's export."
         )
     if saved.reshardable or (changed == {"dp"} and now["ep"] == 1):
         return
@@ -210,7 +212,7 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
 
 
 def _words(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{size} {number}" for size, number in sizes.items())
+    return ", ".join(f"{size} {number}" for size, number in sizes.items() if size != "etp" or number)
 
 
 def step_folder(config: RunConfig, step: int) -> Path:

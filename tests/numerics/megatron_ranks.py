@@ -1,6 +1,6 @@
 """Drives verl's TrainingWorker for the tests: one process per rank, jobs from a JSON file.
 
-A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep"},
+A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep", "etp"},
 "dtype", "packed", "fused", "temperature", "entropy_bonus", "transformer", "optim", "reshardable",
 "asynchronous", "recompute_above", "micro_batch_tokens", "role", "actions"}, the last a list of
 [name of a method of Engine, *arguments]; with a role, of rl_ranks.RlEngine. ``launch`` returns what
@@ -125,6 +125,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             virtual_pipeline_model_parallel_size=layout.get("vpp"),
             context_parallel_size=cp,
             expert_model_parallel_size=layout.get("ep", 1),
+            expert_tensor_parallel_size=layout.get("etp"),
             vanilla_mbridge=True,
             dtype=job.get("dtype", platform.training.dtypes[0]),
             dist_ckpt_optim_fully_reshardable=job.get("reshardable", False),

@@ -34,7 +34,8 @@ ALIKE = {  # jobs that cut a step into the same micro-batches, which these losse
     "global_aux_pp2": "global_aux",
 }
 REPLAY_ONE: dict[str, dict[str, int]] = {"one": {}}
-REPLAY_TWO = {"tp2": {"tp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}}
+TWO = {"ep2": {"ep": 2}, "tp2_ep2_etp1": {"tp": 2, "ep": 2, "etp": 1}, "cp2_ep2_of_cp": {"cp": 2, "ep": 2}}
+REPLAY_TWO = {"tp2": {"tp": 2}, "tp2_ep2_etp1": TWO["tp2_ep2_etp1"], "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}}
 REPLAY_FOUR = {"tp2_ep2": {"tp": 2, "ep": 2}, "pp2_ep2": {"pp": 2, "ep": 2}}
 LOAD = "experts/load_max_over_mean"
 
@@ -51,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
     replay = {"model": model, "role": "actor", "auto": False, "micro_batch_tokens": 128, "router_replay": "R3"}
     one = [job("one"), job("recompute", transformer=RECOMPUTE), job("aux", transformer=AUX)]
     one += [job("aux_recompute", transformer=AUX | RECOMPUTE), job("global_aux", transformer=GLOBAL_AUX)]
-    two = [job("ep2", layout={"ep": 2}), job("pp2_recompute", layout={"pp": 2}, transformer=RECOMPUTE)]
+    two = [job(name, layout=layout) for name, layout in TWO.items()] + [job("pp2_recompute", layout={"pp": 2}, transformer=RECOMPUTE)]
     two += [job("aux_pp2", layout={"pp": 2}, transformer=AUX), job("aux_dp2", transformer=AUX)]
     two += [job("aux_ep2", layout={"ep": 2}, transformer=AUX), job("global_aux_dp2", transformer=GLOBAL_AUX)]
     two += [job("global_aux_ep2", layout={"ep": 2}, transformer=GLOBAL_AUX)]
@@ -77,7 +78,7 @@ def assert_alike(run: list[dict[str, float]], other: list[dict[str, float]]) -> 
     assert column(run, "grad_norm") == pytest.approx(column(other, "grad_norm"), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", [*FOUR, "ep2", "recompute", "pp2_recompute"])
+@pytest.mark.parametrize("name", [*FOUR, *TWO, "recompute", "pp2_recompute"])
 def test_every_layout_trains_like_one_process(runs: Runs, name: str):
     assert_alike(runs[name], runs["one"])
 

@@ -33,14 +33,15 @@ ONE = {
     "aux_permute_fusion": ROUTER | AUX | {"moe_permute_fusion": True},
     "global_aux": ROUTER | GLOBAL_AUX,
 }
+WHOLE = {"tp": 2, "ep": 2, "etp": 1}  # experts that tensor parallelism does not cut
 TWO: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "ep2": ({"ep": 2}, ROUTER),
     "ep2_permute_fusion": ({"ep": 2}, ROUTER | {"moe_permute_fusion": True}),
     "tp2": ({"tp": 2}, ROUTER),
-    "tp2_ep2": ({"tp": 2, "ep": 2}, ROUTER),
+    "tp2_ep2_etp1": (WHOLE, ROUTER),
     "pp2": ({"pp": 2}, ROUTER),
 }
-REPLAY_TWO: dict[str, dict[str, int]] = {"tp2": {"tp": 2}, "tp2_ep2": {"tp": 2, "ep": 2}, "ep2": {"ep": 2}}
+REPLAY_TWO: dict[str, dict[str, int]] = {"tp2": {"tp": 2}, "tp2_ep2_etp1": WHOLE, "ep2": {"ep": 2}}
 FUSED = {"moe_permute_fusion": True}
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from tests.numerics.megatron_ranks import launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-LAYOUTS = {"one": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "ep2": {"ep": 2}}
+EXPERTS = {"ep2": {"ep": 2}, "tp2_ep2_etp1": {"tp": 2, "ep": 2, "etp": 1}}  # layouts of models with experts
+LAYOUTS = {"one": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, **EXPERTS}
 MODELS = {  # name -> (architecture, tied embeddings)
     "qwen2": ("qwen2", False),
     "qwen2_tied": ("qwen2", True),
@@ -19,7 +20,7 @@ MODELS = {  # name -> (architecture, tied embeddings)
     "llama": ("llama", False),
     "qwen3_moe": ("qwen3_moe", False),
 }
-CASES = [(model, layout) for model in MODELS for layout in LAYOUTS if layout != "ep2" or model == "qwen3_moe"]
+CASES = [(model, layout) for model in MODELS for layout in LAYOUTS if layout not in EXPERTS or model == "qwen3_moe"]
 
 
 @pytest.fixture(scope="module")

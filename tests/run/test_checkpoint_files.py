@@ -221,8 +221,21 @@ def test_experts_stay_spread_over_as_many_ranks(tmp_path: Path):
     with a dense model.
     """
     save(run_in(tmp_path, *DP2, "parallel.ep=2", "checkpoint.reshardable=true"), 50)
-    with pytest.raises(CheckpointError, match=r"ep 1, dp 2\. .* parallel\.ep may not change\. Set it to 2"):
+    with pytest.raises(CheckpointError, match=r"ep 1, dp 2\. .* may not change\. Set parallel\.ep = 2, or start"):
         checkpoint.find_resume(run_in(tmp_path, *DP2))
+
+
+def test_experts_stay_cut_as_they_are_and_a_state_from_before_says_as_tp(tmp_path: Path):
+    cut = run_in(tmp_path, *TP2, "checkpoint.reshardable=true")
+    save(cut, 50)
+    [state] = (cut.run.dir / "checkpoints").glob("*/state.json")
+    told = json.loads(state.read_text())
+    assert told["layout"].pop("etp") == 0
+    state.write_text(json.dumps(told))
+    found = checkpoint.find_resume(cut)
+    assert found is not None and found.layout["etp"] == 0
+    with pytest.raises(CheckpointError, match=r"etp 1, dp 1\. .* Set parallel\.etp = 0, or start"):
+        checkpoint.find_resume(run_in(tmp_path, *TP2, "parallel.etp=1", "checkpoint.reshardable=true"))
 
 
 def test_without_it_only_the_number_of_data_parallel_ranks_may_change(tmp_path: Path):

@@ -35,6 +35,7 @@ def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": parallel.vpp if parallel.vpp > 1 else None,
         "context_parallel_size": parallel.cp,
         "expert_model_parallel_size": parallel.ep,
+        "expert_tensor_parallel_size": parallel.etp or None,  # None: as tp
         "sequence_parallel": sequence_parallel,
         "use_distributed_optimizer": True,
         "use_mbridge": True,

@@ -29,6 +29,7 @@ MEGATRON = {  # under each role's engine
     "virtual_pipeline_model_parallel_size": "parallel.vpp",
     "context_parallel_size": "parallel.cp",
     "expert_model_parallel_size": "parallel.ep",
+    "expert_tensor_parallel_size": "parallel.etp",
     "sequence_parallel": "parallel.sequence_parallel",
     "vanilla_mbridge": OWN_PART,
     "dtype": "model.dtype",
