@@ -98,7 +98,7 @@ class Parallel(Section):
     """Ranks that share the experts of a mixture-of-experts model, each with some of them."""
 
     etp: Annotated[int, Field(ge=0)] = 0
-    """Tensor parallelism within an expert; 0: as tp. etp * ep divides the ranks of a pipeline stage.
+    """Tensor parallelism within an expert; 0: as tp. etp * ep divides a pipeline stage's ranks.
 
     1 keeps small experts whole under tp, and leaves more ranks to ep.
     """

@@ -38,9 +38,10 @@ def check_model(config: RunConfig) -> None:
     if not experts:
         _check_dense(config)
     if experts and shape.ffn % config.parallel.expert_tp:
+        size = f"{config.parallel.expert_tp}{'' if config.parallel.etp else ' (as tp)'}"
         raise ConfigError(
-            f"{config.source}: parallel.etp = {config.parallel.expert_tp}{'' if config.parallel.etp else ' (as tp)'} does "
-            f"not divide the {shape.ffn} hidden units of an expert of {config.model.path}. 1 keeps experts whole."
+            f"{config.source}: parallel.etp = {size} does not divide the {shape.ffn} hidden units of an "
+            f"expert of {config.model.path}. 1 keeps experts whole."
         )
     if experts and config.parallel.tp > 1 and not config.parallel.sequence_parallel:
         raise ConfigError(

@@ -31,7 +31,7 @@ MODES = {
     "partial_rollout": ("train.mode=partial_rollout",),
     "async": ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1", "train.mini_batch_prompts=2"),
 }
-# Random weights answer nothing; the penalty for length tells their responses apart, so that they learn.
+# Random weights answer nothing right; by the penalty for length they learn all the same.
 OWN = (
     "run.name=rl",
     "rollout.max_response_tokens=400",
@@ -57,8 +57,8 @@ def kill_one(mark: str, name: str) -> None:
 
 
 def rows_of_a_run_killed_twice(argv: list[str], run_dir: Path, mark: str) -> list[dict[str, float]]:
-    """The scheduler is killed in step 1, which samples with the first weights, the server later, when
-    the actor has learnt.
+    """The scheduler is killed in step 1, which samples with the first weights; the server later,
+    when the actor has learnt.
     """
     with started(argv, mark) as driver:
         wait_until(lambda: bool(begun(run_dir)) and begun(run_dir)[-1][0] == "steps", "step 1", START_S)

@@ -52,7 +52,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
     replay = {"model": model, "role": "actor", "auto": False, "micro_batch_tokens": 128, "router_replay": "R3"}
     one = [job("one"), job("recompute", transformer=RECOMPUTE), job("aux", transformer=AUX)]
     one += [job("aux_recompute", transformer=AUX | RECOMPUTE), job("global_aux", transformer=GLOBAL_AUX)]
-    two = [job(name, layout=layout) for name, layout in TWO.items()] + [job("pp2_recompute", layout={"pp": 2}, transformer=RECOMPUTE)]
+    two = [job(name, layout=layout) for name, layout in TWO.items()]
+    two += [job("pp2_recompute", layout={"pp": 2}, transformer=RECOMPUTE)]
     two += [job("aux_pp2", layout={"pp": 2}, transformer=AUX), job("aux_dp2", transformer=AUX)]
     two += [job("aux_ep2", layout={"ep": 2}, transformer=AUX), job("global_aux_dp2", transformer=GLOBAL_AUX)]
     two += [job("global_aux_ep2", layout={"ep": 2}, transformer=GLOBAL_AUX)]
