@@ -13,7 +13,6 @@ import torch
 
 from tests.numerics.megatron_ranks import launch, make_model
 from tests.numerics.plain_transformers import plain_transformers
-from tests.numerics.test_expert_parity import AUX, GLOBAL_AUX
 from tests.numerics.test_gpu_parity import FOUR_STEPS, RECOMPUTE, SHAPE, assert_close, two_gpus
 
 pytestmark = [
@@ -25,6 +24,10 @@ pytestmark = [
 
 Answers = dict[str, Any]
 ROUTER = {"moe_router_dtype": "fp32"}  # as a run has it by default; bfloat16 makes ties
+# With "aux_loss" at ten times this weight the fourth step's choices, and so its gradient, depend on
+# rounding.
+AUX = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.3}
+GLOBAL_AUX = {"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 3.0}
 ONE = {
     "one": ROUTER,
     "permute_fusion": ROUTER | {"moe_permute_fusion": True},
