@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 SIZE = ("train.prompts_per_step=8", "train.mini_batch_prompts=4", "rollout.group_size=4", "train.steps=2")
 SIZE += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=200", "rollout.protocol=retool")
 SIZE += ("optim.lr=1e-5", "validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false")
+WHOLE_UNDER_TP = ("cluster.gpus_per_node=2", "parallel.tp=2", "parallel.ep=2", "parallel.etp=1")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ SIZE += ("optim.lr=1e-5", "validation.every=0", "checkpoint.every_steps=0", "che
         pytest.param(("algorithm.router_replay=R3",), id="R3"),
         pytest.param(("algorithm.router_replay=R3", "train.mode=partial_rollout"), id="R3-partial_rollout"),
         pytest.param(("algorithm.router_replay=R2",), id="R2"),
+        pytest.param(("algorithm.router_replay=R3", *WHOLE_UNDER_TP), id="R3-whole_experts_under_tp"),
     ],
 )
 def test_the_engines_experts_are_the_actors(tmp_path: Path, mark: str, settings: tuple[str, ...]):
