@@ -100,7 +100,7 @@ def test_what_nothing_of_ours_decides_may_be_set():
 # from the run's file (rollout.max_dropped_fraction, reward.correct ...) moves no key.
 SETTINGS = """
 run.name=x run.seed=5 cluster.gpus_per_node=2 cluster.nodes=2 model.path=x model.dtype=bfloat16
-model.fp8=tensorwise parallel.ep=2,cluster.gpus_per_node=2
+model.fp8=tensorwise parallel.ep=2,cluster.gpus_per_node=2 parallel.etp=1,parallel.tp=2,cluster.gpus_per_node=2
 parallel.tp=2,cluster.gpus_per_node=2
 parallel.pp=2,parallel.vpp=2,cluster.gpus_per_node=2 parallel.cp=2,cluster.gpus_per_node=2
 memory.recompute=full memory.recompute=full,memory.recompute_layers=1 memory.fused_cross_entropy=true

@@ -1,0 +1,34 @@
+"""SFT of a model with experts as a user runs it, killed and continued."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.coin_model import give_experts
+from tests.e2e.commands import argv_sft, kill, last_step, marked_processes, run, started, wait_until
+from tests.e2e.test_sft import exact_metrics, settings
+
+pytestmark = pytest.mark.slow
+WHOLE_UNDER_TP = ("parallel.tp=2", "parallel.ep=2", "parallel.etp=1")
+
+
+def test_experts_that_tp_does_not_cut_continue_bit_exactly(task: Path, tmp_path: Path, mark: str):
+    """Two ranks hold two whole experts each; Megatron's own etp = tp would need four."""
+    shutil.copytree(task / "model", tmp_path / "model")
+    give_experts(tmp_path / "model")
+    words = settings(task, tmp_path, *WHOLE_UNDER_TP, f"model.path={tmp_path}/model")
+    whole = run(argv_sft(*words, "run.name=whole"), mark)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    argv, killed = argv_sft(*words, "run.name=killed"), tmp_path / "killed"
+    with started(argv, mark):
+        wait_until(lambda: last_step(killed) >= 5, "step 5, after the checkpoint of step 4", 120)
+        for pid in marked_processes(mark):
+            kill(pid)
+    again = run(argv, mark)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert exact_metrics(killed) == exact_metrics(tmp_path / "whole")
+    exports = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert exports[0] == exports[1]
