@@ -5,7 +5,7 @@
 It runs the quickstart's task with its numbers of steps: SFT, then RL from it, in bfloat16 on GPUs.
 It reports the accuracy in RL's first step, in its last five steps, and on held-out problems at its
 end. Cases run side by side, each on devices of its own. Two pipeline stages need an even number of
-layers and experts another architecture, so `pp2` and `moe_ep2` have a model (and an SFT) of their
+layers and experts another architecture, so `pp2` and `moe_*` have a model (and an SFT) of their
 own; `fp8` has one, too, because its SFT is in FP8 already. OUT/learning.json has the figures,
 OUT/<case>/ the runs.
 """

@@ -80,6 +80,10 @@ def _write_transitions(path: Path, following: Mapping[int, Mapping[int, float]],
     save_file(weights, path, metadata={"format": "pt"})
 
 
+# Settings under which two ranks hold two whole experts of ``give_experts`` each.
+WHOLE_UNDER_TP = ("parallel.tp=2", "parallel.ep=2", "parallel.etp=1")
+
+
 def give_experts(folder: Path) -> None:
     """Make the model in ``folder`` one with experts, of which the answers depend a little.
 

@@ -13,7 +13,7 @@ import pytest
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.run.metrics import read_metrics
-from tests.e2e.coin_model import give_experts, write_coin_task
+from tests.e2e.coin_model import WHOLE_UNDER_TP, give_experts, write_coin_task
 from tests.e2e.commands import argv_rl, assert_nothing_left, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 SIZE = ("train.prompts_per_step=8", "train.mini_batch_prompts=4", "rollout.group_size=4", "train.steps=2")
 SIZE += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=200", "rollout.protocol=retool")
 SIZE += ("optim.lr=1e-5", "validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false")
-WHOLE_UNDER_TP = ("cluster.gpus_per_node=2", "parallel.tp=2", "parallel.ep=2", "parallel.etp=1")
+TWO_RANKS = ("cluster.gpus_per_node=2", *WHOLE_UNDER_TP)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ WHOLE_UNDER_TP = ("cluster.gpus_per_node=2", "parallel.tp=2", "parallel.ep=2", "
         pytest.param(("algorithm.router_replay=R3",), id="R3"),
         pytest.param(("algorithm.router_replay=R3", "train.mode=partial_rollout"), id="R3-partial_rollout"),
         pytest.param(("algorithm.router_replay=R2",), id="R2"),
-        pytest.param(("algorithm.router_replay=R3", *WHOLE_UNDER_TP), id="R3-whole_experts_under_tp"),
+        pytest.param(("algorithm.router_replay=R3", *TWO_RANKS), id="R3-whole_experts_under_tp"),
     ],
 )
 def test_the_engines_experts_are_the_actors(tmp_path: Path, mark: str, settings: tuple[str, ...]):

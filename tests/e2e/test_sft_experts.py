@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.coin_model import give_experts
+from tests.e2e.coin_model import WHOLE_UNDER_TP, give_experts
 from tests.e2e.commands import argv_sft, kill, last_step, marked_processes, run, started, wait_until
 from tests.e2e.test_sft import exact_metrics, settings
 
 pytestmark = pytest.mark.slow
-WHOLE_UNDER_TP = ("parallel.tp=2", "parallel.ep=2", "parallel.etp=1")
 
 
 def test_experts_that_tp_does_not_cut_continue_bit_exactly(task: Path, tmp_path: Path, mark: str):

@@ -26,6 +26,7 @@ from retool_mcore.verl.recompute import recompute_long_micro_batches
 from tests.scenario import ROOT
 
 GLOBAL_BATCH = 8
+WHOLE_EXPERTS = {"tp": 2, "ep": 2, "etp": 1}  # a layout whose experts tensor parallelism does not cut
 MICRO_BATCH_TOKENS = 96  # several packed micro-batches a step
 VOCAB = 272  # 256 bytes, two special tokens, padding to a multiple of 16
 STEPS = 8

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
-from tests.numerics.megatron_ranks import launch, make_model
+from tests.numerics.megatron_ranks import WHOLE_EXPERTS, launch, make_model
 from tests.numerics.test_parallel_parity import RECOMPUTE, column
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -34,8 +34,8 @@ ALIKE = {  # jobs that cut a step into the same micro-batches, which these losse
     "global_aux_pp2": "global_aux",
 }
 REPLAY_ONE: dict[str, dict[str, int]] = {"one": {}}
-TWO = {"ep2": {"ep": 2}, "tp2_ep2_etp1": {"tp": 2, "ep": 2, "etp": 1}, "cp2_ep2_of_cp": {"cp": 2, "ep": 2}}
-REPLAY_TWO = {"tp2": {"tp": 2}, "tp2_ep2_etp1": TWO["tp2_ep2_etp1"], "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}}
+TWO = {"ep2": {"ep": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS, "cp2_ep2_of_cp": {"cp": 2, "ep": 2}}
+REPLAY_TWO = {"tp2": {"tp": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}}
 REPLAY_FOUR = {"tp2_ep2": {"tp": 2, "ep": 2}, "pp2_ep2": {"pp": 2, "ep": 2}}
 LOAD = "experts/load_max_over_mean"
 

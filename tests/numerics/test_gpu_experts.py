@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.numerics.megatron_ranks import launch, make_model
+from tests.numerics.megatron_ranks import WHOLE_EXPERTS, launch, make_model
 from tests.numerics.plain_transformers import plain_transformers
+from tests.numerics.test_expert_parity import AUX as STRONG_AUX
+from tests.numerics.test_expert_parity import GLOBAL_AUX
 from tests.numerics.test_gpu_parity import FOUR_STEPS, RECOMPUTE, SHAPE, assert_close, two_gpus
 
 pytestmark = [
@@ -26,8 +28,7 @@ Answers = dict[str, Any]
 ROUTER = {"moe_router_dtype": "fp32"}  # as a run has it by default; bfloat16 makes ties
 # With "aux_loss" at ten times this weight the fourth step's choices, and so its gradient, depend on
 # rounding.
-AUX = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.3}
-GLOBAL_AUX = {"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 3.0}
+AUX = STRONG_AUX | {"moe_aux_loss_coeff": 0.3}
 ONE = {
     "one": ROUTER,
     "permute_fusion": ROUTER | {"moe_permute_fusion": True},
@@ -36,15 +37,14 @@ ONE = {
     "aux_permute_fusion": ROUTER | AUX | {"moe_permute_fusion": True},
     "global_aux": ROUTER | GLOBAL_AUX,
 }
-WHOLE = {"tp": 2, "ep": 2, "etp": 1}  # experts that tensor parallelism does not cut
 TWO: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "ep2": ({"ep": 2}, ROUTER),
     "ep2_permute_fusion": ({"ep": 2}, ROUTER | {"moe_permute_fusion": True}),
     "tp2": ({"tp": 2}, ROUTER),
-    "tp2_ep2_etp1": (WHOLE, ROUTER),
+    "tp2_ep2_etp1": (WHOLE_EXPERTS, ROUTER),
     "pp2": ({"pp": 2}, ROUTER),
 }
-REPLAY_TWO: dict[str, dict[str, int]] = {"tp2": {"tp": 2}, "tp2_ep2_etp1": WHOLE, "ep2": {"ep": 2}}
+REPLAY_TWO: dict[str, dict[str, int]] = {"tp2": {"tp": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS, "ep2": {"ep": 2}}
 FUSED = {"moe_permute_fusion": True}
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.numerics.megatron_ranks import launch, make_model
+from tests.numerics.megatron_ranks import WHOLE_EXPERTS, launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-EXPERTS = {"ep2": {"ep": 2}, "tp2_ep2_etp1": {"tp": 2, "ep": 2, "etp": 1}}  # layouts of models with experts
+EXPERTS = {"ep2": {"ep": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS}  # layouts of models with experts
 LAYOUTS = {"one": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, **EXPERTS}
 MODELS = {  # name -> (architecture, tied embeddings)
     "qwen2": ("qwen2", False),

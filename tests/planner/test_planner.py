@@ -110,16 +110,17 @@ def test_states_of_32b_by_hand():
     assert (two.weights + two.gradients + two.optimizer) * GIB == pytest.approx(98.3e9, rel=0.01)
 
 
-def test_states_of_experts_by_hand():
-    """Qwen3-30B-A3B, 8 replicas, EP 8: an eighth of 29.0 G parameters of experts and all 1.5 G
-    others on each device.
+@pytest.mark.parametrize("layout", [Parallel(ep=8), Parallel(tp=2, ep=8, etp=1)], ids=str)
+def test_states_of_experts_by_hand(layout: Parallel):
+    """Qwen3-30B-A3B, 8 devices, EP 8: an eighth of 29.0 G parameters of experts on each, and all
+    1.5 G others, or TP's half.
 
     No other device holds the same experts, so their 12 bytes of Adam are whole; those of the others
     are an eighth.
     """
     experts, others = 48 * 128 * (3 * 2048 * 768 + 2048), 48 * 2048 * 128 * 2 * 36 + 2 * 2048 * 151936
-    found = train_memory(PUBLISHED["Qwen3-30B-A3B"], Parallel(ep=8), Memory(), dp=8, micro_batch_tokens=0)
-    assert (found.weights + found.gradients) * GIB == pytest.approx(6 * (experts / 8 + others))
+    found = train_memory(PUBLISHED["Qwen3-30B-A3B"], layout, Memory(), dp=8 // layout.tp, micro_batch_tokens=0)
+    assert (found.weights + found.gradients) * GIB == pytest.approx(6 * (experts / 8 + others / layout.tp))
     assert found.optimizer * GIB == pytest.approx(12 * (experts / 8 + others / 8))
 
 
