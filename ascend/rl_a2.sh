@@ -16,4 +16,4 @@ if [ "$NODES" -gt 1 ]; then                                    # on one node ver
   serve_unless_head                                            # the head drives; the others serve until it leaves
   step "$PYTHON" -m retool_mcore preflight "$CONFIG" "${KEYS[@]}" --cluster --wait-s "$NODES_WAIT_S"
 fi
-run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}"
+run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}" "${IN_SANDBOX[@]}"

@@ -93,13 +93,17 @@ trap 'exit 143' TERM
 # start_sandbox CONFIG [section.key=value ...]: one service for all of this node; the same path on
 # every node, so that one setting names it. It is started again when it dies or stands still.
 # SANDBOX_OPTIONS="--metrics-port 9090 --host 10.0.0.1" shows its health and metrics to a monitor.
-# Sets SANDBOX_URL.
+# Sets SANDBOX_URL, and IN_SANDBOX: settings that are the service's from here on, not the run's.
 start_sandbox() {
-  local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN level workers
+  local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN level workers python modules
   read -r level workers < <("$PYTHON" -m retool_mcore get "$@" sandbox.min_level sandbox.workers) || exit 2
+  python=$("$PYTHON" -m retool_mcore get "$@" sandbox.python) || exit 2
+  modules=$("$PYTHON" -m retool_mcore get "$@" sandbox.preload) || exit 2
+  IN_SANDBOX=(sandbox.python= "sandbox.preload=[]")
   SANDBOX_URL=unix://$folder/sandbox.sock
   local serve=(bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$level" --workers "$workers"
-    --processes $(((workers + 15) / 16)) ${SANDBOX_OPTIONS:-})
+    --processes $(((workers + 15) / 16)) ${python:+--python "$python"} ${modules:+--preload ${modules// / --preload }}
+    ${SANDBOX_OPTIONS:-})
   [ -z "$DRY_RUN" ] || { start "${serve[@]}"; return; }
   mkdir -p -m 700 "$folder"
   rm -f "$folder/sandbox.sock"

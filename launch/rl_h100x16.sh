@@ -13,4 +13,4 @@ start_sandbox "$CONFIG" "${KEYS[@]}"
 start_ray
 serve_unless_head                                              # the head drives; the other serves until it leaves
 step "$PYTHON" -m retool_mcore preflight "$CONFIG" "${KEYS[@]}" --cluster --wait-s "$NODES_WAIT_S"   # every node: code, data
-run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}"
+run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}" "${IN_SANDBOX[@]}"

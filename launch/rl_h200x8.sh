@@ -9,4 +9,4 @@ source launch/env_cuda.sh
 source launch/nodes.sh
 prepare launch/rl.py "$CONFIG" "$@"
 start_sandbox "$CONFIG" "${KEYS[@]}"
-run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}"
+run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}" "${IN_SANDBOX[@]}"

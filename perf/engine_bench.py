@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ def bench(
     in_flight: Annotated[int, typer.Option(min=1, help="requests of a wave")] = 64,
     tokens: Annotated[tuple[int, int], typer.Option(help="sampled for one request, drawn evenly")] = (2048, 4096),
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="0: a model soon repeats itself")] = 1.0,
     waves: Annotated[int, typer.Option(min=1, help="measured")] = 1,
     arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server")] = None,
     dtype: Annotated[str, typer.Option()] = "bfloat16",
@@ -53,13 +55,14 @@ def bench(
             extra_args=["--skip-tokenizer-init", *extra],
         ) as server,
     ):  # fmt: skip
-        draw = random.Random(0)
-        rates = [asyncio.run(wave(server.url, draw, in_flight, tokens, prompt_tokens)) for _ in range(waves + 1)][1:]
-        found = asyncio.run(recorded(server.url, draw, in_flight, tokens, prompt_tokens)) if kernels else {}
+        work = Work(server.url, random.Random(0), in_flight, tokens, prompt_tokens, temperature)
+        rates = [asyncio.run(wave(work)) for _ in range(waves + 1)][1:]
+        found = asyncio.run(recorded(work)) if kernels else {}
     record: dict[str, Any] = {
         "in_flight": in_flight,
         "tokens": tokens,
         "prompt_tokens": prompt_tokens,
+        "temperature": temperature,
         "args": arg or [],
         "tokens_per_s": [round(rate, 1) for rate in rates],
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -68,15 +71,28 @@ def bench(
     typer.echo(json.dumps(record))
 
 
-async def wave(url: str, draw: random.Random, count: int, tokens: tuple[int, int], prompt_tokens: int) -> float:
+@dataclass(frozen=True)
+class Work:
+    """Waves of requests, as the options say."""
+
+    url: str
+    draw: random.Random
+    in_flight: int
+    tokens: tuple[int, int]
+    prompt_tokens: int
+    temperature: float
+
+
+async def wave(work: Work) -> float:
     """Sampled tokens per second from the first request to the last answer."""
-    lengths = [draw.randint(*tokens) for _ in range(count)]
-    prompts = [[draw.randrange(10, 800) for _ in range(prompt_tokens)] for _ in range(count)]
+    draw = work.draw
+    lengths = [draw.randint(*work.tokens) for _ in range(work.in_flight)]
+    prompts = [[draw.randrange(10, 800) for _ in range(work.prompt_tokens)] for _ in lengths]
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=work.url, timeout=None, limits=limits, trust_env=False) as client:
 
         async def one(prompt: list[int], length: int) -> int:
-            sampling = {"max_new_tokens": length, "ignore_eos": True, "temperature": 1.0}
+            sampling = {"max_new_tokens": length, "ignore_eos": True, "temperature": work.temperature}
             body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
             answer = await client.post("/generate", json=body)
             answer.raise_for_status()
@@ -87,14 +103,12 @@ async def wave(url: str, draw: random.Random, count: int, tokens: tuple[int, int
         return sum(sampled) / (time.perf_counter() - started)
 
 
-async def recorded(
-    url: str, draw: random.Random, count: int, tokens: tuple[int, int], prompt_tokens: int
-) -> dict[str, Any]:
+async def recorded(work: Work) -> dict[str, Any]:
     """Where the time of RECORDED steps goes, in which all requests decode."""
     with tempfile.TemporaryDirectory() as folder:
-        running = asyncio.create_task(wave(url, draw, count, tokens, prompt_tokens))
+        running = asyncio.create_task(wave(work))
         await asyncio.sleep(PREFILL_S)
-        async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=work.url, timeout=None, trust_env=False) as client:
             wanted = {"output_dir": folder, "num_steps": RECORDED, "activities": ["GPU"]}
             (await client.post("/start_profile", json=wanted)).raise_for_status()
         await running

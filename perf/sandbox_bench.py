@@ -4,6 +4,8 @@ r"""Measures the speed of our sandbox and of SandboxFusion-compatible servers, o
     python perf/sandbox_bench.py --beside sandboxfusion=http://127.0.0.1:8080 \
         --beside-pid sandboxfusion=4711
     python perf/sandbox_bench.py --fresh    # beside a fresh interpreter per call, as a yardstick
+    python perf/sandbox_bench.py --imports pandas --python /opt/sandbox/bin/python
+        # calls that import it, without and with sandbox.preload
 
 CPU per execution is that of the server's whole process tree (for the in-process sandbox: of this
 process and its children), divided by the executions. Run it on a quiet machine: the record includes
@@ -32,6 +34,7 @@ from pathlib import Path
 from retool_mcore.process import die_with_parent
 from retool_mcore.sandbox.base import Level, Sandbox
 from retool_mcore.sandbox.client import RemoteSandbox
+from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.local import LocalSandbox
 
 CASES = {
@@ -85,15 +88,15 @@ class Subject:
     """One case on one server."""
 
     sandbox: Sandbox
-    case: str
+    code: str
+    expected: str
     num_errors: int = 0
 
     async def one(self) -> float:
         """Milliseconds of one execution."""
-        code, expected = CASES[self.case]
         started = time.perf_counter()
-        result = await self.sandbox.execute(code, run_timeout_s=60, memory_limit_mb=MEMORY_LIMIT_MB)
-        self.num_errors += result.stdout != expected
+        result = await self.sandbox.execute(self.code, run_timeout_s=60, memory_limit_mb=MEMORY_LIMIT_MB)
+        self.num_errors += result.stdout != self.expected
         return (time.perf_counter() - started) * 1e3
 
     async def latencies_ms(self, count: int) -> list[float]:
@@ -114,14 +117,20 @@ class Subject:
         return count / (time.perf_counter() - started)
 
 
-async def measure(name: str, sandbox: Sandbox, pid: int | None, counts: dict[str, tuple[int, int]]) -> list[Row]:
-    """All cases on one server.
+async def measure(
+    name: str,
+    sandbox: Sandbox,
+    pid: int | None,
+    counts: dict[str, tuple[int, int]],
+    cases: dict[str, tuple[str, str]] = CASES,
+) -> list[Row]:
+    """All cases on one server: code and what it prints.
 
     ``counts``: for each case the number of executions one after another, and the number at each
     concurrency. Latencies of all cases come first: for seconds after a burst the kernel still takes
     its namespaces apart.
     """
-    subjects = {case: Subject(sandbox, case) for case in CASES}
+    subjects = {case: Subject(sandbox, code, expected) for case, (code, expected) in cases.items()}
     latencies_ms = {case: await subject.latencies_ms(counts[case][0]) for case, subject in subjects.items()}
     rows: list[Row] = []
     for case, subject in subjects.items():
@@ -137,8 +146,11 @@ async def measure(name: str, sandbox: Sandbox, pid: int | None, counts: dict[str
 
 
 @asynccontextmanager
-async def in_process(level: Level, workers: int) -> AsyncIterator[tuple[Sandbox, int | None]]:
-    async with LocalSandbox(min_level=level, max_level=level, workers=workers) as sandbox:
+async def in_process(
+    level: Level, workers: int, interpreter: Interpreter | None = None
+) -> AsyncIterator[tuple[Sandbox, int | None]]:
+    opened = LocalSandbox(min_level=level, max_level=level, workers=workers, interpreter=interpreter)
+    async with opened as sandbox:
         yield sandbox, os.getpid()
 
 
@@ -263,6 +275,17 @@ async def run(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+async def run_imports(options: argparse.Namespace) -> list[Row]:
+    """One call imports one module: with a warm image that has it not, then with one that has it."""
+    cases = {name: (f"import {name}\nprint(6 * 7)", "42\n") for name in options.imports}
+    rows: list[Row] = []
+    for words, preload in (("as code imports it", ()), ("in sandbox.preload", tuple(cases))):
+        interpreter = Interpreter(options.python, preload)
+        async with in_process(Level(options.level), options.workers, interpreter) as (sandbox, pid):
+            rows += await measure(words, sandbox, pid, dict.fromkeys(cases, (20, 40)), cases)
+    return rows
+
+
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -271,6 +294,8 @@ def main() -> None:
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--beside-pid", action="append", default=[], metavar="NAME=PID", help="for its CPU time")
     parser.add_argument("--fresh", action="store_true", help="a fresh interpreter per call beside it")
+    parser.add_argument("--imports", action="append", default=[], metavar="MODULE", help="measure calls that import it")
+    parser.add_argument("--python", default="", help="for --imports: the interpreter that runs the code")
     parser.add_argument("--json", type=Path, help="write the record here")
     parser.add_argument("--serve-fresh", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -279,7 +304,7 @@ def main() -> None:
         return
     facts = provenance(options.workers)
     print(json.dumps(facts))
-    rows = asyncio.run(run(options))
+    rows = asyncio.run(run_imports(options) if options.imports else run(options))
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")

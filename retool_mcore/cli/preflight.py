@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 from functools import partial
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -102,5 +102,6 @@ def get(
         table = getattr(run, section, None)
         if table is None or not hasattr(table, name):
             raise ConfigError(f"{config}: {key!r} is not a setting of this run.")
-        values.append(str(getattr(table, name)))
+        value = getattr(table, name)
+        values.append(" ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value))
     typer.echo(" ".join(values))

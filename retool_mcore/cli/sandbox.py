@@ -19,6 +19,7 @@ from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
 from retool_mcore.sandbox.guard import is_loopback, read_token
+from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.observe import OnlyObserved
 from retool_mcore.sandbox.open import open_sandbox
@@ -46,6 +47,8 @@ def serve(
     sessions: Annotated[int, typer.Option(help="interpreters kept alive between calls; 0 turns sessions off")] = 0,
     drain_s: Annotated[int, typer.Option(help="seconds that calls in flight get to end when it is stopped")] = 10,
     metrics_port: Annotated[int | None, typer.Option(help="of --host: /health and /metrics beside --socket")] = None,
+    python: Annotated[str, typer.Option(help="interpreter that runs the code: absolute path [default: this one]")] = "",
+    preload: Annotated[list[str] | None, typer.Option(help="module of the warm image; may be given repeatedly")] = None,
     processes: Annotated[int | None, typer.Option(help="share the workers; each is replaced when it is lost")] = None,
     inherited: Annotated[str, typer.Option(hidden=True)] = "",
     again: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -70,7 +73,8 @@ def serve(
                 arguments = sys.argv[sys.argv.index("serve") + 1 :]
                 plan = Plan(arguments, listeners, processes, workers, sessions, drain_s)
                 raise typer.Exit(128 + asyncio.run(Processes(plan, lambda: typer.echo(url)).run()))
-        sandbox = LocalSandbox(min_level=min_level, workers=workers, sessions=sessions)
+        interpreter = Interpreter(python, tuple(preload or ()))
+        sandbox = LocalSandbox(min_level=min_level, workers=workers, sessions=sessions, interpreter=interpreter)
         asyncio.run(_serve(sandbox, listeners, url, token, drain_s=drain_s, is_replacement=again))
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)

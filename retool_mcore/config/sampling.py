@@ -189,6 +189,19 @@ class SandboxSettings(Section):
     Less is an error at start. The strongest that works is taken, but "gvisor" only if asked for.
     """
 
+    python: str = ""
+    """The interpreter that runs the model's code: an absolute path; "": the one of the run.
+
+    CPython 3.11 or newer, with packages of its own: of the trainer's it sees none. For where =
+    ["local"] and for the service that the launch scripts start; another server has its own.
+    """
+
+    preload: list[str] = Field(default=[])
+    """Modules that are imported once, for all executions, beyond those for mathematics.
+
+    By their import names: ["pandas", "sklearn.linear_model"]. For the same servers as python.
+    """
+
     workers: PositiveInt = 2
     """Concurrent executions per node."""
 

@@ -130,7 +130,12 @@ class _Work:
             if self.case.tool:
                 spec = self.config.sandbox
                 opened = open_sandbox(
-                    spec.where, min_level=spec.min_level, workers=spec.workers, sessions=spec.sessions
+                    spec.where,
+                    min_level=spec.min_level,
+                    workers=spec.workers,
+                    sessions=spec.sessions,
+                    python=spec.python,
+                    preload=spec.preload,
                 )
                 sandbox = await stack.enter_async_context(opened)
             engines = [await stack.enter_async_context(SglangEngine(url)) for url in self.urls]

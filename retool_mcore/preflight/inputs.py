@@ -96,7 +96,8 @@ def sandbox(config: RunConfig) -> Iterator[Finding]:
     """One real execution in each sandbox, at the level that the run asks for."""
     if not isinstance(config, RlConfig) or not config.rollout.tool:
         return
-    open_sandbox(config.sandbox.where)  # nothing starts yet; raises for a list of both kinds
+    settings = config.sandbox
+    open_sandbox(settings.where, python=settings.python, preload=settings.preload)  # starts nothing yet, but may raise
     for where in config.sandbox.where:
         level, output = asyncio.run(call_of_sandbox(config, where))
         if output.strip() == "42":
@@ -109,7 +110,14 @@ def sandbox(config: RunConfig) -> Iterator[Finding]:
 async def call_of_sandbox(config: RlConfig, where: str) -> tuple[str, str]:
     """The level in force, and what print(6 * 7) printed."""
     session = f"preflight-{os.getpid()}" if config.sandbox.sessions else None
-    box = open_sandbox(where, min_level=config.sandbox.min_level, workers=1, sessions=int(session is not None))
+    box = open_sandbox(
+        where,
+        min_level=config.sandbox.min_level,
+        workers=1,
+        sessions=int(session is not None),
+        python=config.sandbox.python,
+        preload=config.sandbox.preload,
+    )
     async with box:
         result = await box.execute(
             "print(6 * 7)",

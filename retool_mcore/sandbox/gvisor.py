@@ -18,7 +18,7 @@ import signal
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,7 +26,7 @@ from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox import confine, kernel
 
 _BOOT = "/retool"  # in the container: copies of _BOOT_MODULES, nothing else of ours
-_BOOT_MODULES = ("runner", "habits", "imports", "kernel", "pools", "inside")
+_BOOT_MODULES = ("runner", "habits", "imports", "kernel", "packages", "pools", "inside")
 _LOG, _PANIC_LOG = "runsc.log", "panic.log"
 _TMPFS_OPTIONS = ["nosuid", "nodev", "mode=1777", "size=128m"]
 _LIMITS = {
@@ -47,12 +47,13 @@ def find_runsc() -> str:
     return os.path.realpath(found)
 
 
-def write_bundle(parent: str, hidden: Sequence[str], seccomp: bytes) -> str:
+def write_bundle(parent: str, hidden: Sequence[str], seccomp: bytes, heavy: Iterable[str]) -> str:
     """Make the OCI bundle that a zygote's containers share, in a new directory under ``parent``.
 
     ``hidden`` are the path prefixes whose frames a traceback leaves out. ``seccomp`` is the program
     of the other levels: in a container it keeps the code from most of gVisor's own kernel, and
-    refused calls get the same answers as at the other levels.
+    refused calls get the same answers as at the other levels. ``heavy`` packages are imported
+    before the clock starts.
     """
     directory = Path(tempfile.mkdtemp(dir=parent))  # a killed zygote may have left its bundle there
     directory.chmod(0o711)
@@ -77,7 +78,12 @@ def write_bundle(parent: str, hidden: Sequence[str], seccomp: bytes) -> str:
             _make_mount_point(path, Path(f"{root}{path}"))
             mounts.append(_bind(path, path))
     _write_boot(boot)
-    arguments = {"paths": confine.python_paths(), "hidden": [_BOOT + "/", *hidden], "seccomp": seccomp.hex()}
+    arguments = {
+        "paths": confine.python_paths(),
+        "hidden": [_BOOT + "/", *hidden],
+        "seccomp": seccomp.hex(),
+        "heavy": sorted(heavy),
+    }
     (directory / "config.json").write_text(json.dumps(_config(root, mounts, python, arguments)))
     return str(directory)
 

@@ -12,14 +12,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import gvisor, kernel, orphans, zygote
 from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.priority import give_way
 from retool_mcore.sandbox.seccomp import compile_filter
 
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from retool_mcore.sandbox.zygote import main; main({fd})"
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -64,13 +64,21 @@ class WarmImage:
     """One zygote process. If it dies, the next ``spawn`` starts a new one."""
 
     def __init__(
-        self, *, level: Level, light: bool, state_dir: Path, on_death: Callable[[], None] = lambda: None
+        self,
+        *,
+        level: Level,
+        light: bool,
+        state_dir: Path,
+        interpreter: Interpreter,
+        on_death: Callable[[], None] = lambda: None,
     ) -> None:
         """``on_death`` is called whenever the zygote ended unasked."""
         self._on_death = on_death
         self._level = level
         self._light = light
         self._state_dir = state_dir
+        self._interpreter = interpreter
+        self.facts: dict[str, object] = {}
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
@@ -93,8 +101,21 @@ class WarmImage:
         """Children that have not ended."""
         return len(self._exits)
 
+    @property
+    def path_under_tmp(self) -> str | None:
+        """A directory of its Python's under /tmp, once it has started."""
+        return cast("str | None", self.facts["path_under_tmp"])
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages of the image that its Python has not, once it has started."""
+        return cast(list[str], self.facts["missing"])
+
     async def start(self) -> None:
-        """Start the zygote unless it runs. Raises SandboxUnavailable that names the refusal."""
+        """Start the zygote unless it runs.
+
+        Raises SandboxUnavailable that names the refusal, ConfigError for ``sandbox.preload``.
+        """
         async with self._starting:
             if self._channel is None:
                 await self._start()
@@ -104,8 +125,8 @@ class WarmImage:
         root.mkdir(parents=True, exist_ok=True)
         log_path = self._state_dir / "zygote.log"
         environment = dict(_ENVIRONMENT, HOME=str(self._state_dir))
-        if "LD_LIBRARY_PATH" in os.environ:
-            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        if library_path := self._interpreter.library_path:
+            environment["LD_LIBRARY_PATH"] = library_path
         try:
             config = marshal.dumps(self._config(root))
         except SandboxUnavailable:
@@ -113,10 +134,10 @@ class WarmImage:
         except (OSError, RuntimeError) as error:
             raise SandboxUnavailable(f"no seccomp filter or no Landlock: {error}") from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        boot = _BOOT.format(root=str(_PACKAGE_ROOT), fd=theirs.fileno())
+        boot = _BOOT.format(root=str(self._interpreter.package_root(self._state_dir / "code")), fd=theirs.fileno())
         with log_path.open("wb") as log, theirs:
             process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", "-c", boot],
+                [self._interpreter.executable, "-s", "-P", "-B", "-c", boot],
                 env=environment, pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
@@ -133,8 +154,10 @@ class WarmImage:
             process.kill()
             await asyncio.to_thread(process.wait)
             reason = answer[1:].decode(errors="replace") or log_path.read_text(errors="replace")[-2000:]
+            if answer[:1] == zygote.MISCONFIGURED:
+                raise ConfigError(reason)
             raise SandboxUnavailable(reason.strip() or f"the zygote ended with {process.returncode}")
-        self.facts: dict[str, object] = json.loads(answer[1:])
+        self.facts = json.loads(answer[1:])
         self._channel, self._process = ours, process
         asyncio.get_running_loop().add_reader(ours, self._on_message)
 
@@ -142,6 +165,7 @@ class WarmImage:
         return {
             "level": str(self._level),
             "light": self._light,
+            "preload": list(self._interpreter.preload),
             "root": str(root),
             "seccomp": self._filter(),
             "landlock_abi": kernel.landlock_abi() if self._level == Level.LANDLOCK else 0,

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox import habits, kernel, pools, runner
+from retool_mcore.sandbox import habits, kernel, packages, pools, runner
 
 _CONTROL_FD = 3
 _ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -29,15 +29,17 @@ _ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class ContainerInterpreter(runner.Interpreter):
     """Confines itself and sends READY once its libraries are imported, not before."""
 
-    def __init__(self, control: socket.socket, *, hidden_prefixes: Sequence[str], seccomp: bytes) -> None:
-        super().__init__(control, light=False, hidden_prefixes=hidden_prefixes, mapped_bytes=0)
+    def __init__(
+        self, control: socket.socket, *, heavy: frozenset[str], hidden_prefixes: Sequence[str], seccomp: bytes
+    ) -> None:
+        super().__init__(control, light=False, heavy=heavy, hidden_prefixes=hidden_prefixes, mapped_bytes=0)
         self._seccomp = seccomp
 
     def prepare(self, request: dict[str, Any]) -> None:
         """Import what the code names; this process is already confined, and may parse the code."""
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             tree, _ = habits.parse_cell(request["code"], "main.py", notebook=request["notebook"])
-            for name in sorted(runner.heavy_imports(tree)):
+            for name in sorted(packages.heavy_imports(tree, self._heavy)):
                 with contextlib.suppress(Exception):  # the code's own import will say so
                     importlib.import_module(name)
         runner.reseed()
@@ -54,7 +56,8 @@ class ContainerInterpreter(runner.Interpreter):
 def main() -> NoReturn:
     """Entry point.
 
-    The one argument is JSON: ``paths`` for sys.path, ``hidden`` for tracebacks, ``seccomp`` in hex.
+    The one argument is JSON: ``paths`` for sys.path, ``hidden`` for tracebacks, ``seccomp`` in hex,
+    ``heavy`` packages.
     """
     arguments = json.loads(sys.argv[1])
     sys.path[:] = arguments["paths"]
@@ -67,7 +70,10 @@ def main() -> NoReturn:
     pools.without_programs_and_sockets()
     control = socket.socket(fileno=_CONTROL_FD)
     interpreter = ContainerInterpreter(
-        control, hidden_prefixes=arguments["hidden"], seccomp=bytes.fromhex(arguments["seccomp"])
+        control,
+        heavy=frozenset(arguments["heavy"]),
+        hidden_prefixes=arguments["hidden"],
+        seccomp=bytes.fromhex(arguments["seccomp"]),
     )
     site.setquit()
     site.setcopyright()

@@ -68,11 +68,16 @@ def set_mount_attributes(target: str, attributes: int) -> None:
     _check(result, f"mount_setattr({target})")
 
 
+def unmount(target: str) -> None:
+    """umount2(2), also while something below ``target`` is open."""
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount({target})")
+
+
 def pivot_root_here() -> None:
     """Make the working directory the root and detach the old one."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _check(_libc.syscall(number, b".", b"."), "pivot_root")
-    _check(_libc.umount2(b".", MNT_DETACH), "umount of the old root")
+    unmount(".")  # the old root
     os.chdir("/")
 
 

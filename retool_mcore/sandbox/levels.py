@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import confine, gvisor
+from retool_mcore.sandbox import gvisor
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.process import ChildProcess
@@ -85,7 +85,7 @@ async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
         await image.start()
         seat.prepare(memory_limit_mb=256)
         await _probe(image, level, seat)
-        if level == Level.GVISOR and (path := confine.path_under_tmp()):
+        if level == Level.GVISOR and (path := image.path_under_tmp):
             raise SandboxUnavailable(
                 f"Python's {path} lies under /tmp, where a container has a directory of its own: what is installed "
                 "there could not be imported. Install Python elsewhere"
@@ -111,8 +111,8 @@ async def _probe(image: WarmImage, level: Level, seat: Seat) -> None:
         raise SandboxUnavailable(f"the probe inside failed: {turn.stderr[0].strip() or turn.return_code}")
 
 
-def warnings(level: Level) -> list[str]:
-    """What a user must know who runs at ``level`` with this Python."""
+def warnings(level: Level, path_under_tmp: str | None) -> list[str]:
+    """What a user must know who runs at ``level``, with a Python that has a path under /tmp."""
     found: list[str] = []
     if level == Level.RLIMITS:
         others = "" if os.geteuid() == 0 else " and signal every process of this user"
@@ -122,10 +122,10 @@ def warnings(level: Level) -> list[str]:
             "sandbox level is landlock, below namespaces: model code learns which files exist and what machine this "
             f"is. For more, {_HINTS[Level.NAMESPACES]}."
         )
-    if level == Level.NAMESPACES and (path := confine.path_under_tmp()):
+    if level == Level.NAMESPACES and path_under_tmp:
         found.append(
-            f"Python's {path} lies under /tmp: there /tmp is read-only for model code, which else may write to it. "
-            "Install Python elsewhere."
+            f"Python's {path_under_tmp} lies under /tmp: there /tmp is read-only for model code, which else may "
+            "write to it. Install Python elsewhere."
         )
     return found
 

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import levels
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
 from retool_mcore.sandbox.images import WarmImage
+from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.process import ChildProcess, Turn
-from retool_mcore.sandbox.runner import HEAVY_PACKAGES
 from retool_mcore.sandbox.seats import Seat
 from retool_mcore.sandbox.sessions import Sessions
 from retool_mcore.sandbox.state import StateDirectory
@@ -32,26 +32,33 @@ logger = logging.getLogger(__name__)
 # One zygote forks serially, a few milliseconds per fork; more workers than this get another zygote.
 _WORKERS_PER_ZYGOTE = 16
 _WAITING_MEMORY_MB = 1024  # of a container that waits for its request, where a cgroup bounds it
-# A guess from the text, only to start in the right image: this process never parses hostile code.
-# The child reads the AST, and asks for the full image where the guess was wrong.
-_HEAVY_NAME = re.compile(r"\b(?:" + "|".join(sorted(HEAVY_PACKAGES)) + r")\b")
 _IMPORT_BEFORE = re.compile(r"(?:^|[\n;:])[ \t]*(?:import|from)[ \t][^\n;]*\Z")
 _GUESSED_CHARS, _GUESSED_NAMES = 32_000, 100
 
 
-def may_import_heavy(code: str) -> bool:
-    """Guess whether ``code`` imports a package of the full image, in time that code cannot stretch.
+class ImportGuess:
+    """Guesses from its text whether code imports a package of the full image.
 
-    Of longer code, and code that names the packages more often, the guess is yes: the full image
-    runs any code.
+    Only to start in the right image: this process never parses hostile code. The child reads the
+    AST, and asks for the full image where the guess was wrong.
     """
-    if len(code) > _GUESSED_CHARS:
-        return True
-    for number, name in enumerate(_HEAVY_NAME.finditer(code)):
-        before = code[max(0, name.start() - 200) : name.start()]
-        if number >= _GUESSED_NAMES or _IMPORT_BEFORE.search(before, max(0, before.rfind("\n"))):
+
+    def __init__(self, heavy: Iterable[str]) -> None:
+        self._name = re.compile(r"\b(?:" + "|".join(sorted(heavy)) + r")\b")
+
+    def __call__(self, code: str) -> bool:
+        """Takes time that code cannot stretch.
+
+        Of longer code, and code that names the packages more often, the guess is yes: the full
+        image runs any code.
+        """
+        if len(code) > _GUESSED_CHARS:
             return True
-    return False
+        for number, name in enumerate(self._name.finditer(code)):
+            before = code[max(0, name.start() - 200) : name.start()]
+            if number >= _GUESSED_NAMES or _IMPORT_BEFORE.search(before, max(0, before.rfind("\n"))):
+                return True
+        return False
 
 
 class LocalSandbox(Sandbox):
@@ -65,8 +72,14 @@ class LocalSandbox(Sandbox):
         workers: int | None = None,
         sessions: int = 0,
         attempts: int = 3,
+        interpreter: Interpreter | None = None,
     ) -> None:
-        """``max_level`` caps the level (for tests); ``attempts`` counts tries per execution."""
+        """``max_level`` caps the level (for tests); ``attempts`` counts tries per execution.
+
+        ``interpreter``: the Python that runs the code, and what its full image holds; None: ours.
+        """
+        self._interpreter = interpreter or Interpreter()
+        self._may_import_heavy = ImportGuess(self._interpreter.heavy)
         self._min_level, self._max_level = min_level, max_level
         self._workers = workers or len(os.sched_getaffinity(0))
         if 0 < sessions < self._workers:
@@ -118,7 +131,10 @@ class LocalSandbox(Sandbox):
     # -------------------------------------------------------------- opening
 
     async def open(self) -> None:
-        """Start images at the strongest level. Raises SandboxUnavailable below ``min_level``."""
+        """Start images at the strongest level.
+
+        Raises SandboxUnavailable below ``min_level``, ConfigError for the interpreter.
+        """
         async with self._opening:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
@@ -130,6 +146,7 @@ class LocalSandbox(Sandbox):
                     raise
 
     async def _open(self) -> None:
+        await self._interpreter.check()
         self._state = StateDirectory.create()
         first_light, level = await self._strongest_image()
         num_zygotes = -(-self._workers // _WORKERS_PER_ZYGOTE)
@@ -171,7 +188,11 @@ class LocalSandbox(Sandbox):
         assert self._state is not None, "images live in the state directory"
         directory = self._state.path / f"{'light' if light else 'full'}-{number}"
         return WarmImage(
-            level=level, light=light and level != Level.GVISOR, state_dir=directory, on_death=self._zygote_died
+            level=level,
+            light=light and level != Level.GVISOR,
+            state_dir=directory,
+            interpreter=self._interpreter,
+            on_death=self._zygote_died,
         )
 
     def _zygote_died(self) -> None:
@@ -180,8 +201,16 @@ class LocalSandbox(Sandbox):
 
     def _log_opening(self, level: Level) -> None:
         memory = "execution" if self.memory_is_bounded_per_execution else "process (no writable memory cgroup)"
-        logger.info("sandbox open: level %s, %d workers, memory limited per %s", level, self._workers, memory)
-        for warning in levels.warnings(level):
+        logger.info(
+            "sandbox open: level %s, %d workers, memory limited per %s, %s",
+            level, self._workers, memory, self._interpreter.executable,
+        )  # fmt: skip
+        if missing := self._full[0].missing:
+            logger.warning(
+                "%s has not %s: code that imports them fails. Install them there.",
+                self._interpreter.executable, ", ".join(missing),
+            )  # fmt: skip
+        for warning in levels.warnings(level, self._full[0].path_under_tmp):
             logger.warning("%s", warning)
 
     def _make_seat(self, level: Level, number: int) -> Seat:
@@ -219,7 +248,7 @@ class LocalSandbox(Sandbox):
                 return replace(await self._run_in_session(request, request.session), queue_s=queue_s)
             seat = self._take_seat()
             try:
-                heavy = may_import_heavy(request.code)
+                heavy = self._may_import_heavy(request.code)
                 result = await self._run_stateless(request, self._full if heavy else self._light, seat)
                 if result is None:
                     result = await self._run_stateless(request, self._full, seat)

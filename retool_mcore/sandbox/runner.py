@@ -28,15 +28,11 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retool_mcore.sandbox import habits
+from retool_mcore.sandbox import habits, packages
 
 if TYPE_CHECKING:
     import asyncio  # in the sandbox only for code that awaits
 
-# Code that imports one of these needs the full image, which has preloaded those that mathematics
-# needs.
-_HEAVY = "numpy scipy sympy mpmath pandas networkx matplotlib sklearn statsmodels numba cvxpy pulp torch"
-HEAVY_PACKAGES = frozenset(_HEAVY.split())
 # Kept free above the code's own limit so that a MemoryError can still be reported.
 _REPORT_BYTES = 64 << 20
 _HIDDEN = ("<frozen ", "/proc/self/fd/")
@@ -70,30 +66,20 @@ def read_request(control: socket.socket) -> dict[str, Any]:
     return marshal.loads(_read_exactly(control, length))
 
 
-def heavy_imports(tree: ast.AST) -> set[str]:
-    """The modules of the full image's packages that the code's import statements may name."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.partition(".")[0] in HEAVY_PACKAGES}
-
-
 class _HeavyImports(importlib.abc.MetaPathFinder):
     """In the light image, ask for the full one at an import that the AST did not show.
 
     Such an import goes through ``__import__`` or ``exec``.
     """
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, heavy: frozenset[str]) -> None:
         self._control = control
+        self._heavy = heavy
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in HEAVY_PACKAGES:
+        if fullname in self._heavy:
             ask_for_full_image(self._control)
         return None
 
@@ -108,12 +94,22 @@ class Interpreter:
     """One ``__main__`` namespace; a session runs several cells in it."""
 
     def __init__(
-        self, control: socket.socket, *, light: bool, hidden_prefixes: Sequence[str], mapped_bytes: int
+        self,
+        control: socket.socket,
+        *,
+        light: bool,
+        heavy: frozenset[str],
+        hidden_prefixes: Sequence[str],
+        mapped_bytes: int,
     ) -> None:
-        """``mapped_bytes``: the warm image's address space, to which the memory limit is added."""
+        """``heavy``: the packages that only the full image has.
+
+        ``mapped_bytes``: the warm image's address space, to which the memory limit is added.
+        """
         self._control = control
         self._mapped_bytes = mapped_bytes
         self._light = light
+        self._heavy = heavy
         self._hidden = (*_HIDDEN, *hidden_prefixes)
         self._cells = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -155,7 +151,7 @@ class Interpreter:
         num_cores = cores_told()
         os.cpu_count = lambda: num_cores
         if self._light:
-            sys.meta_path.insert(0, _HeavyImports(self._control))
+            sys.meta_path.insert(0, _HeavyImports(self._control, self._heavy))
         gc.enable()
         reseed()
 
@@ -264,7 +260,7 @@ class Interpreter:
         that does not help, the SyntaxError is the one of the source as it was written.
         """
         tree, rewrite = habits.parse_cell(source, filename, notebook=echo)
-        if self._light and heavy_imports(tree):
+        if self._light and packages.heavy_imports(tree, self._heavy):
             ask_for_full_image(self._control)
         if rewrite is None:
             try:

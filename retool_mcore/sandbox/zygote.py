@@ -5,9 +5,9 @@ child can read what it holds in memory. Code reaches the child on a control sock
 only passes on.
 
 Supervisor to zygote: `SPAWN` with the fds [control, stdout, stderr, cgroup.procs (where there is a
-cgroup), working directory (weaker levels)]. Zygote to supervisor: READY (JSON facts) or FAILED
-(text) once; then per job STARTED (with a pidfd), EXITED, or FAILED. One message is one SEQPACKET
-datagram.
+cgroup), working directory (weaker levels)]. Zygote to supervisor: READY (JSON facts), FAILED
+(text) or MISCONFIGURED (text for the user) once; then per job STARTED (with a pidfd), EXITED, or
+FAILED. One message is one SEQPACKET datagram.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import array
 import contextlib
 import fcntl
 import gc
-import importlib
 import json
 import marshal
 import os
@@ -27,28 +26,19 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, cast
 
-from retool_mcore.sandbox import confine, guardian, gvisor, kernel, paths, pools, runner
+from retool_mcore.sandbox import confine, guardian, gvisor, kernel, packages, paths, pools, runner
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
-READY, STARTED, EXITED, FAILED = b"O", b"P", b"X", b"F"
+READY, STARTED, EXITED, FAILED, MISCONFIGURED = b"O", b"P", b"X", b"F", b"C"
 STARTED_BODY = struct.Struct("=Q")
 EXITED_BODY = struct.Struct("=Qid")  # job, wait status, CPU seconds
 
 _CONTROL_FD = 3
 _LIBRARY_FD_BASE = 200  # above every fd of the zygote; children keep the fds of an unreadable Python open
 _TASKS_CACHE_S = 10.0
-_LIGHT = """
-abc ast bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions
-functools heapq io itertools json math numbers operator pprint random re statistics string textwrap threading
-time traceback types typing unicodedata
-"""
-_FULL = """
-numpy numpy.linalg numpy.random mpmath sympy sympy.core.random sympy.ntheory sympy.solvers sympy.geometry scipy
-scipy.special scipy.optimize scipy.integrate scipy.interpolate scipy.linalg
-"""
 
 
 class Zygote:
@@ -62,6 +52,8 @@ class Zygote:
         self._root: str = config["root"]
         self._runsc: str = config["runsc"]
         self._landlock_abi: int = config["landlock_abi"]
+        self._preload: list[str] = config["preload"]
+        self._heavy = packages.heavy_packages(self._preload)
         self._jobs: dict[int, int] = {}  # pid -> job
         self._pid_namespace = -1
         self._has_proc = True
@@ -73,7 +65,10 @@ class Zygote:
         self._hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
 
     def set_up(self) -> None:
-        """Confine the zygote, import the image, tell the supervisor. Raises OSError if refused."""
+        """Confine the zygote, import the image, tell the supervisor.
+
+        Raises OSError if refused, PreloadError for what ``sandbox.preload`` names.
+        """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.path[:] = confine.python_paths()
         # An editable install may add a finder for its sources: keep only Python's own three
@@ -81,9 +76,13 @@ class Zygote:
         sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("_frozen_importlib")]
         if self._level == "gvisor":
             kernel.adopt_orphans()
-            self._root = gvisor.write_bundle(self._root, self._hidden, self._seccomp)
-            self._channel.send(READY + json.dumps({"runsc": self._runsc}).encode())
+            packages.require_installed(self._preload)
+            self._root = gvisor.write_bundle(self._root, self._hidden, self._seccomp, self._heavy)
+            missing = packages.missing_defaults()
+            facts = {"runsc": self._runsc, "path_under_tmp": confine.path_under_tmp(), "missing": missing}
+            self._channel.send(READY + json.dumps(facts).encode())
             return
+        self._path_under_tmp = confine.path_under_tmp()
         if self._level == "namespaces":
             self._become_init()
         else:
@@ -100,12 +99,14 @@ class Zygote:
         if self._level == "landlock":
             pools.without_shared_directory()
             paths.lead_shared_names(confine.visible_paths())
-        missing = preload((_LIGHT if self._light else _LIGHT + _FULL).split())
+        missing = packages.import_defaults(light=self._light)
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
             del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
-        threads = len(os.listdir(self._task_fd))
-        if threads != 1:
+        if (threads := self._count_threads()) != 1:
             raise OSError(0, f"the warm image runs {threads} threads; a fork would lose all but one")
+        if self._preload and not self._light:
+            with self._scratch():
+                packages.import_preload(self._preload, self._count_threads)
         os.environ.clear()
         os.environ.update(confine.ENVIRONMENT, HOME=confine.BOX, TMPDIR=confine.BOX)
         self._mapped_bytes = int(os.pread(self._statm_fd, 100, 0).split()[0]) * resource.getpagesize()
@@ -116,6 +117,7 @@ class Zygote:
             self._num_huge = kernel.collapse_into_huge_pages(maps.read())
         facts = {
             "missing": missing,
+            "path_under_tmp": self._path_under_tmp,
             "num_huge_pages": self._num_huge,
             "has_proc": self._has_proc,
             "python": sys.version.split()[0],
@@ -141,6 +143,26 @@ class Zygote:
             self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         else:
             self._pid_namespace = os.pidfd_open(os.getpid())
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Generator[None]:
+        """A directory for what imports write (matplotlib's font cache), gone before the first fork.
+
+        At the weaker levels it goes with the sandbox's own files.
+        """
+        folder = confine.BOX if self._level == "namespaces" else self._root
+        if self._level == "namespaces":
+            kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
+        os.environ["HOME"] = os.environ["TMPDIR"] = paths.box = folder
+        try:
+            yield
+        finally:
+            paths.box = "."
+            if self._level == "namespaces":
+                kernel.unmount(folder)
+
+    def _count_threads(self) -> int:
+        return len(os.listdir(self._task_fd))
 
     def _open_own_proc(self) -> None:
         """Open what is read about this process later, when /proc may be gone."""
@@ -272,7 +294,11 @@ class Zygote:
             return
         runner.send_frame(control, runner.READY)
         interpreter = runner.Interpreter(
-            control, light=self._light, hidden_prefixes=self._hidden, mapped_bytes=self._mapped_bytes
+            control,
+            light=self._light,
+            heavy=self._heavy,
+            hidden_prefixes=self._hidden,
+            mapped_bytes=self._mapped_bytes,
         )
         interpreter.serve()
 
@@ -349,42 +375,6 @@ def _parents(path: str) -> list[str]:
     return parents
 
 
-def preload(names: Sequence[str]) -> list[str]:
-    """Import ``names`` and warm up; return the packages that are not installed."""
-    missing: list[str] = []
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            missing.append(error.name or name)
-    if (numpy := sys.modules.get("numpy")) and (sympy := sys.modules.get("sympy")):
-        _warm_up(numpy, sympy)
-    return sorted(set(missing))
-
-
-def _warm_up(numpy: Any, sympy: Any) -> None:
-    """Do once what model code often does, to fill lazy imports and caches before the fork.
-
-    Otherwise every child would fill them again.
-    """
-    str(numpy.linalg.solve(numpy.eye(3) + 1, numpy.arange(3.0)))
-    x, y, n = sympy.symbols("x y n")
-    for value in (
-        sympy.solve(2 * x**2 - 7 * x + 5, x),
-        sympy.solve([x + 2 * y - 3, x - y], [x, y]),
-        sympy.expand((x + 3) ** 3 * (y - 1)),
-        sympy.factor(x**3 - 8),
-        sympy.simplify(sympy.sin(y) ** 2 + sympy.cos(y) ** 2),
-        sympy.diff(sympy.exp(y) * y**2, y),
-        sympy.integrate(y**2 + 1 / y, y),
-        sympy.summation(n**2, (n, 1, 10)),
-        sympy.Matrix([[2, 1], [1, 3]]).det() + sympy.sqrt(12) + sympy.Rational(3, 7) + sympy.pi,
-        sympy.factorint(12345),
-        sympy.N(sympy.sqrt(3), 10),
-    ):
-        str(value)
-
-
 def main(fd: int) -> NoReturn:
     """Entry point of the process that ``images.py`` starts."""
     channel = socket.socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 2 * _CONTROL_FD))
@@ -393,6 +383,9 @@ def main(fd: int) -> NoReturn:
     zygote = Zygote(channel, marshal.loads(channel.recv(1 << 16)))
     try:
         zygote.set_up()
+    except packages.PreloadError as error:
+        channel.send(MISCONFIGURED + str(error).encode(errors="replace")[: 1 << 15])
+        os._exit(1)
     except (OSError, ImportError) as error:
         channel.send(FAILED + str(error).encode())
         os._exit(1)

@@ -128,6 +128,8 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
             min_level=config.sandbox.min_level,
             workers=workers,
             sessions=max(workers, config.sandbox.sessions // per_node) if config.sandbox.sessions else 0,
+            python=config.sandbox.python,
+            preload=config.sandbox.preload,
         )
     hermes = config.rollout.tool and config.rollout.protocol == "hermes"
     first_reader = sglang_reader(tools_of(config.rollout)) if engine == "sglang" and hermes else None

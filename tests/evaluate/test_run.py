@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from retool_mcore.config import load_evaluation
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
+from retool_mcore.evaluate.cases import Case, _Work
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
 from retool_mcore.reward.answer import is_equivalent
@@ -85,6 +87,18 @@ def test_earlier_evaluations_are_continued_as_they_were_told_apart(settings):
     with_sessions = load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", ["sandbox.sessions=8"])
     assert "sessions" not in settings.identity()["limits"]
     assert Settings.of(with_sessions, N, tool=True).identity()["limits"]["sessions"] is True
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [("sandbox.python=/absent/python", "cannot be started"), ('sandbox.preload=["absent_module"]', "has no module")],
+)
+async def test_the_code_runs_in_the_interpreter_of_the_settings(setting: str, told: str):
+    config = load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", [setting])
+    nothing: Any = None
+    work = _Work(config, Case(name="", model=""), [], nothing, nothing, nothing, [])
+    with pytest.raises(ConfigError, match=told):
+        await work.run(lambda _: None)
 
 
 async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Path):

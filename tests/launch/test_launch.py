@@ -190,9 +190,23 @@ def test_a_dry_run_shows_what_each_node_would_start(tmp_path: Path):
     assert len(lines) == len(programs) and all(map(str.__contains__, lines, programs)), head
     assert "--node-ip-address 10.0.0.1 --port 6379" in lines[2]
     assert root in lines[4] and "sandbox.where=" in lines[4] and "--dry-run" not in head
+    assert "--python" not in lines[1] and "--preload" not in lines[1]
     other = run(script, root, "--dry-run", NODE_RANK="1", HEAD_IP="10.0.0.1").stdout
     lines = other.partition("# The commands of node 1:\n")[2].splitlines()
     assert len(lines) == 3 and "start --address 10.0.0.1:6379" in lines[2]
+
+
+@pytest.mark.parametrize("script", ["launch/rl_h100x16.sh", "launch/rl_h200x8.sh", "ascend/rl_a2.sh"])
+def test_the_nodes_service_has_the_runs_interpreter(tmp_path: Path, script: str):
+    """The run itself then calls a server, to which the two settings belong."""
+    keys = ["sandbox.python=/opt/a b/python", 'sandbox.preload=["pandas", "scipy.stats"]']
+    shown = run(ROOT / script, f"run.root={tmp_path}", *keys, "--dry-run", HEAD_IP="10.0.0.1").stdout
+    lines = shown.partition("# The commands of node 0:\n")[2].splitlines()
+    (service,) = [shlex.split(line) for line in lines if "launch/sandbox.sh" in line]
+    at = service.index("--python")
+    assert service[at : at + 6] == ["--python", "/opt/a b/python", "--preload", "pandas", "--preload", "scipy.stats"]
+    (program,) = [shlex.split(line) for line in lines if "launch/rl.py" in line]
+    assert program[-3:] == ["sandbox.python=", "sandbox.preload=[]", "&"]
 
 
 @pytest.mark.parametrize(

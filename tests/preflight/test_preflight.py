@@ -221,6 +221,22 @@ def test_a_sandbox_that_is_not_there(task: Path, tmp_path: Path):
     assert levels(found) == ["error"] and "absent.sock" in found[0].text
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("sandbox.python=/absent/python", "sandbox.python = '/absent/python' cannot be started"),
+        ('sandbox.preload=["absent_module"]', "has no module absent_module"),
+    ],
+)
+def test_an_interpreter_that_the_sandbox_cannot_use(task: Path, setting: str, told: str):
+    run = good(task, setting)
+    found = run_checks([("sandbox", lambda: inputs.sandbox(run))], lambda _: None)
+    assert levels(found) == ["error"] and told in found[0].text
+    run = good(task, setting, 'sandbox.where=["http://127.0.0.1:1"]')
+    found = run_checks([("sandbox", lambda: inputs.sandbox(run))], lambda _: None)
+    assert levels(found) == ["error"] and "these belong to that server" in found[0].text
+
+
 def test_checks_go_on_after_an_error():
     def wrong():
         raise ConfigError("a value, a rule")
@@ -250,6 +266,8 @@ def test_a_files_hash_sees_its_size_and_both_ends(tmp_path: Path):
 def test_scripts_read_settings_on_one_line():
     done = command("get", str(RL), "run.name=other", "cluster.gpus_per_node", "run.name", "run.platform")
     assert done.stdout == "1 other cpu\n"
+    done = command("get", str(RL), 'sandbox.preload=["pandas", "scipy.stats"]', "sandbox.preload")
+    assert done.stdout == "pandas scipy.stats\n"
     assert "'run.nam' is not a setting" in command("get", str(RL), "run.nam").stderr
 
 

@@ -8,6 +8,7 @@ import gc
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ async def still_works(sandbox: LocalSandbox) -> bool:
     return (await sandbox.execute("6 * 7")).stdout == "42\n"
 
 
-async def open_at(level: Level, **options: int) -> LocalSandbox:
+async def open_at(level: Level, **options: Any) -> LocalSandbox:
     """A sandbox at exactly ``level``; one attempt, so that a dying zygote is an error and not a
     retry.
     """

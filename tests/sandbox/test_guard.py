@@ -22,7 +22,8 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
 from retool_mcore.sandbox.guard import is_loopback, read_token
-from retool_mcore.sandbox.local import LocalSandbox, may_import_heavy
+from retool_mcore.sandbox.interpreter import Interpreter
+from retool_mcore.sandbox.local import ImportGuess, LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.server import create_app
 from tests.sandbox.test_server import ROOT, start, stop
@@ -255,10 +256,11 @@ async def test_a_lack_of_descriptors_is_an_outage_that_is_retried():
 
 
 def test_the_guess_of_the_image_takes_no_time_whatever_the_source():
+    guess = ImportGuess(Interpreter().heavy)
     for part in (":import ", "numpy ", "import numpy1 ", "\n", " ", "import "):
         for size in (30_000, 1 << 20):
             started = time.perf_counter()
-            may_import_heavy(part * (size // len(part)))
+            guess(part * (size // len(part)))
             assert time.perf_counter() - started < 0.05
 
 
@@ -276,7 +278,7 @@ def test_the_guess_of_the_image_takes_no_time_whatever_the_source():
     ],
 )
 def test_the_guess_of_the_image(code: str, heavy: bool):
-    assert may_import_heavy(code) == heavy
+    assert ImportGuess(Interpreter().heavy)(code) == heavy
 
 
 async def stalls_of(call: asyncio.Future[object]) -> float:

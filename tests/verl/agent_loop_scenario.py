@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,13 @@ async def main(folder: Path) -> None:
         await run(Client(tokenizer, said), tokenizer, replayed)
     except AssertionError as error:
         out["no_routes"] = str(error)
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    interpreter = [f"sandbox.python={environment}/bin/python", 'sandbox.preload=["wave"]', "run.name=interpreter"]
+    asks = "import sys\nprint(sys.prefix, 'wave' in sys.modules)\nimport wave"
+    other = load_config(RlConfig, file, [*own, *interpreter, "rollout.max_response_tokens=400"])
+    out["interpreter"] = await run(Client(tokenizer, [call(asks), ANSWER]), tokenizer, other)
+    out["environment"] = str(environment)
     out["said"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in said]
     out["prompt_text"] = tokenizer.decode(out["tool"]["prompts"])
     out["call_end"] = tokenizer.convert_tokens_to_ids("</tool_call>")

@@ -53,6 +53,11 @@ def test_calls_and_the_cache_are_measured_where_they_happen(outputs: dict[str, A
     assert (behavior["context_tokens"], behavior["cached_tokens"]) == (sent, 32)
 
 
+def test_the_code_runs_in_the_interpreter_of_the_settings(outputs: dict[str, Any]):
+    result = outputs["interpreter"]["extra_fields"]["record"]["turns"][0]["results"][0]
+    assert result["shown"] == f"{outputs['environment']} True"
+
+
 def test_every_request_has_the_budget_that_is_left_and_stops_on_the_call(outputs: dict[str, Any]):
     first, second = outputs["tool"]["params"]
     assert (first["temperature"], first["top_p"], first["logprobs"]) == (0.7, 0.9, True)

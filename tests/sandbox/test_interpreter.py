@@ -1,0 +1,284 @@
+"""Another Python runs the code, with packages of its own, and modules that are imported once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.sandbox import interpreter as interpreters
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.interpreter import Interpreter
+from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.open import open_sandbox
+from tests.sandbox.ordinary import OrdinaryUser
+from tests.sandbox.sandbox_helpers import LEVELS, ROOT, open_at, start
+
+MODULES = {
+    "only_there": "WHO = 'the other Python'\n",
+    "warm": "import os, tempfile\n"
+    "for place in (tempfile.gettempdir(), os.environ['HOME']):\n"
+    "    with open(os.path.join(place, 'cache'), 'w') as file: file.write('x')\n"
+    "CACHE = os.path.abspath(file.name)\n",
+    "warm.part": "",
+    "raises": "raise RuntimeError('no display')\n",
+    "leaves": "raise SystemExit('not here')\n",
+    "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
+    "short": "import threading, time\nthreading.Thread(target=time.sleep, args=(0.3,)).start()\n",
+}
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """A virtual environment that has only MODULES. Not under /tmp, where executions have their own
+    directory.
+    """
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield make_environment(Path(folder))
+
+
+def make_environment(folder: Path, of: str = sys.executable) -> str:
+    subprocess.run([of, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
+    (packages,) = (folder / "env/lib").glob("python*/site-packages")
+    for name, source in MODULES.items():
+        parts = name.split(".")
+        (packages / parts[0]).mkdir(exist_ok=True)
+        (packages / parts[0] / (f"{parts[1]}.py" if parts[1:] else "__init__.py")).write_text(source)
+    return str(folder / "env/bin/python")
+
+
+async def at(level: Level, python: str, *preload: str) -> LocalSandbox:
+    return await open_at(level, workers=1, interpreter=Interpreter(python, preload))
+
+
+async def imports(sandbox: LocalSandbox, name: str) -> str:
+    result = await sandbox.execute(f"import {name}\nprint({name}.__name__)", run_timeout_s=60)
+    return result.stdout.strip() or result.stderr.strip().splitlines()[-1]
+
+
+# ---------------------------------------------------------------- sandbox.python
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=str)
+async def test_code_sees_the_packages_of_the_other_python_and_none_of_ours(level: Level, python: str):
+    async with await at(level, python) as sandbox:
+        there = await sandbox.execute("import only_there\nonly_there.WHO")
+        assert there.stdout == "'the other Python'\n", there.stderr
+        for ours in ("httpx", "numpy", "retool_mcore"):
+            assert await imports(sandbox, ours) == f"ModuleNotFoundError: No module named '{ours}'"
+        failing = await sandbox.execute("import json\njson.loads('{')")
+        assert "File" in failing.stderr and "retool" not in failing.stderr and "json/" not in failing.stderr
+        pool = (
+            "import multiprocessing as m\nif __name__ == '__main__':\n    with m.Pool(2) as p: print(p.map(abs, [-1]))"
+        )
+        assert (await sandbox.execute(pool, run_timeout_s=60)).stdout == "[1]\n"
+
+
+async def test_packages_that_it_lacks_are_told_at_start(python: str, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO"):
+        async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python)):
+            pass
+    assert f"{python} has not mpmath, numpy, scipy, sympy: code that imports them fails." in caplog.text
+    assert caplog.text.count(python) == 2  # there, and as the one that is used
+
+
+@pytest.mark.parametrize("given", [True, False])
+async def test_the_trainers_libraries_are_not_another_pythons(
+    given: bool, python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    executable = python if given else sys.executable
+    others = zygotes_of(executable)
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python if given else "")):
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in zygotes_of(executable) - others]
+    assert environments and all((f"LD_LIBRARY_PATH={tmp_path}".encode() in found) != given for found in environments)
+
+
+def zygotes_of(executable: str) -> set[str]:
+    return {pid for pid in os.listdir("/proc") if pid.isdigit() and is_zygote(pid, executable)}
+
+
+def is_zygote(pid: str, python: str) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return command[0] == python.encode() and b"sandbox.zygote" in command[5] and parent(pid) == os.getpid()
+    except (OSError, IndexError):
+        return False
+
+
+def parent(pid: str) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (None, "cannot be started: No such file or directory"),
+        ("#!/bin/sh\necho I am a shell\n", "is not a Python: asked for its version, it said 'I am a shell'"),
+        (
+            "#!/bin/sh\necho 'retool-sandbox-python:[\"cpython\", 3, 10, 14]'\n",
+            "is cpython 3.10.14, and the sandbox needs",
+        ),
+        (
+            "#!/bin/sh\necho 'retool-sandbox-python:[\"pypy\", 3, 11, 9]'\n",
+            "is pypy 3.11.9, and the sandbox needs CPython 3.11",
+        ),
+        ("#!/bin/sh\nsleep 617 &\nsleep 617\n", "did not tell its version within 1 s"),
+    ],
+)
+async def test_what_is_no_fitting_python_is_refused(
+    script: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(interpreters, "_ASK_TIMEOUT_S", 1.0)
+    path = tmp_path / "python"
+    if script is not None:
+        path.write_text(script)
+        path.chmod(0o755)
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        await open_sandbox("local", python=str(path), min_level="rlimits").execute("1")
+    assert f"sandbox.python = {str(path)!r} {message}" in str(caught.value)
+    assert "python3 -m venv /opt/sandbox" in str(caught.value)
+    assert time.monotonic() - started < 30
+    await asyncio.sleep(0.1)
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and b"sleep\x00617" in read(pid)]
+
+
+def read(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"python": "bin/python"}, r"sandbox.python = 'bin/python' is not an absolute path"),
+        ({"preload": ["scikit-learn"]}, r"sandbox.preload: 'scikit-learn' is not a module's name"),
+        ({"preload": ["a..b"]}, r"sandbox.preload: 'a..b' is not a module's name"),
+        ({"preload": ["os;x"]}, r"is not a module's name"),
+        ({"preload": ["pandas\n"]}, r"is not a module's name"),
+    ],
+)
+def test_bad_values_are_configuration_errors(options: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        open_sandbox("local", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"python": "/opt/sandbox/bin/python"}, {"preload": ["pandas"]}])
+def test_a_server_has_its_own(options: dict[str, object]):
+    with pytest.raises(ConfigError, match=r"these belong to that server. Give them to it \(--python PATH"):
+        open_sandbox("http://127.0.0.1:1", **options)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------- sandbox.preload
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=str)
+async def test_what_is_preloaded_is_there_before_the_code_starts(level: Level, python: str):
+    """Also where the text does not show the import; code that names nothing stays in the small
+    image. What an import writes is in nobody's way.
+    """
+    before = set(os.listdir("/")), set(os.listdir("/tmp"))
+    async with await at(level, python, "short", "warm.part") as sandbox:
+        assert is_there(await sandbox.execute("import sys\nprint('warm.part' in sys.modules)\nimport warm.part"))
+        assert not is_there(await sandbox.execute("import sys\nprint('warm' in sys.modules)"))
+        hidden = await sandbox.execute(
+            "import sys\nprint('warm' in sys.modules)\n__import__('wa' + 'rm')", notebook=False
+        )
+        assert is_there(hidden) == (level != Level.GVISOR)  # a container imports what the text names
+        files = (
+            "import warm, os, tempfile\nos.path.exists(warm.CACHE), tempfile.gettempdir() == os.getcwd(), os.listdir()"
+        )
+        seen = await sandbox.execute(files)
+        kept = level in (Level.GVISOR, Level.RLIMITS)  # in its own container; among the host's files
+        own = ["cache"] if level == Level.GVISOR else []
+        assert seen.stdout == f"({kept}, True, {own})\n", seen.stderr
+        assert (await sandbox.execute("import tempfile, warm\ntempfile.TemporaryFile().write(b'x')")).stdout == "1\n"
+    assert not {name for name in os.listdir("/") if name not in before[0]}
+    assert not {name for name in os.listdir("/tmp") if name not in before[1] and name.startswith("cache")}
+
+
+def is_there(result: object) -> bool:
+    assert result.stdout in ("True\n", "False\n"), result.stderr  # type: ignore[attr-defined]
+    return result.stdout == "True\n"  # type: ignore[attr-defined]
+
+
+async def test_without_it_nothing_is_preloaded(python: str):
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python)) as sandbox:
+        assert not is_there(await sandbox.execute("import sys\nprint('warm' in sys.modules)\nimport warm"))
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sklearn", "env/bin/python -m pip install scikit-learn"),
+        ("warm.absent", "has no module warm.absent"),
+        ("raises", "'raises' cannot be imported by"),
+        ("raises", "RuntimeError: no display"),
+        ("leaves", "SystemExit: not here"),
+        ("threads", "importing 'threads' leaves 1 threads running"),
+    ],
+)
+async def test_what_cannot_be_preloaded_is_a_configuration_error(level: Level, name: str, message: str, python: str):
+    """And no reason to take a weaker level. A container is not forked: there only what is missing
+    matters.
+    """
+    is_missing = name in ("sklearn", "warm.absent")
+    if level == Level.GVISOR and not is_missing:
+        pytest.skip("nothing is imported before the containers start")
+    await (await open_at(level, workers=1)).close()  # skips where the level is not given
+    with pytest.raises(ConfigError) as caught:
+        await LocalSandbox(
+            min_level=level, max_level=level, workers=1, interpreter=Interpreter(python, ("only_there", name))
+        ).open()
+    assert str(caught.value).startswith("sandbox.preload: ") and message in str(caught.value)
+
+
+# ------------------------------------------------------------------- from outside
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2", "--processes", "2")])
+async def test_a_server_takes_both(options: tuple[str, ...], python: str):
+    server, url = start("--port", "0", "--python", python, "--preload", "warm", "--preload", "only_there", *options)
+    try:
+        async with open_sandbox(url, min_level="rlimits") as sandbox:
+            code = "import sys\nprint({'warm', 'only_there'} <= sys.modules.keys())\nimport warm"
+            assert is_there(await sandbox.execute(code))
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def test_a_server_tells_a_mistake_once_and_without_a_traceback(python: str):
+    command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", "--min-level", "rlimits"]
+    for wrong in (["--python", "/nowhere/python"], ["--python", python, "--preload", "pandas"]):
+        done = subprocess.run([*command, *wrong], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2 and done.stderr.count("error: sandbox.") == 1 and "Traceback" not in done.stderr
+
+
+def test_as_an_ordinary_user(ordinary_user: OrdinaryUser):
+    folder = ordinary_user.home / "sandbox"
+    folder.mkdir(mode=0o755)
+    python = make_environment(folder, of=ordinary_user.python)
+    code = (
+        "import asyncio, sys\nfrom retool_mcore.sandbox.open import open_sandbox\n"
+        "async def main():\n"
+        "    async with open_sandbox(min_level='rlimits', python=sys.argv[1], preload=['warm']) as sandbox:\n"
+        "        result = await sandbox.execute('import sys; print(\"warm\" in sys.modules); import warm')\n"
+        "        print(result.level, result.stdout, result.stderr)\n"
+        "asyncio.run(main())"
+    )
+    done = ordinary_user.run(code, python)
+    assert done.stdout.split()[1:] == ["True"], done.stderr
