@@ -32,7 +32,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 def without_programs_and_sockets() -> None:
-    """Above rlimits: no resource tracker, managers over socket pairs, heaps in TMPDIR."""
+    """Above rlimits: forks only, no resource tracker, managers over pairs, heaps in TMPDIR."""
     change_on_import(_CHANGES)
 
 
@@ -58,6 +58,11 @@ def _track_nothing(module: Any) -> None:
     for name in ("ensure_running", "register", "unregister"):
         setattr(module, name, nothing)
         setattr(tracker, name, nothing)
+
+
+def _fork_by_default(module: Any) -> None:
+    """From Python 3.14 on the default is forkserver, which is a program."""
+    module._default_context._default_context = module._concrete_contexts["fork"]
 
 
 def _heap_in_tmpdir(module: Any) -> None:
@@ -134,6 +139,7 @@ def _client(module: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _CHANGES: dict[str, Change] = {
+    "multiprocessing.context": _fork_by_default,
     "multiprocessing.resource_tracker": _track_nothing,
     "multiprocessing.heap": _heap_in_tmpdir,
     "multiprocessing.managers": _managers_over_pairs,

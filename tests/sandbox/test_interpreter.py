@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import ConfigError
+from retool_mcore.sandbox import guardian
 from retool_mcore.sandbox import interpreter as interpreters
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.interpreter import Interpreter
@@ -34,6 +36,12 @@ MODULES = {
     "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
     "short": "import threading, time\nthreading.Thread(target=time.sleep, args=(0.3,)).start()\n",
 }
+
+POOL = """
+import concurrent.futures, multiprocessing
+with multiprocessing.Pool(2) as one, concurrent.futures.ProcessPoolExecutor(2) as other:
+    print(one.map(abs, [-1]), list(other.map(abs, [-2])))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +85,44 @@ async def test_code_sees_the_packages_of_the_other_python_and_none_of_ours(level
             assert await imports(sandbox, ours) == f"ModuleNotFoundError: No module named '{ours}'"
         failing = await sandbox.execute("import json\njson.loads('{')")
         assert "File" in failing.stderr and "retool" not in failing.stderr and "json/" not in failing.stderr
-        pool = (
-            "import multiprocessing as m\nif __name__ == '__main__':\n    with m.Pool(2) as p: print(p.map(abs, [-1]))"
-        )
-        assert (await sandbox.execute(pool, run_timeout_s=60)).stdout == "[1]\n"
+        assert (await sandbox.execute(POOL, run_timeout_s=60)).stdout == "[1] [2]\n"
+
+
+async def test_nothing_beside_our_own_package_is_seen_either(
+    python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Installed, it lies among the trainer's packages."""
+    installed = tmp_path / "site-packages"
+    shutil.copytree(ROOT / "retool_mcore", installed / "retool_mcore")
+    (installed / "trainers.py").touch()
+    monkeypatch.setattr(interpreters, "_OURS", installed)
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python)) as sandbox:
+        assert await imports(sandbox, "only_there") == "only_there"
+        assert await imports(sandbox, "trainers") == "ModuleNotFoundError: No module named 'trainers'"
+
+
+@pytest.mark.parametrize("minor", [11, 12, 13, 14])
+async def test_other_versions(minor: int):
+    """What differs between them and could matter here: pools, tracebacks, files, sessions."""
+    name = f"python3.{minor}"
+    found = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}"))]
+    python = next((path for path in found if path and answers(path)), None)
+    if minor == sys.version_info[1] or python is None:
+        pytest.skip(f"no other {name} on this machine")
+    async with LocalSandbox(
+        min_level=Level.RLIMITS, workers=1, sessions=1, interpreter=Interpreter(python, ("decimal",))
+    ) as sandbox:
+        assert (await sandbox.execute("import sys\nsys.version_info[1]")).stdout == f"{minor}\n"
+        assert (await sandbox.execute(POOL, run_timeout_s=60)).stdout == "[1] [2]\n"
+        failing = (await sandbox.execute("def f():\n    1 / 0\nf()")).stderr
+        assert failing.count("File") == 2 and failing.endswith("ZeroDivisionError: division by zero\n")
+        assert (await sandbox.execute("async def f(): return 4\nawait f()")).stdout == "4\n"
+        await sandbox.execute("x = 5", session="one")
+        assert (await sandbox.execute("x", session="one")).stdout == "5\n"
+
+
+def answers(python: str) -> bool:
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 async def test_packages_that_it_lacks_are_told_at_start(python: str, caplog: pytest.LogCaptureFixture):
@@ -204,6 +246,9 @@ async def test_what_is_preloaded_is_there_before_the_code_starts(level: Level, p
         kept = level in (Level.GVISOR, Level.RLIMITS)  # in its own container; among the host's files
         own = ["cache"] if level == Level.GVISOR else []
         assert seen.stdout == f"({kept}, True, {own})\n", seen.stderr
+        for zygote in zygotes_of(python) if level == Level.NAMESPACES else ():
+            (inside,) = guardian.children_scanned(int(zygote))
+            assert " /box " not in Path(f"/proc/{inside}/mountinfo").read_text(), "memory that nobody can reach"
         assert (await sandbox.execute("import tempfile, warm\ntempfile.TemporaryFile().write(b'x')")).stdout == "1\n"
     assert not {name for name in os.listdir("/") if name not in before[0]}
     assert not {name for name in os.listdir("/tmp") if name not in before[1] and name.startswith("cache")}

@@ -6,6 +6,8 @@ import _multiprocessing
 import asyncio
 import os
 import secrets
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,7 +22,21 @@ from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser
 from tests.sandbox.sandbox_helpers import open_at
 
+SIMULATED = """
+import multiprocessing.context as context
+context._default_context._default_context = context._concrete_contexts["forkserver"]  # as from Python 3.14 on
+from retool_mcore.sandbox import pools
+pools.without_programs_and_sockets()
+import multiprocessing
+print(multiprocessing.get_start_method(), multiprocessing.get_context().Process.__name__)
+"""
+
 session = pytest.mark.asyncio(loop_scope="session")
+
+
+def test_a_fork_is_the_default_whatever_pythons_own_is():
+    done = subprocess.run([sys.executable, "-c", SIMULATED], capture_output=True, text=True, check=True)
+    assert done.stdout == "fork ForkProcess\n"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
