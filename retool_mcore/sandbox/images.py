@@ -36,6 +36,7 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",  # each thread's arena reserves 64 MiB or more of the limited address space
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of pyarrow, which pandas imports: no fork has the thread
     "MPLBACKEND": "Agg",
     "PYTHONHASHSEED": "0",  # the order of a printed set does not depend on which zygote ran the code
 }

@@ -259,6 +259,19 @@ def is_there(result: object) -> bool:
     return result.stdout == "True\n"  # type: ignore[attr-defined]
 
 
+async def test_pandas_with_pyarrow_beside_it_can_be_preloaded():
+    """Pyarrow's allocator starts a thread, unless it is told not to."""
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("pandas")
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter("", ("pandas",))) as sandbox:
+        code = "import sys\nprint({'pandas', 'pyarrow'} <= sys.modules.keys())\nimport pandas"
+        assert is_there(await sandbox.execute(code))
+        grouped = (
+            "import pandas as pd\nint(pd.DataFrame({'a': [1, 1, 2], 's': ['x', 'y', 'z']}).groupby('a').size()[1])"
+        )
+        assert (await sandbox.execute(grouped)).stdout == "2\n"
+
+
 async def test_without_it_nothing_is_preloaded(python: str):
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python)) as sandbox:
         assert not is_there(await sandbox.execute("import sys\nprint('warm' in sys.modules)\nimport warm"))
