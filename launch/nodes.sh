@@ -96,9 +96,9 @@ trap 'exit 143' TERM
 # Sets SANDBOX_URL, and IN_SANDBOX: settings that are the service's from here on, not the run's.
 start_sandbox() {
   local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN level workers python modules
-  read -r level workers < <("$PYTHON" -m retool_mcore get "$@" sandbox.min_level sandbox.workers) || exit 2
-  python=$("$PYTHON" -m retool_mcore get "$@" sandbox.python) || exit 2
-  modules=$("$PYTHON" -m retool_mcore get "$@" sandbox.preload) || exit 2
+  read -r level workers modules < <("$PYTHON" -m retool_mcore get "$@" sandbox.min_level sandbox.workers \
+    sandbox.preload) || exit 2
+  python=$("$PYTHON" -m retool_mcore get "$@" sandbox.python) || exit 2  # by itself: it may be empty
   IN_SANDBOX=(sandbox.python= "sandbox.preload=[]")
   SANDBOX_URL=unix://$folder/sandbox.sock
   local serve=(bash launch/sandbox.sh --socket "$folder/sandbox.sock" --min-level "$level" --workers "$workers"

@@ -39,7 +39,7 @@ def bench(
     in_flight: Annotated[int, typer.Option(min=1, help="requests of a wave")] = 64,
     tokens: Annotated[tuple[int, int], typer.Option(help="sampled for one request, drawn evenly")] = (2048, 4096),
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 100,
-    temperature: Annotated[float, typer.Option(min=0, help="0: a model soon repeats itself")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy")] = 1.0,
     waves: Annotated[int, typer.Option(min=1, help="measured")] = 1,
     arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server")] = None,
     dtype: Annotated[str, typer.Option()] = "bfloat16",

@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.sandbox import guardian
 from retool_mcore.sandbox import interpreter as interpreters
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
 from tests.sandbox.ordinary import OrdinaryUser
-from tests.sandbox.sandbox_helpers import LEVELS, ROOT, open_at, start
+from tests.sandbox.sandbox_helpers import LEVELS, ROOT, children_of, open_at, start
 
 MODULES = {
     "only_there": "WHO = 'the other Python'\n",
@@ -145,20 +144,8 @@ async def test_the_trainers_libraries_are_not_another_pythons(
     assert environments and all((f"LD_LIBRARY_PATH={tmp_path}".encode() in found) != given for found in environments)
 
 
-def zygotes_of(executable: str) -> set[str]:
-    return {pid for pid in os.listdir("/proc") if pid.isdigit() and is_zygote(pid, executable)}
-
-
-def is_zygote(pid: str, python: str) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return command[0] == python.encode() and b"sandbox.zygote" in command[5] and parent(pid) == os.getpid()
-    except (OSError, IndexError):
-        return False
-
-
-def parent(pid: str) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def zygotes_of(executable: str) -> set[int]:
+    return set(children_of(os.getpid(), f"{executable}\0-s\0-P"))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +234,7 @@ async def test_what_is_preloaded_is_there_before_the_code_starts(level: Level, p
         own = ["cache"] if level == Level.GVISOR else []
         assert seen.stdout == f"({kept}, True, {own})\n", seen.stderr
         for zygote in zygotes_of(python) if level == Level.NAMESPACES else ():
-            (inside,) = guardian.children_scanned(int(zygote))
+            (inside,) = children_of(zygote, python)
             assert " /box " not in Path(f"/proc/{inside}/mountinfo").read_text(), "memory that nobody can reach"
         assert (await sandbox.execute("import tempfile, warm\ntempfile.TemporaryFile().write(b'x')")).stdout == "1\n"
     assert not {name for name in os.listdir("/") if name not in before[0]}
