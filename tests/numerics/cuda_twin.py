@@ -50,8 +50,9 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def parallel_cross_entropy(
-    logits_BTV: torch.Tensor, labels_BT: torch.Tensor, *, dist_process_group: Any = None
+    logits_BTV: torch.Tensor, labels_BT: torch.Tensor, *, dist_process_group: Any = None, is_cg_capturable: bool = False
 ) -> torch.Tensor:
+    assert is_cg_capturable, "else the real one reads the gradient on the host in each backward pass"
     batch, tokens, vocab = logits_BTV.shape
     loss_N = _CrossEntropy.apply(logits_BTV.view(-1, vocab), labels_BT.reshape(-1), dist_process_group)
     return loss_N.view(batch, tokens)

@@ -63,7 +63,12 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
         else:
             entropy_T = torch.full(labels_1T.shape[1:], torch.nan, device=labels.device)
         ranks = group if group.size() > 1 else None
-        loss_1T = parallel_cross_entropy(logits_TV.unsqueeze(0), labels_1T, dist_process_group=ranks)
+        loss_1T = parallel_cross_entropy(
+            logits_TV.unsqueeze(0),
+            labels_1T,
+            dist_process_group=ranks,
+            is_cg_capturable=True,  # else its backward pass makes the host wait, to see whether the gradient is 1
+        )
         return -loss_1T.view(-1), entropy_T
 
     return linear_cross_entropy

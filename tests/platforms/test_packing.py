@@ -1,0 +1,191 @@
+"""platforms/packing.py against what it stands in for, verl's own packing."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from retool_mcore.platforms import get_platform, packing
+from retool_mcore.platforms.packing import PADDING, Layout
+
+get_platform("cpu").activate()  # verl imports here
+from megatron.core import parallel_state  # noqa: E402
+from verl.models.mcore import util  # noqa: E402
+
+pack = packing._packed_by_index(util.preprocess_thd_engine)
+unpack = packing._unpacked_by_index(util.postprocess_thd_engine)
+some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=5)
+
+
+def nested(lengths, *, width=()):
+    """Sequences of the numbers from 1 on, each once; ``width``: further dimensions."""
+    rows, start = [], 1
+    for length in lengths:
+        column = torch.arange(start, start + length)
+        rows.append(column.view(-1, *(1 for _ in width)).expand(-1, *width).clone())
+        start += length
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+@pytest.fixture
+def parallel(monkeypatch):
+    """Set what Megatron says of this rank: parallel(tp=, cp=, rank=)."""
+
+    def set_to(*, tp=1, cp=1, rank=0):
+        for name, value in {
+            "get_tensor_model_parallel_world_size": tp,
+            "get_context_parallel_world_size": cp,
+            "get_context_parallel_rank": rank,
+            "get_context_parallel_group": SimpleNamespace(),
+        }.items():
+            monkeypatch.setattr(parallel_state, name, lambda value=value: value)
+
+    return set_to
+
+
+def each_layout(test):
+    """Run ``test(lengths, fp8, cp, tp)`` on many of them."""
+    drawn = given(some_lengths, st.booleans(), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]))
+    return settings(deadline=None, max_examples=60)(drawn(test))
+
+
+def test_rows_lengths_and_positions_are_verls(parallel):
+    @each_layout
+    def compare(lengths, fp8, cp, tp):
+        ids = nested(lengths)
+        for rank in range(cp):
+            parallel(tp=tp, cp=cp, rank=rank)
+            rows, params, positions = pack(ids, use_fp8_padding=fp8)
+            want_rows, want_params, want_positions = util.preprocess_thd_engine(ids, use_fp8_padding=fp8)
+            assert rows.tolist() == want_rows.tolist()
+            assert positions[rows != 0].tolist() == want_positions[rows != 0].tolist()  # 0 is padding
+            for name in ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+                got, want = getattr(params, name), getattr(want_params, name)
+                assert (got.tolist(), got.dtype) == (want.tolist(), want.dtype)
+            assert (params.max_seqlen_q, params.max_seqlen_kv) == (want_params.max_seqlen_q, want_params.max_seqlen_kv)
+            assert params.qkv_format == want_params.qkv_format
+
+    compare()
+
+
+def test_a_label_is_the_next_token_and_verls_wherever_there_is_one(parallel):
+    @each_layout
+    def compare(lengths, fp8, cp, tp):
+        ids = nested(lengths)
+        last = set(torch.tensor(lengths).cumsum(0).tolist())  # tokens are numbered from 1 on
+        for rank in range(cp):
+            parallel(tp=tp, cp=cp, rank=rank)
+            tokens = pack(ids, use_fp8_padding=fp8)[0][0].tolist()
+            labels = pack(ids, use_fp8_padding=fp8, need_roll=True)[0][0].tolist()
+            verls = util.preprocess_thd_engine(ids, use_fp8_padding=fp8, need_roll=True)[0][0].tolist()
+            for token, label, verl in zip(tokens, labels, verls, strict=True):
+                if token and token not in last:
+                    assert label == verl == token + 1
+                else:
+                    assert label == 0
+
+    compare()
+
+
+def test_what_the_ranks_hold_comes_back_in_order_with_each_ranks_own_gradient(parallel, monkeypatch):
+    @each_layout
+    def there_and_back(lengths, fp8, cp, tp):
+        ids = nested(lengths)
+        outputs = []
+        for rank in range(cp):
+            parallel(tp=tp, cp=cp, rank=rank)
+            rows, params, _ = pack(ids, use_fp8_padding=fp8)
+            outputs.append((rows.float().requires_grad_(), params))
+
+        def all_gather(found, mine, group):
+            for tensor, (rows, _) in zip(found, outputs, strict=True):
+                tensor.copy_(rows[0].detach())
+
+        monkeypatch.setattr(dist, "all_gather", all_gather)
+        monkeypatch.setattr(dist, "get_world_size", lambda group=None: cp)
+        gradients = 0
+        for rank, (rows, params) in enumerate(outputs):
+            parallel(tp=tp, cp=cp, rank=rank)
+            monkeypatch.setattr(dist, "get_rank", lambda group=None, rank=rank: rank)
+            tokens = unpack(rows, params, ids, len(lengths))
+            assert [row.tolist() for row in tokens.unbind()] == [row.tolist() for row in ids.unbind()]
+            (tokens.values() * ids.values()).sum().backward()
+            assert rows.grad[0].tolist() == rows[0].tolist()  # d(token * number)/d(token): its number; 0 at padding
+            gradients += rows.grad.sum()
+        assert gradients == ids.values().sum()
+
+    there_and_back()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_other_tensors_of_a_token_are_packed_alike(parallel, dtype):
+    parallel(tp=2)
+    values = nested([3, 2], width=(2, 4)).to(dtype)
+    rows = pack(values)[0]
+    assert rows.dtype == dtype
+    assert torch.equal(rows, util.preprocess_thd_engine(values)[0])
+
+
+def test_a_stage_without_the_embedding_keeps_the_tokens(parallel):
+    parallel()
+    ids = nested([3, 2])
+    kept, params, positions = pack(ids, pre_process=False)
+    assert kept is ids
+    assert positions is None
+    assert params.cu_seqlens_q.tolist() == [0, 3, 5]
+
+
+def test_an_unusual_layout_is_left_to_verl(parallel):
+    parallel()
+    rows, params, _ = pack(nested([3, 2]), pad_to_length_bucket=8)
+    assert rows.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
+    assert [row.tolist() for row in unpack(rows, params, nested([3, 2]), 2).unbind()] == [[1, 2, 3], [4, 5]]
+
+
+def test_padding_is_that_of_the_sequence_and_of_all():
+    layout = Layout((5, 9), multiple=8, total_multiple=32)
+    assert layout.padded == [8, 24]
+    assert layout.sources(0).tolist() == [*range(5), *[PADDING] * 3, *range(5, 14), *[PADDING] * 15]
+    assert layout.rows().tolist() == [*range(5), *range(8, 17)]
+
+
+def batch_of(lengths):
+    batch = TensorDict({"input_ids": nested(lengths), "loss_mask": nested(lengths)}, batch_size=[len(lengths)])
+    batch["advantages"] = torch.arange(float(len(lengths)))
+    batch.set_non_tensor("temperature", 0.5)
+    return batch
+
+
+def test_a_batch_that_is_sent_is_the_same_and_its_lengths_are_known(monkeypatch):
+    """On the device "meta", whose numbers nobody can read."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    batch = batch_of([3, 2])
+    sent = packing.send_batch(batch, torch.device("meta"))
+    assert sent["temperature"] == 0.5
+    assert batch["input_ids"].device.type == "cpu", "the batch itself stays where it was"
+    for name in ("input_ids", "loss_mask"):
+        assert sent[name].device.type == "meta"
+        assert packing.lengths_of(sent[name]) == (3, 2)
+        assert (sent[name]._get_min_seqlen(), sent[name]._get_max_seqlen()) == (2, 3)
+    assert sent["advantages"].device.type == "meta"
+
+
+def test_a_sent_batch_is_packed_and_unpacked_without_reading_the_device(parallel, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    parallel()
+    ids = packing.send_batch(batch_of([3, 2]), torch.device("meta"))["input_ids"]
+    rows, params, _ = pack(ids, use_fp8_padding=True)
+    assert rows.shape == (1, 128)
+    labels, _, _ = pack(ids.clone(), need_roll=True, use_fp8_padding=True)
+    assert labels.shape == (1, 128)
+    assert unpack(rows, params, ids, 2).values().shape == (5,)
+
+
+def test_a_batch_on_the_device_stays_there():
+    batch = batch_of([3, 2])
+    sent = packing.send_batch(batch, torch.device("cpu"))
+    assert sent["input_ids"].values().data_ptr() == batch["input_ids"].values().data_ptr()
