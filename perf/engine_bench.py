@@ -3,8 +3,9 @@
     python perf/engine_bench.py MODEL --platform cuda --in-flight 64 --arg attention-backend=triton
 
 Sends one wave of requests at once, of the lengths that perf/scripted.py plans, without calls. They
-ask for log-probabilities, as RL does. One warm-up wave comes first. ``--kernels`` records some
-steps of another wave and says where a step's time goes.
+ask for log-probabilities, as RL does. A short warm-up wave comes first. ``--precision fp8`` gives
+the server what verl gives it for rollout.precision = "fp8". ``--kernels`` records some steps of
+another wave and says where a step's time goes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.server import SglangServer
 
 RECORDED = 20  # steps of the engine
+WARM_UP = (64, 128)  # tokens of a warm-up's request: kernels are compiled, clocks are up
 PREFILL_S = 4.0  # after which all requests of a wave decode
 
 
@@ -43,11 +45,14 @@ def bench(
     waves: Annotated[int, typer.Option(min=1, help="measured")] = 1,
     arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server")] = None,
     dtype: Annotated[str, typer.Option()] = "bfloat16",
+    precision: Annotated[str, typer.Option(help="model or fp8, as rollout.precision")] = "model",
     kernels: Annotated[bool, typer.Option(help="record a wave's kernels, too")] = False,
 ) -> None:
     place = get_platform(platform)
     place.activate()
     extra = [part for each in arg or () for part in (f"--{each.partition('=')[0]}", each.partition("=")[2])]
+    if precision == "fp8":
+        extra += in_fp8()
     with (
         tempfile.TemporaryDirectory() as folder,
         SglangServer(
@@ -56,7 +61,8 @@ def bench(
         ) as server,
     ):  # fmt: skip
         work = Work(server.url, random.Random(0), in_flight, tokens, prompt_tokens, temperature)
-        rates = [asyncio.run(wave(work)) for _ in range(waves + 1)][1:]
+        asyncio.run(wave(replace(work, tokens=WARM_UP)))
+        rates = [asyncio.run(wave(work)) for _ in range(waves)]
         found = asyncio.run(recorded(work)) if kernels else {}
     record: dict[str, Any] = {
         "in_flight": in_flight,
@@ -64,11 +70,20 @@ def bench(
         "prompt_tokens": prompt_tokens,
         "temperature": temperature,
         "args": arg or [],
+        "precision": precision,
         "tokens_per_s": [round(rate, 1) for rate in rates],
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         **found,
     }
     typer.echo(json.dumps(record))
+
+
+def in_fp8() -> list[str]:
+    """Options of sglang.launch_server for FP8 as verl's rollouts have it, with random weights."""
+    from verl.utils.sglang.sglang_fp8_utils import build_sglang_fp8_quant_config
+
+    override = {"quantization_config": build_sglang_fp8_quant_config()}
+    return ["--quantization", "fp8", "--json-model-override-args", json.dumps(override), "--load-format", "dummy"]
 
 
 @dataclass(frozen=True)

@@ -5,28 +5,35 @@ r"""Where the time of an SFT step goes on a GPU, by kind of kernel, gaps include
 Runs the case's steps as launch/sft_mcore.py does and records the last of them with torch's profiler
 on rank 0. A kernel's kind is told by its name; what no rule knows is "other" and listed. Time in
 which several kernels run counts once, for the first rule in ``KINDS`` that one of them is of, so
-the kinds and the gaps add up to the step. Recording costs time: the step before, not recorded, is
-the one whose speed counts.
+the kinds and the gaps add up to the step. What the device waited for in the gaps is told by
+perf/gaps.py, which also reads a trace that ``--trace`` kept. Recording costs time: the step before,
+not recorded, is the one whose speed counts.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import typer
 from bench import provenance, summarize
+from gaps import GARBAGE, Event, end_of, gaps, on_device, read_trace, told
 from sft_steps import config_of, join_group, train
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.sft_batches import Packer
 from retool_mcore.verl.sft_engine import megatron_worker
 
 KINDS = {  # in the order in which overlapping kernels count
@@ -81,13 +88,15 @@ def main(
     data: Annotated[str, typer.Option()],
     out: Annotated[Path, typer.Option()] = Path("kernels.json"),
     steps: Annotated[int, typer.Option(min=3, help="the last is recorded")] = 6,
+    trace: Annotated[Path | None, typer.Option(help="keep the recorded step here, .json or .json.gz")] = None,
 ) -> None:
     config = config_of(case, model, data, steps, overrides or ())
     platform = join_group(config.run.platform)
-    recorder = Recorder(platform)
+    worker = megatron_worker(config, platform)
+    recorder = Recorder(platform, trace, lambda: named_phases(worker.engine))
     records = dist.get_rank() == 0
     rows = train(
-        megatron_worker(config, platform),
+        worker,
         config,
         platform,
         around=lambda step: recorder if records and step == steps else nullcontext(),
@@ -97,6 +106,7 @@ def main(
             "case": case,
             "provenance": provenance(config),
             "seconds": recorder.found,
+            **recorder.waits,
             "recorded_step": rows[-1],
             "summary": summarize(rows[2:-1] or rows[1:-1]),
         }
@@ -106,11 +116,22 @@ def main(
 
 
 class Recorder:
-    """Records the kernels of what runs within it; ``found`` then has their shares."""
+    """Records what runs within it.
 
-    def __init__(self, platform: Platform) -> None:
+    ``found`` then has the kernels' shares and ``waits`` the gaps; ``trace`` is where the trace is
+    kept, if it is. ``names`` gives what names ranges of the host while recording.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        trace: Path | None = None,
+        names: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.found: dict[str, Any] = {}
-        self._platform = platform
+        self.waits: dict[str, Any] = {}
+        self._platform, self._trace = platform, trace
+        self._names, self._named = names, ExitStack()
         self._profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
         )
@@ -118,19 +139,79 @@ class Recorder:
     def __enter__(self) -> None:
         self._platform.synchronize()
         self._profiler.__enter__()
+        self._named.enter_context(self._names())
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._named.close()
         self._platform.synchronize()
         self._profiler.__exit__(None, None, None)
         if error is None:
-            self.found = report(list(kernels_of(self._profiler)))
+            events = self._events()
+            self.found, self.waits = report(list(kernels_of(events))), told(gaps(events))
+
+    def _events(self) -> list[Event]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._trace or Path(folder) / "trace.json.gz"
+            self._profiler.export_chrome_trace(str(path))
+            return read_trace(path)
 
 
-def kernels_of(profiler: Any) -> Iterator[tuple[str, float, float]]:
-    """Name, start and end in seconds of everything that ran on the device."""
-    for event in profiler.events():
-        if event.device_type.name == "CUDA":
-            yield event.name, event.time_range.start / 1e6, event.time_range.end / 1e6
+@contextmanager
+def named_phases(engine: Any) -> Iterator[None]:
+    """Within it, the phases of an SFT step on verl's ``engine`` are ranges of the profiler."""
+    from megatron.core.pipeline_parallel import schedules
+    from verl.workers.engine.megatron import transformer_impl
+
+    phases = (
+        (Packer, "pack", "packing"),
+        (transformer_impl, "prepare_micro_batches", "cutting into micro-batches"),
+        (engine, "forward_step", "forward of a micro-batch"),
+        (engine, "postprocess_micro_batch_func", "loss of a micro-batch"),
+        (schedules, "backward_step", "backward of a micro-batch"),
+        (engine, "optimizer_step", "optimizer"),
+    )
+    with ExitStack() as stack:
+        for owner, attribute, name in phases:
+            stack.enter_context(mock.patch.object(owner, attribute, ranged(name, getattr(owner, attribute))))
+        stack.enter_context(named_garbage())
+        yield
+
+
+def ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function(name):
+            return function(*args, **kwargs)
+
+    return named
+
+
+@contextmanager
+def named_garbage() -> Iterator[None]:
+    """Within it, Python's garbage collections are ranges of the profiler."""
+    running: list[Any] = []
+
+    def collection(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            running.append(torch.profiler.record_function(f"{GARBAGE}, generation {info['generation']}"))
+            running[-1].__enter__()
+        elif running:  # else it had started before this did
+            running.pop().__exit__(None, None, None)
+
+    gc.callbacks.append(collection)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(collection)
+
+
+def kernels_of(events: Iterable[Event]) -> Iterator[tuple[str, float, float]]:
+    """Name, start and end in seconds of everything that ran on the device.
+
+    Ranges of the host, which torch projects onto the device's time, are not among it.
+    """
+    for event in on_device(events):
+        yield event["name"], event["ts"] / 1e6, end_of(event) / 1e6
 
 
 def report(kernels: list[tuple[str, float, float]]) -> dict[str, Any]:

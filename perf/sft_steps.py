@@ -19,6 +19,7 @@ from retool_mcore.data.sft import PackedBatches, load_sft
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.run.metrics import PhaseTimer
 from retool_mcore.train.sft import step_rates
+from retool_mcore.verl.plugin import assert_loaded
 from retool_mcore.verl.sft_engine import SftEngine, time_optimizer
 
 
@@ -32,6 +33,7 @@ def config_of(case: str, model: str, data: str, steps: int, overrides: Sequence[
 def join_group(platform_name: str) -> Platform:
     platform = get_platform(platform_name)
     platform.activate()
+    assert_loaded()
     platform.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(platform.device.comm_backend)
     return platform

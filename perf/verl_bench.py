@@ -253,8 +253,17 @@ def _trainer_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
 
 
 def hydra_words(keys: Mapping[str, Any]) -> list[str]:
-    """Hydra's words for a command line; its texts, lists, numbers and null are JSON's."""
-    return [f"++{name}={json.dumps(value)}" for name, value in keys.items()]
+    """Hydra's words for a command line; its texts, lists, numbers and null are JSON's.
+
+    A table is a word for each of its keys: Hydra's own form of one has no quoted keys.
+    """
+    words: list[str] = []
+    for name, value in keys.items():
+        if isinstance(value, Mapping):
+            words += hydra_words({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            words.append(f"++{name}={json.dumps(value)}")
+    return words
 
 
 def read_steps(path: Path, num_gpus: int) -> list[dict[str, float]]:

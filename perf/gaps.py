@@ -1,0 +1,315 @@
+"""What a device waited for, gap by gap, told from a trace of torch's profiler.
+
+    python perf/gaps.py trace.json.gz
+
+A gap is time in which nothing runs on the device, on no stream. What ends it is a kernel or a copy,
+whose correlation id leads to the call that launched it. A call that was over before the gap began
+had the kernel queued, and the gap is the device's own. Otherwise the device waited for the host,
+and the cause says where the host was (the phase, a ``record_function`` of the main thread around
+everything else), what it did until the launch, and which call had waited for the device until the
+gap began and so had emptied the queue.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Event = dict[str, Any]  # of a Chrome trace: "ts" and "dur" in microseconds
+
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+CALL, OP, RANGE = ("cuda_runtime", "cuda_driver"), "cpu_op", "user_annotation"
+GARBAGE = "garbage collection"  # how the name of its range begins
+PROFILER = r"Buffer (Request|Flush)"  # of category "overhead", which names no thread
+SEVERAL, UNKNOWN = "several ops", "launch not recorded"
+# Ranges that say nothing of where a step is: torch makes them around single calls.
+NO_PHASE = rf"nccl:|gloo:|Optimizer\.|ProfilerStep|{GARBAGE}"
+WAITS = r"Synchronize|Memcpy"  # calls that may return only when the device has come so far
+# Calls that take long for a reason of their own. Others count as the op that makes them, unless
+# they take as long as none does that only adds to a queue.
+BLOCKS = rf"{WAITS}|Malloc|Free|MemCreate|MemMap|MemUnmap|MemRelease|HostAlloc|HostRegister|Load"
+SLOW_US = 50.0
+SIZES = {"under 5 us": 5.0, "5 to 50 us": 50.0, "50 us to 1 ms": 1e3, "over 1 ms": float("inf")}
+TOLD = 12  # causes by name; the others are one line
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Microseconds of the trace's clock."""
+
+    start: float
+    end: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An event of the host and the one around it."""
+
+    event: Event
+    outer: Frame | None
+
+
+def read_trace(path: Path) -> list[Event]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        return json.load(file)["traceEvents"]
+
+
+def on_device(events: Iterable[Event]) -> list[Event]:
+    """What ran on the device, by its start."""
+    return sorted((event for event in events if event.get("cat") in ON_DEVICE), key=lambda event: event["ts"])
+
+
+def gaps(events: Sequence[Event]) -> list[Gap]:
+    """Every gap from the first kernel to the last, with its cause."""
+    host = Host(events)
+    launches: dict[Any, Event] = {}
+    for event in events:
+        if event.get("cat") in CALL:
+            # A runtime call and the driver's call in it can share an id: the outer one ends later.
+            key = event.get("args", {}).get("correlation")
+            if key not in launches or end_of(event) > end_of(launches[key]):
+                launches[key] = event
+    found = []
+    for last, first in idle(on_device(events)):
+        launch = launches.get(first.get("args", {}).get("correlation"))
+        start, end = end_of(last), first["ts"]
+        if launch is None:
+            cause = UNKNOWN
+        elif end_of(launch) <= start:
+            cause = of_device(last, first)
+        else:
+            cause = host.cause(launch, start, min(end_of(launch), end), first["name"])
+        found.append(Gap(start, end, cause))
+    return found
+
+
+def idle(device: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
+    """Of each gap, what ran last before it and what ends it; ``device`` is sorted by start."""
+    last = device[0] if device else None
+    for event in device:
+        if last and event["ts"] > end_of(last):
+            yield last, event
+        if last is None or end_of(event) > end_of(last):
+            last = event
+
+
+def of_device(last: Event, first: Event) -> str:
+    """The cause of a gap whose end, ``first``, was in a queue already; a long one has its name."""
+    follows = "the next kernel of the stream" if stream_of(last) == stream_of(first) else "a kernel of another stream"
+    named = f" ({first['name'][:40]})" if first["ts"] - end_of(last) > SLOW_US else ""
+    return f"device: {follows}, queued{named}"
+
+
+def end_of(event: Event) -> float:
+    return event["ts"] + event.get("dur", 0.0)
+
+
+def stream_of(event: Event) -> Any:
+    return event.get("args", {}).get("stream", event.get("tid"))
+
+
+def thread_of(event: Event) -> tuple[Any, Any]:
+    return event["pid"], event["tid"]
+
+
+class Host:
+    """What the threads of the process did, and in which phase its main thread was."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        by_thread: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
+        profiler = []
+        for event in events:
+            if event.get("cat") in (*CALL, OP, RANGE):
+                by_thread[thread_of(event)].append(event)
+            elif event.get("cat") == "overhead" and re.search(PROFILER, event["name"]):
+                profiler.append(event)
+        self._profiler = Timeline(spans(profiler))
+        # Without ops, a trace does not say that it was Python that took the time.
+        self._rest = "python" if any(event["cat"] == OP for own in by_thread.values() for event in own) else "host"
+        self._threads, self._phases = defaultdict(Timeline), defaultdict(Timeline)
+        for thread, own in by_thread.items():
+            self._threads[thread] = Timeline(spans(own))
+            self._phases[thread] = Timeline(phases(own))
+
+    def cause(self, launch: Event, start: float, end: float, kernel: str) -> str:
+        """What the launching thread did from ``start`` until ``kernel`` was launched at ``end``.
+
+        While it did nothing that is recorded, the main thread counts: autograd's thread waits for
+        it between two backward passes.
+        """
+        thread = thread_of(launch)
+        main = (thread[0], thread[0])
+        where, doing = defaultdict[str, float](float), defaultdict[tuple[str, str], float](float)
+        for begins, ends, frame in self._threads[thread].during(start, end):
+            for part in [(begins, ends, frame)] if frame else self._threads[main].during(begins, ends):
+                doing[activity(part[2])] += part[1] - part[0]
+        for begins, ends, phase in self._phases[main].during(start, end):
+            where[phase or ""] += ends - begins
+        what = most_of(doing)
+        if sum(ends - begins for begins, ends, own in self._profiler.during(start, end) if own) > (end - start) / 2:
+            what = "the profiler itself"
+        elif not what:
+            what = f"{self._rest} before {op_of(stack_of(self._threads[thread].at(launch['ts']))) or kernel[:40]}"
+        waits = (wait_of(self._threads[each].at(start), start) for each in (thread, main))
+        before = next((wait for wait in waits if wait), what)
+        phase = max(where, key=where.__getitem__, default="")
+        return (f"{phase}: " if phase else "") + what + (f", after {before}" if before != what else "")
+
+
+class Timeline:
+    """Spans that follow each other: start, end and what is there."""
+
+    def __init__(self, parts: Iterable[tuple[float, float, Any]] = ()) -> None:
+        self._parts = list(parts)
+        self._starts = [start for start, *_ in self._parts]
+
+    def at(self, moment: float) -> Any:
+        """What is there; None where nothing is."""
+        at = bisect_right(self._starts, moment) - 1
+        return self._parts[at][2] if at >= 0 and moment < self._parts[at][1] else None
+
+    def during(self, start: float, end: float) -> Iterator[tuple[float, float, Any]]:
+        """The whole of ``start`` to ``end`` in pieces, with None where nothing is."""
+        now, at = start, max(bisect_right(self._starts, start) - 1, 0)
+        for begins, ends, what in (self._parts[index] for index in range(at, len(self._parts))):
+            if begins >= end:
+                break
+            if ends > now:
+                if begins > now:
+                    yield now, begins, None
+                yield max(begins, now), min(ends, end), what
+                now = min(ends, end)
+        if now < end:
+            yield now, end, None
+
+
+def spans(events: Iterable[Event]) -> Iterator[tuple[float, float, Frame]]:
+    """One thread's time in pieces, each with the innermost event."""
+    frame, now = None, 0.0
+    for event in [*sorted(events, key=lambda event: (event["ts"], -event["dur"])), None]:
+        until = event["ts"] if event else float("inf")
+        while frame and end_of(frame.event) <= until:
+            if end_of(frame.event) > now:
+                yield now, end_of(frame.event), frame
+                now = end_of(frame.event)
+            frame = frame.outer
+        if event is None:
+            break
+        if frame and until > now:
+            yield now, until, frame
+        frame, now = Frame(event, frame), max(now, until)
+
+
+def phases(events: Iterable[Event]) -> Iterator[tuple[float, float, str]]:
+    """The outermost ranges of a thread, and the time before, between and after them by name."""
+    ranges = sorted(
+        (event for event in events if event["cat"] == RANGE and not re.match(NO_PHASE, event["name"])),
+        key=lambda event: (event["ts"], -event["dur"]),
+    )
+    outermost: list[Event] = []
+    for event in ranges:
+        if not outermost or event["ts"] >= end_of(outermost[-1]):
+            outermost.append(event)
+    if not outermost:
+        return
+    yield float("-inf"), outermost[0]["ts"], f"before {outermost[0]['name']}"
+    for event, after in pairwise(outermost):
+        yield event["ts"], end_of(event), event["name"]
+        yield end_of(event), after["ts"], f"before {after['name']}"
+    yield outermost[-1]["ts"], end_of(outermost[-1]), outermost[-1]["name"]
+    yield end_of(outermost[-1]), float("inf"), f"after {outermost[-1]['name']}"
+
+
+def stack_of(frame: Frame | None) -> list[Event]:
+    """From the outermost event to the frame's own."""
+    return [*stack_of(frame.outer), frame.event] if frame else []
+
+
+def activity(frame: Frame | None) -> tuple[str, str]:
+    """Kind and name of what a thread does.
+
+    Garbage collection, a call that blocks or an op, the first of them that it is within; of neither
+    kind nor name where it is in none.
+    """
+    stack = stack_of(frame)
+    for event in stack:
+        if event["cat"] == RANGE and event["name"].startswith(GARBAGE):
+            return GARBAGE, event["name"]
+    for event in reversed(stack):
+        if event["cat"] in CALL and (re.search(BLOCKS, event["name"]) or event["dur"] > SLOW_US):
+            return "call", called(event, stack)
+    op = op_of(stack)
+    return ("op", op) if op else ("", "")
+
+
+def wait_of(frame: Frame | None, start: float) -> str:
+    """The call within which a thread waited for the device at ``start``, when a gap began."""
+    stack = stack_of(frame)
+    for event in stack:
+        if event["cat"] in CALL and event["ts"] < start and re.search(WAITS, event["name"]):
+            return called(event, stack)
+    return ""
+
+
+def called(call: Event, stack: Sequence[Event]) -> str:
+    op = op_of(stack)
+    return f"{call['name']} in {op}" if op else call["name"]
+
+
+def op_of(stack: Iterable[Event]) -> str:
+    """The outermost op, or ""."""
+    name = next((event["name"] for event in stack if event["cat"] == OP), "")
+    return name.removeprefix("autograd::engine::evaluate_function: ")
+
+
+def most_of(doing: Mapping[tuple[str, str], float]) -> str:
+    """The name with the most time, of the kind with the most time."""
+    kinds = defaultdict[str, float](float)
+    for (kind, _), us in doing.items():
+        kinds[kind] += us
+    most, us = max(kinds.items(), key=lambda each: each[1])
+    name = max((each for each in doing if each[0] == most), key=doing.__getitem__)
+    return SEVERAL if most == "op" and doing[name] < us / 2 else name[1]
+
+
+def told(found: Iterable[Gap], top: int = TOLD) -> dict[str, list[dict[str, Any]]]:
+    """Seconds and counts by cause, largest first, and by size; either list has all gaps."""
+    causes, sizes = dict[str, list[float]](), {name: list[float]() for name in SIZES}
+    for gap in found:
+        length = gap.end - gap.start
+        causes.setdefault(gap.cause, []).append(length)
+        sizes[next(name for name, below in SIZES.items() if length < below)].append(length)
+    ranked = sorted(causes.items(), key=lambda each: -sum(each[1]))
+    if rest := ranked[top:]:
+        ranked[top:] = [(f"others ({len(rest)})", [length for _, lengths in rest for length in lengths])]
+
+    def totals(lengths: list[float]) -> dict[str, Any]:
+        return {"seconds": round(sum(lengths) / 1e6, 6), "count": len(lengths)}
+
+    return {
+        "gaps": [{"cause": cause, **totals(lengths)} for cause, lengths in ranked],
+        "gap_sizes": [{"size": size, **totals(lengths)} for size, lengths in sizes.items()],
+    }
+
+
+def main(
+    trace: Annotated[Path, typer.Argument(help="of torch's profiler, .json or .json.gz")],
+    *,
+    top: Annotated[int, typer.Option(min=1, help="causes to name")] = TOLD,
+) -> None:
+    typer.echo(json.dumps(told(gaps(read_trace(trace)), top), indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)
