@@ -145,6 +145,16 @@ def lengths_of(nested: torch.Tensor) -> tuple[int, ...]:
     return _known_lengths[offsets]
 
 
+def is_jagged(value: Any) -> bool:
+    """Whether it is a nested tensor of sequences, one after another in its first dimension."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.jagged
+        and value.lengths() is None
+        and value._ragged_idx == 1  # type: ignore[attr-defined]
+    )
+
+
 def send_batch(batch: Any, device: torch.device) -> Any:
     """verl's micro-batch, a TensorDict, with its tensors on ``device`` and its lengths known."""
     sent = batch.copy().clear_device_()
@@ -152,21 +162,48 @@ def send_batch(batch: Any, device: torch.device) -> Any:
         value = batch.get(name)
         if not isinstance(value, torch.Tensor) or value.device == device:
             continue
-        if not value.is_nested:
+        if is_jagged(value):
+            sent.set(name, jagged(send(value.values(), device), send(value.offsets(), device), lengths_of(value)))
+        elif not value.is_nested:
             sent.set(name, send(value, device))
-        elif value.layout == torch.jagged and value.lengths() is None:
-            lengths = lengths_of(value)
-            offsets = send(value.offsets(), device)
-            _known_lengths[offsets] = lengths
-            sent.set(name, _jagged(send(value.values(), device), offsets, lengths))
     return sent
 
 
-def _jagged(values: torch.Tensor, offsets: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    # Given, these two need not be read from the device later.
+def jagged(values: torch.Tensor, offsets: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+    """The nested tensor of ``values`` [N, ...], whose lengths are known from now on."""
+    _known_lengths[offsets] = lengths
     return torch.nested.nested_tensor_from_jagged(
         values, offsets=offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
     )
+
+
+def select(nested: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """The jagged tensor of these of its rows, in this order."""
+    lengths = lengths_of(nested)
+    starts = [0, *accumulate(lengths)]
+    tokens = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
+    kept = tuple(lengths[row] for row in rows)
+    offsets = torch.tensor([0, *accumulate(kept)], dtype=nested.offsets().dtype)
+    device = nested.device
+    values = nested.values().index_select(0, send(torch.from_numpy(tokens), device))
+    return jagged(values, send(offsets, device), kept)
+
+
+def _selected_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's selection of rows; jagged tensors are not taken apart and put together again."""
+
+    @wraps(original)
+    def index_select_tensor_dict(batch: Any, indices: torch.Tensor | list[int]) -> Any:
+        names = [] if batch is None else [name for name in batch.keys() if is_jagged(batch.get(name))]  # noqa: SIM118
+        if not names or not len(indices):
+            return original(batch, indices)
+        rows = indices if isinstance(indices, list) else indices.tolist()
+        selected = original(batch.exclude(*names), indices)
+        for name in names:
+            selected.set(name, select(batch.get(name), rows))
+        return selected
+
+    return index_select_tensor_dict
 
 
 def _sent_ahead(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,7 +286,7 @@ def _unpacked_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
             torch.distributed.all_gather(of_ranks, rows.detach().contiguous(), group=group)
             of_ranks[torch.distributed.get_rank(group)] = rows  # the only one with a gradient
             rows = torch.cat(of_ranks)
-        return _jagged(placed.put_back(rows), input_ids.offsets(), lengths_of(input_ids))
+        return jagged(placed.put_back(rows), input_ids.offsets(), lengths_of(input_ids))
 
     return postprocess_thd_engine
 
@@ -266,6 +303,13 @@ def _verl(target: str, replace: Callable[..., Any]) -> Patch:
 
 _ENGINE = "workers.engine.megatron.transformer_impl.MegatronEngineWith"
 PACKING_PATCHES = (
+    Patch(
+        target="verl.utils.tensordict_utils.index_select_tensor_dict",
+        replace=_selected_by_index,
+        reason="it takes jagged tensors apart and puts them together for each micro-batch; the device has no work",
+        applies_to=requirement("verl"),
+        remove_when="verl selects the rows of a jagged tensor by one index",
+    ),
     _verl(f"{_ENGINE}LMHead.forward_step", _sent_ahead),
     _verl(f"{_ENGINE}ValueHead.forward_step", _sent_ahead),
     _verl("models.mcore.model_forward.preprocess_thd_engine", _packed_by_index),

@@ -15,9 +15,11 @@ from retool_mcore.platforms.packing import PADDING, Layout
 get_platform("cpu").activate()  # verl imports here
 from megatron.core import parallel_state  # noqa: E402
 from verl.models.mcore import util  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
 
 pack = packing._packed_by_index(util.preprocess_thd_engine)
 unpack = packing._unpacked_by_index(util.postprocess_thd_engine)
+select_rows = packing._selected_by_index(tu.index_select_tensor_dict)
 some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 
@@ -189,3 +191,38 @@ def test_a_batch_on_the_device_stays_there():
     batch = batch_of([3, 2])
     sent = packing.send_batch(batch, torch.device("cpu"))
     assert sent["input_ids"].values().data_ptr() == batch["input_ids"].values().data_ptr()
+
+
+@settings(deadline=None, max_examples=60)
+@given(some_lengths, st.data())
+def test_rows_are_selected_as_verl_selects_them(lengths, data):
+    row = st.integers(0, len(lengths) - 1)
+    rows = data.draw(st.lists(row, min_size=1, max_size=6))
+    batch = batch_of(lengths)
+    batch["experts"] = nested(lengths, width=(2, 3))
+    for indices in (rows, torch.tensor(rows)):
+        got, want = select_rows(batch, indices), tu.index_select_tensor_dict(batch, indices)
+        assert set(got.keys()) == set(want.keys())
+        assert got.batch_size == want.batch_size == torch.Size([len(rows)])
+        assert got["temperature"] == 0.5
+        assert torch.equal(got["advantages"], want["advantages"])
+        for name in ("input_ids", "loss_mask", "experts"):
+            assert [each.tolist() for each in got[name].unbind()] == [each.tolist() for each in want[name].unbind()]
+            assert torch.equal(got[name].offsets(), want[name].offsets())
+            assert got[name].dtype == want[name].dtype
+
+
+def test_a_selection_of_nothing_and_a_batch_without_sequences_are_verls():
+    dense = TensorDict({"advantages": torch.arange(3.0)}, batch_size=[3])
+    assert select_rows(dense, [2, 0])["advantages"].tolist() == [2, 0]
+    assert select_rows(None, [0]) == tu.index_select_tensor_dict(None, [0])
+
+
+def test_images_positions_are_left_to_verl():
+    """Their ragged dimension is not the first."""
+    positions = torch.nested.as_nested_tensor([torch.zeros(3, 5), torch.zeros(3, 2)], layout=torch.jagged)
+    assert positions._ragged_idx == 2
+    assert not packing.is_jagged(positions)
+    batch = TensorDict({"position_ids": positions}, batch_size=[2])
+    sent = packing.send_batch(batch, torch.device("meta"))
+    assert sent["position_ids"].device.type == "cpu"

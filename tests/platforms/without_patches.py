@@ -16,10 +16,12 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
@@ -218,6 +220,50 @@ class Probes:
         micro_batches, _ = prepare(data=data, min_num_micro_batch=None)
         return f"{len(micro_batches)} micro-batches"
 
+    def pack_and_unpack(self) -> str:
+        from verl.models.mcore import model_forward, model_forward_fused
+
+        def there_and_back(module) -> None:
+            ids = known_tokens()
+            rows, params, _ = module.preprocess_thd_engine(ids)
+            module.postprocess_thd_engine(rows, params, ids, 2)
+
+        return repr([reads(lambda each=each: there_and_back(each)) for each in (model_forward, model_forward_fused)])
+
+    def micro_batch_on_its_way(self) -> str:
+        """What verl's engines find when they move it to the device themselves."""
+        from verl.workers.engine.megatron import transformer_impl
+
+        class Seen(Exception):
+            pass
+
+        class Batch(SimpleNamespace):
+            def copy(self) -> Batch:
+                return Batch(sent=True)
+
+            clear_device_ = copy
+
+            def keys(self) -> list[str]:
+                return []
+
+            def to(self, device: object) -> None:
+                raise Seen("sent ahead" if hasattr(self, "sent") else "as it was")
+
+        found = []
+        for engine in (transformer_impl.MegatronEngineWithLMHead, transformer_impl.MegatronEngineWithValueHead):
+            try:
+                engine.forward_step(SimpleNamespace(), iter([Batch()]), None, None, None)
+            except Seen as seen:
+                found.append(str(seen))
+        return repr(found)
+
+    def rows_of_a_batch(self) -> str:
+        from tensordict import TensorDict
+        from verl.utils import tensordict_utils as tu
+
+        batch = TensorDict({"input_ids": known_tokens()}, batch_size=[2])
+        return repr(reads(lambda: tu.index_select_tensor_dict(batch, [1])))
+
     def save_whose_writer_is_killed(self) -> str:
         from tests.platforms.writers import KILLED, write
 
@@ -227,8 +273,36 @@ class Probes:
             return "it waits"
 
 
+def known_tokens():
+    """Two sequences whose lengths the host knows."""
+    import torch
+
+    from retool_mcore.platforms.packing import jagged
+
+    return jagged(torch.arange(5), torch.tensor([0, 3, 5]), (3, 2))
+
+
+def reads(call) -> str:
+    """How often ``call`` reads a tensor's numbers, for which the host would wait for a device."""
+    import torch
+    from megatron.core import parallel_state
+
+    names = [f"get_{kind}_parallel_{what}" for kind in ("tensor_model", "context") for what in ("world_size", "rank")]
+    ones = {name: lambda name=name: int(name.endswith("size")) for name in names}
+    original, count = torch.Tensor.tolist, Counter[str]()
+
+    def counted(tensor):
+        count["read"] += 1
+        return original(tensor)
+
+    with mock.patch.multiple(parallel_state, **ones), mock.patch.object(torch.Tensor, "tolist", counted):
+        call()
+    return f"{count['read']} reads"
+
+
 WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue"
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
+ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
 ENABLES = {
     WRITER: Probes.kill_a_rank_that_wrote_a_checkpoint,
     "megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync"
@@ -238,6 +312,13 @@ ENABLES = {
     "torch.distributed.init_process_group": Probes.join_group,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
+    f"{ENGINES}LMHead.forward_step": Probes.micro_batch_on_its_way,
+    f"{ENGINES}ValueHead.forward_step": Probes.micro_batch_on_its_way,
+    "verl.models.mcore.model_forward.preprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward.postprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward_fused.preprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward_fused.postprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.utils.tensordict_utils.index_select_tensor_dict": Probes.rows_of_a_batch,
     "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
     "megatron.core.transformer.moe.token_dispatcher.torch": Probes.train_experts,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,
