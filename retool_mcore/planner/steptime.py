@@ -154,9 +154,10 @@ def decode(
     context = config.data.max_prompt_tokens / 2 + mean_response / 2
     fits = rollout.kv_tokens / (config.data.max_prompt_tokens / 2 + mean_response)
     at_once = max(1.0, min(config.rollout.max_running_requests, responses, fits))
-    step_s = _decode_step_s(shape, hardware, tp, at_once, context)
+    fp8 = config.rollout.precision == "fp8"
+    step_s = _decode_step_s(shape, hardware, tp, at_once, context, fp8=fp8)
     steady_s = responses * mean_response / at_once * step_s
-    longest_s = config.rollout.max_response_tokens * _decode_step_s(shape, hardware, tp, 1, context)
+    longest_s = config.rollout.max_response_tokens * _decode_step_s(shape, hardware, tp, 1, context, fp8=fp8)
     prefill = 2 * shape.compute_params * responses * config.data.max_prompt_tokens / 2
     prefill_s = (
         prefill / (tp * hardware.device.flops * calibrated("gemm")) / config.rollout.group_size
@@ -174,8 +175,12 @@ def decode(
     )
 
 
-def _decode_step_s(shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float) -> float:
-    moved = (2 * _touched_params(shape, at_once) + at_once * context * shape.kv_bytes) / tp
+def _decode_step_s(
+    shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float, *, fp8: bool
+) -> float:
+    touched = _touched_params(shape, at_once)
+    weights = 2 * touched - (touched - shape.head_params if fp8 else 0)  # the head's stay as they are
+    moved = (weights + at_once * context * shape.kv_bytes) / tp
     memory_s = moved / (hardware.device.bandwidth * calibrated("memory"))
     compute_s = 2 * shape.compute_params * at_once / (tp * hardware.device.flops * calibrated("gemm"))
     sums_s = 0.0

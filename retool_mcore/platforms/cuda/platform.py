@@ -75,6 +75,12 @@ class Cuda(Platform):
             EnvVar("VERL_PLATFORM", self.verl_platform, "no guessing in processes that see no device"),
             EnvVar("PYTHONPATH", _python_path(), "a stand-in for apex's kernel, where apex is not installed"),
             EnvVar("CUDA_DEVICE_MAX_CONNECTIONS", "1", "Megatron overlaps communication in launch order", forced=False),
+            EnvVar(
+                "SGLANG_JIT_DEEPGEMM_PRECOMPILE",
+                "0",
+                "an engine in FP8 compiles the kernels it meets, not those of all sizes for minutes before it starts",
+                forced=False,
+            ),
             EnvVar("TOKENIZERS_PARALLELISM", "false", "its threads die in forked workers, with a warning each"),
         )
 
