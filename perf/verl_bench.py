@@ -205,6 +205,7 @@ def _rollout_keys(config: RlConfig, folder: Path) -> dict[str, Any]:
         "temperature": r.temperature,
         "top_p": r.top_p,
         "dtype": config.model.dtype,
+        **({"quantization": r.precision} if r.precision != "model" else {}),
         "tensor_model_parallel_size": r.engine_tp,
         "gpu_memory_utilization": ENGINE_MEMORY,
         "max_num_seqs": r.max_running_requests,

@@ -194,9 +194,9 @@ def _selected_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def index_select_tensor_dict(batch: Any, indices: torch.Tensor | list[int]) -> Any:
-        names = [] if batch is None else [name for name in batch.keys() if is_jagged(batch.get(name))]  # noqa: SIM118
-        if not names or not len(indices):
+        if batch is None or not len(indices):
             return original(batch, indices)
+        names = [name for name in batch.keys() if is_jagged(batch.get(name))]  # noqa: SIM118
         rows = indices if isinstance(indices, list) else indices.tolist()
         selected = original(batch.exclude(*names), indices)
         for name in names:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from retool_mcore.platforms import get_platform
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +40,12 @@ def test_a_trace_is_told_by_kind_and_by_kernel(bench: Any):
     told = {kind: share for kind, share in found["kinds"].items() if share}
     assert told == {"matrix products": 0.6, "attention": 0.2, "copies, sums": 0.1, "gaps": 0.1}
     assert found["kernels"] == {"nvjet_a": 0.6, "_fwd_grouped_kernel_stage1": 0.2, "Memcpy DtoH": 0.1}
+
+
+def test_an_engine_in_fp8_gets_what_verl_gives_it(bench: Any):
+    get_platform("cpu").activate()  # verl imports there
+    options = bench.in_fp8()
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert given["--quantization"] == "fp8"
+    [(name, quantization)] = json.loads(given["--json-model-override-args"]).items()
+    assert (name, quantization["weight_block_size"]) == ("quantization_config", [128, 128])

@@ -50,6 +50,15 @@ def test_verl_knows_the_keys_and_accepts_the_values(found: dict[str, Any]):
 
 @slow
 @on_cpu
+def test_verl_corrects_for_engines_in_fp8_as_ours_does(found: dict[str, Any]):
+    """Settings that are a table of their own, which Hydra takes key by key."""
+    assert found["fp8_engines"] == "fp8"
+    correction = found["fp8_correction"]
+    assert (correction["bypass_mode"], correction["rollout_is"]) == (True, "token")
+
+
+@slow
+@on_cpu
 def test_verls_tool_agent_samples_and_calls_as_ours_does(found: dict[str, Any]):
     for theirs, ours in zip(found["verl"], found["ours"], strict=True):
         assert [turn["tokens"] for turn in theirs["turns"]] == [turn["tokens"] for turn in ours["turns"]]

@@ -135,12 +135,15 @@ def main(folder: Path) -> None:
     defaults, tree = composed(case, folder)
     tree.trainer.device = "cpu"
     check_ppo_tree(tree)
+    _, in_fp8 = composed(config_of("rl_7b_fp8_h200x2", model, data, 3), folder)
     unknown = [key for key in verl_keys(case, folder) if OmegaConf.select(defaults, key, default=tree) is tree]
     out: dict[str, Any] = {
         "unknown": unknown,
         "engine": omega_conf_to_dataclass(tree.actor_rollout_ref.actor).engine.strategy,
         "trainer": get_trainer_cls(tree.trainer.v1.trainer_mode).__module__,
         "rollout": OmegaConf.to_container(tree.actor_rollout_ref.rollout, resolve=True),
+        "fp8_correction": OmegaConf.to_container(in_fp8.actor_rollout_ref.actor.policy_loss.rollout_correction),
+        "fp8_engines": in_fp8.actor_rollout_ref.rollout.quantization,
         "phases": PHASES,
         "logged": logged(folder),
     }
