@@ -6,8 +6,8 @@ It runs the quickstart's task with its numbers of steps: SFT, then RL from it, i
 It reports the accuracy in RL's first step, in its last five steps, and on held-out problems at its
 end. Cases run side by side, each on devices of its own. Two pipeline stages need an even number of
 layers and experts another architecture, so `pp2` and `moe_*` have a model (and an SFT) of their
-own; `fp8` has one, too, because its SFT is in FP8 already. OUT/learning.json has the figures,
-OUT/<case>/ the runs.
+own; `fp8` has one, too, because its SFT is in FP8 already, and `fp8_engine` for the sizes of its
+matrices. OUT/learning.json has the figures, OUT/<case>/ the runs.
 """
 
 from __future__ import annotations
@@ -55,11 +55,15 @@ CASES = {
     "moe_r3": Case("experts", 2, ("parallel.ep=2", REPLAY)),
     "moe_r3_async": Case("experts", 2, ("train.mode=async", "rollout.gpus=1", REPLAY)),
     "fp8": Case("fp8", 1, ("model.fp8=tensorwise", "algorithm.importance_sampling=token")),
+    "blocks": Case("blocks", 1),  # beside the next: separates the model's effect from the engine's
+    "fp8_engine": Case("blocks", 1, ("rollout.precision=fp8", "algorithm.importance_sampling=token")),
 }
 MODELS: dict[str, Mapping[str, Any]] = {
     "dense": {},
     "four_layers": {"num_hidden_layers": 4},
     "fp8": {},
+    # An engine's FP8 is for matrices of whole blocks of 128.
+    "blocks": {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
     "experts": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 192, "norm_topk_prob": True},
 }
 # Four layers need twice the steps to learn to copy digits, without which RL stays near 0.6.

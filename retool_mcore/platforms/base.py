@@ -150,6 +150,11 @@ class Platform(ABC):
         """
         self.check_dtype(config)
 
+    def remarks(self, config: RunConfig) -> Sequence[str]:
+        """Settings that work here and bring less than they are for, each with what to do."""
+        del config
+        return ()
+
     def check_dtype(self, config: JobConfig) -> None:
         """Raise ConfigError when model.dtype is not one that this kind of machine trains in."""
         if config.model.dtype not in self.training.dtypes:

@@ -95,6 +95,8 @@ def devices(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     platform.check_settings(config)
     yield ok("settings", f"{config.source} has no setting that platform {platform.name} lacks")
+    for remark in platform.remarks(config):
+        yield warning("settings", remark)
 
 
 def patches(platform: Platform) -> Iterator[Finding]:

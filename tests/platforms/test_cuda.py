@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from retool_mcore.config import SftConfig, load_config
+from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.cuda import log_probs, patches, platform
+from retool_mcore.platforms.cuda.platform import Cuda
+from retool_mcore.preflight import machine
 
 on_gpu = [
     pytest.mark.gpu,
@@ -81,6 +83,31 @@ def test_what_needs_transformer_engine_says_so_before_anything_is_built(monkeypa
     )
     with pytest.raises(PlatformError, match=r"parallel\.cp and memory\.adam_states as set needs Transformer Engine"):
         get_platform("cuda").check_settings(config)
+
+
+IN_FP8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
+
+
+@pytest.mark.parametrize(
+    ("settings", "installed", "said"),
+    [
+        (IN_FP8, "a_package_that_is_not_there", "no DeepGEMM installed"),
+        (IN_FP8, "json", None),
+        ((*IN_FP8, "rollout.engine_args={fp8_gemm_runner_backend='cutlass'}"), "json", "CUTLASS products"),
+        ((*IN_FP8, "rollout.engine_args={fp8_gemm_runner_backend='deep_gemm'}"), "json", None),
+        ((), "a_package_that_is_not_there", None),
+    ],
+)
+def test_engines_in_fp8_that_are_no_faster_are_remarked_on(
+    settings: tuple[str, ...], installed: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(platform, "DEEP_GEMM", installed)
+    config = load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", settings)
+    remarks = get_platform("cuda").remarks(config)
+    assert len(remarks) == (said is not None) and all(str(said) in remark for remark in remarks)
+    monkeypatch.setattr(Cuda, "check_settings", lambda self, config: None)
+    found = list(machine.settings(config, get_platform("cuda")))
+    assert [each.severity for each in found] == ["ok", *["warning"] * len(remarks)]
 
 
 def test_fused_permutation_needs_it_too_and_never_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,7 @@ KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's,
 TRANSFORMER_ENGINE = "transformer_engine"
 SGLANG = "sglang"
 CUPY = "cupy"
+DEEP_GEMM = "deep_gemm"
 
 
 class Cuda(Platform):
@@ -131,6 +132,18 @@ class Cuda(Platform):
                 "which is not installed. Install the one for this torch's CUDA (cupy-cuda12x, cupy-cuda13x), or set "
                 'train.mode = "partial_rollout" and rollout.gpus = 0.'
             )
+
+    def remarks(self, config: RunConfig) -> Sequence[str]:
+        if not isinstance(config, RlConfig) or config.rollout.precision != "fp8":
+            return ()
+        told = config.rollout.engine_args.get("fp8_gemm_runner_backend", "auto")
+        if told not in ("auto", "cutlass") or (told == "auto" and importlib.util.find_spec(DEEP_GEMM)):
+            return ()
+        return (
+            f'rollout.precision = "fp8" with {"no DeepGEMM installed" if told == "auto" else "CUTLASS products"}: '
+            "engines then sample no faster than in bfloat16 (perf/RESULTS.md). Install sgl-deep-gemm, and leave "
+            "fp8_gemm_runner_backend to SGLang.",
+        )
 
     def set_device(self, local_rank: int) -> None:
         import torch

@@ -1,0 +1,23 @@
+"""Configurations and shapes of the planner's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.model.published import PUBLISHED
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+SEVEN, THIRTY_TWO = PUBLISHED["Qwen2.5-7B"], PUBLISHED["Qwen2.5-32B"]
+TWO_H200 = ("cluster.gpus_per_node=2", "parallel.tp=1", "parallel.cp=2", "train.micro_batch_tokens=8192",
+            "memory.fused_cross_entropy=true", "memory.adam_states=float32", "memory.recompute=none")  # fmt: skip
+PLAIN = ("memory.recompute=none", "memory.fused_cross_entropy=false", "memory.adam_states=float32")
+
+
+def sft(*settings: str) -> SftConfig:
+    return load_config(SftConfig, CONFIGS / "sft_qwen2.5_7b_h200x8.toml", settings)
+
+
+def rl(name: str, *settings: str) -> RlConfig:
+    return load_config(RlConfig, CONFIGS / f"{name}.toml", settings)

@@ -1,0 +1,157 @@
+"""The planner against the runs that it was fitted to, and those that it was not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from retool_mcore.config import SftConfig, load_config
+from retool_mcore.model.published import PUBLISHED
+from retool_mcore.planner.hardware import parse
+from retool_mcore.planner.plan import make_plan
+from tests.planner.plans import CONFIGS, PLAIN, SEVEN, THIRTY_TWO, TWO_H200, rl, sft
+
+# perf/LOG.md, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a GPU. 83,081 tokens a
+# step, 32 sequences.
+MEASURED = {
+    "cp2_kept": (("train.micro_batch_tokens=11264", "memory.adam_states=compact"), 127.3, 11549),  # fitted
+    "cp2_plain_cross_entropy": (("memory.fused_cross_entropy=false",), 129.1, 11253),  # fitted
+    "cp2": ((), 122.3, 11275),
+    "tp2": (
+        ("parallel.tp=2", "parallel.cp=1", "train.micro_batch_tokens=16384", "memory.fused_cross_entropy=false"),
+        107.2,
+        11129,
+    ),
+    "dp2_12_layers_recomputed": (
+        ("parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=full", "memory.recompute_layers=12"),
+        125.5,
+        10353,
+    ),
+    "dp2_6_layers_bfloat16_moments": (
+        ("parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=full", "memory.recompute_layers=6",
+         "memory.adam_states=bfloat16"),
+        117.4,
+        10670,
+    ),
+    "dp2_auto": (
+        ("parallel.cp=1", "train.micro_batch_tokens=11264", "memory.adam_states=compact", "memory.recompute=auto"),
+        129.5,
+        12186,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_measured_runs_of_7b_on_two_h200(name: str):
+    """Memory within 10 %, time within 20 %, as issue 7 asks; met within 6 % of both."""
+    settings, gib, rate = MEASURED[name]
+    plan = make_plan(sft(*TWO_H200, *settings), SEVEN, parse("h200x2"), mean_tokens=83081 / 32)
+    assert plan.need_gib == pytest.approx(gib, rel=0.10)
+    assert plan.tokens_per_step / 2 / plan.step_s == pytest.approx(rate, rel=0.20)
+    assert plan.fits
+
+
+def test_a_measured_out_of_memory_is_refused():
+    settings = ("train.micro_batch_tokens=12288", "memory.fused_cross_entropy=false", "memory.adam_states=compact")
+    plan = make_plan(sft(*TWO_H200, *settings), SEVEN, parse("h200x2"), mean_tokens=83081 / 32)
+    assert not plan.fits and plan.need_gib > 139.8
+
+
+def test_the_other_way_the_same_model_ran_out_of_memory():
+    """Measured on 2 H200 without recomputation: DP 2, CP 2, and TP 2 with micro-batches of 32 k
+    tokens.
+    """
+    for settings in (
+        ("parallel.tp=1", "parallel.cp=1", "train.micro_batch_tokens=16384"),
+        ("parallel.tp=1", "parallel.cp=2", "train.micro_batch_tokens=16384"),
+        ("parallel.tp=2", "parallel.cp=1", "train.micro_batch_tokens=32768"),
+    ):
+        config = sft("cluster.gpus_per_node=2", *settings, *PLAIN)
+        plan = make_plan(config, SEVEN, parse("h200x2"), mean_tokens=2700)
+        assert not plan.fits, settings
+
+
+def test_the_run_it_was_fitted_to_rl_1_5b():
+    """Measured on 2 H200: generation 4.7, old log-probabilities 1.1, update 2.0.
+
+    Its weight sync, 0.8, still copied the engines' old weights back from the host.
+    """
+    config = rl("rl_qwen2.5_7b_h200x8", "cluster.gpus_per_node=2", "rollout.engine_tp=2", "rollout.tool=false",
+                "rollout.max_response_tokens=1024", "data.max_prompt_tokens=512", "train.prompts_per_step=32",
+                "train.mini_batch_prompts=32", "rollout.group_size=2", "memory.offload_idle=false", "parallel.tp=2",
+                *PLAIN)  # fmt: skip
+    plan = make_plan(config, PUBLISHED["Qwen2.5-1.5B"], parse("h200x2"), mean_tokens=256 + 1024)
+    measured = {"generate": 4.7, "old_log_prob": 1.1, "update": 2.0}
+    assert {name: plan.phases[name] for name in measured} == pytest.approx(measured, rel=0.20)
+    assert plan.step_s == pytest.approx(8.7, rel=0.20)
+
+
+RL_7B = ("cluster.gpus_per_node=2", "rollout.max_response_tokens=4200", "data.max_prompt_tokens=575",
+         "train.prompts_per_step=16", "train.mini_batch_prompts=16", "rollout.group_size=8", "memory.recompute=none",
+         "memory.offload_idle=false")  # fmt: skip
+IN_BFLOAT16 = ("parallel.tp=2", "train.micro_batch_tokens=16384", "rollout.engine_memory_fraction=0.4")
+IN_FP8 = ("model.fp8=tensorwise", "train.micro_batch_tokens=7168", "memory.adam_states=bfloat16",
+          "rollout.precision=fp8", "rollout.engine_memory_fraction=0.55", "algorithm.old_log_prob=rollout",
+          "algorithm.importance_sampling=token")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "measured", "gib"),
+    [
+        (IN_BFLOAT16, 450_727, {"generate": 30.8, "old_log_prob": 7.95, "update": 20.4, "weight_sync": 0.71}, 101.1),
+        (IN_FP8, 452_463, {"generate": 25.3, "update": 14.4, "weight_sync": 0.71}, 104.6),
+    ],
+)
+def test_measured_rl_runs_of_7b(settings: tuple[str, ...], tokens: int, measured: dict[str, float], gib: float):
+    """perf/baselines/rl_7b_h200x2.NVIDIA_H200x2.json, and the step in FP8 of perf/RESULTS.md: 128
+    responses up to 4.2 k tokens. Only the weight sync was fitted.
+    """
+    plan = make_plan(rl("rl_qwen2.5_7b_h200x8", *RL_7B, *settings), SEVEN, parse("h200x2"), mean_tokens=tokens / 128)
+    assert plan.phases == pytest.approx(measured, rel=0.20)
+    assert plan.step_s == pytest.approx(sum(measured.values()), rel=0.20)
+    assert plan.train.total == pytest.approx(gib, rel=0.10)
+
+
+HALF = ("cluster.gpus_per_node=1", "parallel.cp=1", "memory.recompute=auto", "memory.adam_states=compact",
+        "train.micro_batch_tokens=16384", "train.global_batch=16")  # fmt: skip
+
+
+@pytest.mark.parametrize(("fp8", "gib", "rate"), [("off", 103.6, 23_122), ("tensorwise", 104.5, 31_417)])
+def test_measured_runs_of_half_a_7b_on_one_h200(fp8: str, gib: float, rate: float):
+    """14 of 28 layers; only the time with FP8 was fitted. bfloat16 was planned before its run."""
+    config = sft(*HALF, f"model.fp8={fp8}")
+    plan = make_plan(config, replace(SEVEN, layers=14), parse("h200x1"), mean_tokens=44_664 / 16)
+    assert plan.need_gib == pytest.approx(gib, rel=0.10)
+    assert plan.tokens_per_step / plan.step_s == pytest.approx(rate, rel=0.20)
+
+
+FP8_7B = ("parallel.cp=1", "memory.adam_states=compact", "memory.recompute=auto", "model.fp8=tensorwise")
+FOUR = ("cluster.gpus_per_node=4", "parallel.cp=1", "memory.recompute=auto", "train.micro_batch_tokens=16384")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "tokens", "gib", "rate"),
+    [
+        (4, FOUR, 82143, 126.4, 11_709),
+        (2, (*FP8_7B, "train.micro_batch_tokens=7168"), 83081, 118.8, 15_276),
+        (2, (*FP8_7B, "train.micro_batch_tokens=11264"), 83081, 134.2, 16_688),
+    ],
+)
+def test_measured_runs_of_7b_that_were_not_fitted(
+    gpus: int, settings: tuple[str, ...], tokens: int, gib: float, rate: int
+):
+    plan = make_plan(sft(*TWO_H200, *settings), SEVEN, parse(f"h200x{gpus}"), mean_tokens=tokens / 32)
+    assert plan.need_gib == pytest.approx(gib, rel=0.10)
+    assert plan.tokens_per_step / gpus / plan.step_s == pytest.approx(rate, rel=0.20)
+
+
+def test_a_measured_run_of_half_a_32b_on_two_h200():
+    """perf/baselines/sft_32b_half_h200x2.NVIDIA_H200x2.json: 32 of 64 layers, TP 2. Nothing was
+    fitted to it.
+    """
+    settings = ("cluster.gpus_per_node=2", "parallel.tp=2", "memory.adam_states=bfloat16")
+    config = load_config(SftConfig, CONFIGS / "sft_qwen2.5_32b_h200x8.toml", settings)
+    plan = make_plan(config, replace(THIRTY_TWO, layers=32), parse("h200x2"), mean_tokens=105_833 / 32)
+    assert plan.need_gib == pytest.approx(126.2, rel=0.10)
+    assert plan.tokens_per_step / 2 / plan.step_s == pytest.approx(4841, rel=0.20)
