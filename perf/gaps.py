@@ -16,10 +16,9 @@ import gzip
 import json
 import re
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +30,7 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 CALL, OP, RANGE = ("cuda_runtime", "cuda_driver"), "cpu_op", "user_annotation"
 GARBAGE = "garbage collection"  # how the name of its range begins
 PROFILER = r"Buffer (Request|Flush)"  # of category "overhead", which names no thread
-SEVERAL, UNKNOWN = "several ops", "launch not recorded"
+SEVERAL, UNKNOWN, DEVICE = "several ops", "launch not recorded", "device"
 # Ranges that say nothing of where a step is: torch makes them around single calls.
 NO_PHASE = rf"nccl:|gloo:|Optimizer\.|ProfilerStep|{GARBAGE}"
 WAITS = r"Synchronize|Memcpy"  # calls that may return only when the device has come so far
@@ -50,6 +49,7 @@ class Gap:
     start: float
     end: float
     cause: str
+    phase: str  # the host's, and the how manieth of its name; DEVICE where the host was ahead
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ def gaps(events: Sequence[Event]) -> list[Gap]:
         launch = launches.get(first.get("args", {}).get("correlation"))
         start, end = end_of(last), first["ts"]
         if launch is None:
-            cause = UNKNOWN
+            cause, phase = UNKNOWN, UNKNOWN
         elif end_of(launch) <= start:
-            cause = of_device(last, first)
+            cause, phase = of_device(last, first), DEVICE
         else:
-            cause = host.cause(launch, start, min(end_of(launch), end), first["name"])
-        found.append(Gap(start, end, cause))
+            cause, phase = host.cause(launch, start, min(end_of(launch), end), first["name"])
+        found.append(Gap(start, end, cause, phase))
     return found
 
 
@@ -108,7 +108,7 @@ def of_device(last: Event, first: Event) -> str:
     """The cause of a gap whose end, ``first``, was in a queue already; a long one has its name."""
     follows = "the next kernel of the stream" if stream_of(last) == stream_of(first) else "a kernel of another stream"
     named = f" ({first['name'][:40]})" if first["ts"] - end_of(last) > SLOW_US else ""
-    return f"device: {follows}, queued{named}"
+    return f"{DEVICE}: {follows}, queued{named}"
 
 
 def end_of(event: Event) -> float:
@@ -142,20 +142,22 @@ class Host:
             self._threads[thread] = Timeline(spans(own))
             self._phases[thread] = Timeline(phases(own))
 
-    def cause(self, launch: Event, start: float, end: float, kernel: str) -> str:
+    def cause(self, launch: Event, start: float, end: float, kernel: str) -> tuple[str, str]:
         """What the launching thread did from ``start`` until ``kernel`` was launched at ``end``.
+
+        Returns the cause, which has the name of the phase, and the phase with its number.
 
         While it did nothing that is recorded, the main thread counts: autograd's thread waits for
         it between two backward passes.
         """
         thread = thread_of(launch)
         main = (thread[0], thread[0])
-        where, doing = defaultdict[str, float](float), defaultdict[tuple[str, str], float](float)
+        where, doing = defaultdict[tuple[str, int], float](float), defaultdict[tuple[str, str], float](float)
         for begins, ends, frame in self._threads[thread].during(start, end):
             for part in [(begins, ends, frame)] if frame else self._threads[main].during(begins, ends):
                 doing[activity(part[2])] += part[1] - part[0]
         for begins, ends, phase in self._phases[main].during(start, end):
-            where[phase or ""] += ends - begins
+            where[phase or ("", 0)] += ends - begins
         what = most_of(doing)
         if sum(ends - begins for begins, ends, own in self._profiler.during(start, end) if own) > (end - start) / 2:
             what = "the profiler itself"
@@ -163,8 +165,9 @@ class Host:
             what = f"{self._rest} before {op_of(stack_of(self._threads[thread].at(launch['ts']))) or kernel[:40]}"
         waits = (wait_of(self._threads[each].at(start), start) for each in (thread, main))
         before = next((wait for wait in waits if wait), what)
-        phase = max(where, key=where.__getitem__, default="")
-        return (f"{phase}: " if phase else "") + what + (f", after {before}" if before != what else "")
+        phase, number = max(where, key=where.__getitem__, default=("", 0))
+        cause = (f"{phase}: " if phase else "") + what + (f", after {before}" if before != what else "")
+        return cause, f"{phase} {number}" if phase else "no phase"
 
 
 class Timeline:
@@ -211,24 +214,25 @@ def spans(events: Iterable[Event]) -> Iterator[tuple[float, float, Frame]]:
         frame, now = Frame(event, frame), max(now, until)
 
 
-def phases(events: Iterable[Event]) -> Iterator[tuple[float, float, str]]:
-    """The outermost ranges of a thread, and the time before, between and after them by name."""
+def phases(events: Iterable[Event]) -> Iterator[tuple[float, float, tuple[str, int]]]:
+    """The outermost ranges of a thread, and the time before, between and after them.
+
+    Each has a name and a number: the how manieth of its name it is.
+    """
     ranges = sorted(
         (event for event in events if event["cat"] == RANGE and not re.match(NO_PHASE, event["name"])),
         key=lambda event: (event["ts"], -event["dur"]),
     )
-    outermost: list[Event] = []
+    count, now, last = Counter[str](), float("-inf"), ("", 0)
     for event in ranges:
-        if not outermost or event["ts"] >= end_of(outermost[-1]):
-            outermost.append(event)
-    if not outermost:
-        return
-    yield float("-inf"), outermost[0]["ts"], f"before {outermost[0]['name']}"
-    for event, after in pairwise(outermost):
-        yield event["ts"], end_of(event), event["name"]
-        yield end_of(event), after["ts"], f"before {after['name']}"
-    yield outermost[-1]["ts"], end_of(outermost[-1]), outermost[-1]["name"]
-    yield end_of(outermost[-1]), float("inf"), f"after {outermost[-1]['name']}"
+        if event["ts"] >= now:
+            count[event["name"]] += 1
+            last = event["name"], count[event["name"]]
+            yield now, event["ts"], (f"before {last[0]}", last[1])
+            now = end_of(event)
+            yield event["ts"], now, last
+    if ranges:
+        yield now, float("inf"), (f"after {last[0]}", last[1])
 
 
 def stack_of(frame: Frame | None) -> list[Event]:
@@ -284,21 +288,27 @@ def most_of(doing: Mapping[tuple[str, str], float]) -> str:
 
 
 def told(found: Iterable[Gap], top: int = TOLD) -> dict[str, list[dict[str, Any]]]:
-    """Seconds and counts by cause, largest first, and by size; either list has all gaps."""
-    causes, sizes = dict[str, list[float]](), {name: list[float]() for name in SIZES}
+    """Seconds and counts by cause and by phase, largest first, and by size; each list has all."""
+    causes, by_phase = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    sizes = {name: list[float]() for name in SIZES}
     for gap in found:
         length = gap.end - gap.start
-        causes.setdefault(gap.cause, []).append(length)
+        causes[gap.cause].append(length)
+        by_phase[gap.phase].append(length)
         sizes[next(name for name, below in SIZES.items() if length < below)].append(length)
-    ranked = sorted(causes.items(), key=lambda each: -sum(each[1]))
-    if rest := ranked[top:]:
-        ranked[top:] = [(f"others ({len(rest)})", [length for _, lengths in rest for length in lengths])]
+
+    def ranked(by: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
+        found = sorted(by.items(), key=lambda each: -sum(each[1]))
+        if rest := found[top:]:
+            found[top:] = [(f"others ({len(rest)})", [length for _, lengths in rest for length in lengths])]
+        return found
 
     def totals(lengths: list[float]) -> dict[str, Any]:
         return {"seconds": round(sum(lengths) / 1e6, 6), "count": len(lengths)}
 
     return {
-        "gaps": [{"cause": cause, **totals(lengths)} for cause, lengths in ranked],
+        "gaps": [{"cause": cause, **totals(lengths)} for cause, lengths in ranked(causes)],
+        "gap_phases": [{"phase": phase, **totals(lengths)} for phase, lengths in ranked(by_phase)],
         "gap_sizes": [{"size": size, **totals(lengths)} for size, lengths in sizes.items()],
     }
 

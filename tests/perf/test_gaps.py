@@ -193,6 +193,30 @@ def test_the_phase_is_the_outermost_range_of_the_main_thread(gaps: Any, start: f
     assert found == [(start, start + 99, f"{where}: host before nvjet")]
 
 
+def test_phases_of_one_name_are_numbered(gaps: Any):
+    """The first micro-batch starts with an empty queue, the others do not."""
+    ranges, launches, device = [], [], [kernel(0, 100)]
+    for number, start in enumerate((100, 300, 500), 1):
+        ranges.append(host("user_annotation", "forward", start + 20, start + 120))
+        for order, at in enumerate((start + 10, start + 90), 1):  # before the range, and within it
+            launches.append(call("cudaLaunchKernel", at, at + 4, 10 * number + order))
+        device += [kernel(start + 15, start + 40, 10 * number + 1), kernel(start + 95, start + 200, 10 * number + 2)]
+    found = [(gap.start, gap.phase) for gap in gaps.gaps([*device, *launches, *ranges])]
+    assert found == [
+        *((100, "before forward 1"), (140, "forward 1")),
+        *((300, "before forward 2"), (340, "forward 2")),
+        *((500, "before forward 3"), (540, "forward 3")),
+    ]
+
+
+def test_a_gap_of_the_devices_own_has_no_phase_of_the_host(gaps: Any):
+    queued = [kernel(0, 100), kernel(103, 200, 1), call("cudaLaunchKernel", 50, 60, 1)]
+    assert [gap.phase for gap in gaps.gaps(queued)] == ["device"]
+    assert [gap.phase for gap in gaps.gaps([kernel(0, 100), kernel(103, 200, 1)])] == ["launch not recorded"]
+    starved = [kernel(0, 100), kernel(190, 200, 1), call("cudaLaunchKernel", 150, 160, 1)]
+    assert [gap.phase for gap in gaps.gaps(starved)] == ["no phase"]
+
+
 def test_while_autograds_thread_waits_the_main_thread_is_asked(gaps: Any):
     events = [
         *(kernel(0, 100), kernel(910, 920, 1)),
@@ -209,12 +233,20 @@ def test_while_autograds_thread_waits_the_main_thread_is_asked(gaps: Any):
 
 
 def test_causes_and_sizes_are_told_largest_first(gaps: Any):
-    found = [gaps.Gap(0, 4, "a"), gaps.Gap(10, 15, "b"), gaps.Gap(20, 1020, "c"), gaps.Gap(2000, 2049, "a")]
+    found = [
+        *(gaps.Gap(0, 4, "a", "p 1"), gaps.Gap(10, 15, "b", "p 2")),
+        *(gaps.Gap(20, 1020, "c", "device"), gaps.Gap(2000, 2049, "a", "p 2")),
+    ]
     assert gaps.told(found) == {
         "gaps": [
             {"cause": "c", "seconds": 0.001, "count": 1},
             {"cause": "a", "seconds": 0.000053, "count": 2},
             {"cause": "b", "seconds": 0.000005, "count": 1},
+        ],
+        "gap_phases": [
+            {"phase": "device", "seconds": 0.001, "count": 1},
+            {"phase": "p 2", "seconds": 0.000054, "count": 2},
+            {"phase": "p 1", "seconds": 0.000004, "count": 1},
         ],
         "gap_sizes": [
             {"size": "under 5 us", "seconds": 0.000004, "count": 1},
@@ -242,8 +274,8 @@ def test_causes_and_sizes_add_up_to_the_gaps(gaps: Any, kernels: Any, launched: 
 
 
 def test_causes_past_the_first_twelve_are_one_line(gaps: Any):
-    table = gaps.told([gaps.Gap(0, 100 - index, f"cause {index}") for index in range(15)])["gaps"]
-    assert len(gaps.told([gaps.Gap(0, 9, f"cause {index}") for index in range(15)], top=3)["gaps"]) == 4
+    table = gaps.told([gaps.Gap(0, 100 - index, f"cause {index}", "") for index in range(15)])["gaps"]
+    assert len(gaps.told([gaps.Gap(0, 9, f"cause {index}", "") for index in range(15)], top=3)["gaps"]) == 4
     assert [row["cause"] for row in table[:12]] == [f"cause {index}" for index in range(12)]
     assert table[12:] == [{"cause": "others (3)", "seconds": 0.000261, "count": 3}]
 
@@ -281,7 +313,7 @@ def test_the_phases_of_a_recorded_step_have_names(gaps: Any, tmp_path: Path):
     ranges = gaps.phases(
         event for event in gaps.read_trace(tmp_path / "step.json.gz") if event.get("cat") == "user_annotation"
     )
-    names = [name for *_, name in ranges if not name.startswith(("before", "after"))]
+    names = [name for *_, (name, _) in ranges if not name.startswith(("before", "after"))]
     micro_batch = ["forward of a micro-batch", "loss of a micro-batch", "backward of a micro-batch"]
     micro_batches = (len(names) - 3) // 3
     assert micro_batches > 1
