@@ -2,10 +2,10 @@
 
 verl 0.9.1 moves a micro-batch's sequences to the device and then reads their lengths back, more
 than ten times for each micro-batch, to pack them in Python. Each read waits until the device has
-done all that it was given, and then the device waits for Python: 8 to 9 % of an FP8 step of a 7B
-model (perf/RESULTS.md). Here the lengths stay on the host, and what packing does to one sequence
-after another there is one indexed copy. The host then prepares a micro-batch while the device still
-works on the one before.
+done all that it was given, and then the device waits for Python: of an FP8 step of a 7B model it
+was idle for 8 to 9 % (perf/LOG.md). Here the lengths stay on the host, and one indexed copy does
+what packing does there to one sequence after another. The host prepares a micro-batch while the
+device still works on the one before.
 
 Suffixes: N tokens of all sequences of a micro-batch, R rows that one rank of context parallelism
 holds of them, padding included.
@@ -137,7 +137,7 @@ def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def lengths_of(nested: torch.Tensor) -> tuple[int, ...]:
     """Lengths of a jagged tensor's sequences.
 
-    Read from the device only where ``send_batch`` has not seen them.
+    Read from the device only where nothing here has made the tensor.
     """
     offsets = nested.offsets()
     if offsets not in _known_lengths:
