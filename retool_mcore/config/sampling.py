@@ -128,7 +128,8 @@ class Rollout(ToolLoop):
     """Of the engines' matrix products: as model.dtype, or FP8, its weights in blocks of 128 x 128.
 
     Quantised in each weight sync; the actor and what is exported stay as model.dtype. Needs
-    algorithm.importance_sampling, as engine and actor then differ more. Platform cuda only.
+    algorithm.importance_sampling, as engine and actor then differ more. Faster with DeepGEMM
+    (sgl-deep-gemm), not without. Platform cuda only.
     """
 
     agent_workers: PositiveInt = 1
