@@ -54,23 +54,12 @@ class Layout:
         found[-1] += -sum(found) % self.total_multiple
         return found
 
-    def positions(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequence and position in it, both int64 [R], of each row of ``rank``."""
-        sequences, positions = [], []
-        for sequence, padded in enumerate(self.padded):
-            chunk = padded // (2 * self.ranks)
-            chunks = [(rank * chunk, chunk), (padded - (rank + 1) * chunk, chunk)] if self.ranks > 1 else [(0, padded)]
-            for start, count in chunks:
-                positions.append(np.arange(start, start + count))
-                sequences.append(np.full(count, sequence))
-        return np.concatenate(sequences), np.concatenate(positions)
-
     def sources(self, rank: int, shift: int = 0) -> np.ndarray:
         """For each row of ``rank``, which of the N tokens it holds, or PADDING; int64 [R].
 
         ``shift`` = 1: the token after it in its sequence, as labels are.
         """
-        sequences, positions = self.positions(rank)
+        sequences, positions = positions_of(self, rank)
         positions = positions + shift
         lengths = np.asarray(self.lengths)
         starts = np.cumsum(lengths) - lengths
@@ -83,6 +72,19 @@ class Layout:
         held = np.flatnonzero(sources != PADDING)
         found[sources[held]] = held
         return found
+
+
+@lru_cache(maxsize=KEPT)
+def positions_of(layout: Layout, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sequence and position in it, both int64 [R], of each row of ``rank``; not to be changed."""
+    sequences, positions = [], []
+    for sequence, padded in enumerate(layout.padded):
+        chunk = padded // (2 * layout.ranks)
+        chunks = [(rank * chunk, chunk), (padded - (rank + 1) * chunk, chunk)] if layout.ranks > 1 else [(0, padded)]
+        for start, count in chunks:
+            positions.append(np.arange(start, start + count))
+            sequences.append(np.full(count, sequence))
+    return np.concatenate(sequences), np.concatenate(positions)
 
 
 class Placed:
@@ -109,7 +111,7 @@ class Placed:
 
     def positions(self, shift: int) -> torch.Tensor:
         """The position in its sequence of each row's token, int64 [R]; 0 where there is none."""
-        _, positions = self._layout.positions(self._rank)
+        _, positions = positions_of(self._layout, self._rank)
         return self._send(np.where(self._layout.sources(self._rank, shift) == PADDING, 0, positions + shift))
 
     def put_back(self, rows: torch.Tensor) -> torch.Tensor:
