@@ -11,7 +11,6 @@ another wave and says where a step's time goes.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import random
 import tempfile
@@ -25,6 +24,7 @@ from typing import Annotated, Any
 
 import httpx
 import typer
+from gaps import read_trace
 
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.server import SglangServer
@@ -128,26 +128,21 @@ async def recorded(work: Work) -> dict[str, Any]:
             (await client.post("/start_profile", json=wanted)).raise_for_status()
         await running
         [trace] = Path(folder).rglob("*.trace.json.gz")
-        with gzip.open(trace, "rt") as file:
-            return where_time_goes(json.load(file)["traceEvents"])
+        return where_time_goes(read_trace(trace))
 
 
 def where_time_goes(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Shares of the span between the first and the last kernel of a trace of torch's profiler."""
-    from kernels import shares
+    from kernels import kernels_of, shares
 
-    spans = [
-        (event["name"], event["ts"], event["ts"] + event["dur"])
-        for event in events
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    ]
+    spans = list(kernels_of(events))
     start, end = min(begins for _, begins, _ in spans), max(ends for *_, ends in spans)
     by_kind = {kind: round(used / (end - start), 4) for kind, used in shares(spans, start, end).items()}
     by_name = Counter[str]()
     for name, begins, ends in spans:
         by_name[name[:100]] += ends - begins
     most = {name: round(used / (end - start), 4) for name, used in by_name.most_common(15)}
-    return {"recorded_ms": round((end - start) / 1e3, 2), "kinds": by_kind, "kernels": most}
+    return {"recorded_ms": round((end - start) * 1e3, 2), "kinds": by_kind, "kernels": most}
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class Placed:
 
     def __init__(self, layout: Layout, rank: int, device: torch.device) -> None:
         self._layout, self._rank, self._device = layout, rank, device
-        self._taken: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._sent: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = {}
         padded = layout.padded
         self.longest = max(padded)
         self.boundaries = self._send(np.asarray([0, *accumulate(padded)], dtype=np.int32))
@@ -100,19 +100,24 @@ class Placed:
 
     def take(self, values: torch.Tensor, shift: int) -> torch.Tensor:
         """This rank's rows [R, ...] of ``values`` [N, ...]; padding is 0."""
-        if shift not in self._taken:
-            sources = self._layout.sources(self._rank, shift)
-            empty = np.flatnonzero(sources == PADDING)
-            sources[empty] = 0
-            self._taken[shift] = self._send(sources), self._send(empty) if empty.size else None
-        sources_R, empty = self._taken[shift]
+        sources_R, empty, _ = self._indices(shift)
         rows = values.index_select(0, sources_R)
         return rows if empty is None else rows.index_fill_(0, empty, 0)
 
     def positions(self, shift: int) -> torch.Tensor:
         """The position in its sequence of each row's token, int64 [R]; 0 where there is none."""
-        _, positions = positions_of(self._layout, self._rank)
-        return self._send(np.where(self._layout.sources(self._rank, shift) == PADDING, 0, positions + shift))
+        return self._indices(shift)[2]
+
+    def _indices(self, shift: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Sources [R], the rows that are padding if there are any, and positions [R]."""
+        if shift not in self._sent:
+            sources = self._layout.sources(self._rank, shift)
+            _, positions = positions_of(self._layout, self._rank)
+            empty = np.flatnonzero(sources == PADDING)
+            positions = positions + shift
+            sources[empty] = positions[empty] = 0
+            self._sent[shift] = self._send(sources), self._send(empty) if empty.size else None, self._send(positions)
+        return self._sent[shift]
 
     def put_back(self, rows: torch.Tensor) -> torch.Tensor:
         """The N tokens in order, [N, ...], from the rows of all ranks, one rank after another."""
