@@ -41,6 +41,7 @@ KINDS = {  # in the order in which overlapping kernels count
     "matrix products": r"gemm|cutlass|nvjet|xmma|cublas|splitK",
     "cross-entropy": r"cross_entropy|softmax|logsumexp",
     "optimizer": r"adam|multi_tensor|l2norm",
+    "experts' routing": r"permut|sort_chunks|row_id_map|topk|aux_loss",
     "norms": r"rmsnorm|layernorm|layer_norm|_norm_|ln_",
     "SwiGLU, RoPE": r"silu|glu|rope|rotary|gated",
     "FP8 casts": r"quantize|cast_transpose|amax|transpose_kernel|scale_inv",

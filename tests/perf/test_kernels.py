@@ -32,6 +32,7 @@ def kernels() -> Any:
         ("void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<float>", "norms"),
         ("_fwd_grouped_kernel_stage1", "attention"),
         ("online_softmax_kernel", "cross-entropy"),
+        ("_permute_kernel", "experts' routing"),
         ("Memcpy DtoD (Device -> Device)", "copies, sums"),
         ("element_mul_kernel", "other"),
     ],

@@ -7,10 +7,13 @@ from statistics import mean
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.platforms import get_platform
 
+if torch.accelerator.is_available():
+    pytest.skip("platform cpu refuses an accelerator", allow_module_level=True)
 get_platform("cpu").activate()  # verl imports here
 from verl.utils.seqlen_balancing import calculate_workload  # noqa: E402
 
