@@ -28,6 +28,8 @@ class Constant:
 SFT_7B = "fitted: SFT 7B, CP 2, 2 x H200"
 RL_1_5B = "fitted: RL 1.5B, TP 2, 2 x H200"
 RL_7B = "fitted: RL 7B, TP 2, 2 x H200"
+SFT_A3B = "fitted: SFT of a quarter of Qwen3-30B-A3B, EP 2, 2 x H200"
+RL_A3B = "fitted: RL of an eighth of Qwen3-30B-A3B, EP 2, 2 x H200"
 
 CALIBRATION = {
     "gemm": Constant(0.72, f"{SFT_7B}; share of peak of the matrix products in its profile"),
@@ -35,6 +37,11 @@ CALIBRATION = {
     "attention": Constant(0.26, f"{SFT_7B}; the same of attention, causal half counted"),
     "elementwise": Constant(6.0, f"{SFT_7B}; times what is kept for backward passes through memory, in three passes"),
     "gaps": Constant(0.08, f"{SFT_7B}; time without a kernel, as a share of the time with one"),
+    "permute": Constant(8.0, f"{SFT_A3B}; times a token's copies go through memory to and from their experts"),
+    "expert_launch_s": Constant(
+        2.05e-4, f"{SFT_A3B}, 16 k tokens a micro-batch; the host's time for an expert of a layer in a forward pass"
+    ),
+    "fp8_launches": Constant(2.5, f"{SFT_A3B}; that time in FP8 over bfloat16's"),
     "ring": Constant(0.045, f"{SFT_7B}; what context parallelism adds, as such a share: small kernels, half sequences"),
     "memory": Constant(0.70, "assumed: share of the memory's rate reached"),
     "link": Constant(0.75, "assumed: share of a link's rate reached by collectives"),
@@ -48,6 +55,7 @@ CALIBRATION = {
     "update_s": Constant(1.05, f"{RL_1_5B}; an update beyond its passes"),
     "sync_s": Constant(0.3, f"{RL_7B}; a weight sync beyond its bytes"),
     "sync_rate": Constant(38e9, f"{RL_7B}; bytes of weights a second into one engine"),
+    "sync_expert_s": Constant(6e-4, f"{RL_A3B}; a weight sync for each matrix of an expert"),
     "usable_memory": Constant(0.95, "assumed: share of the device's memory that training may fill; 0.91 has run"),
     "engine_gib": Constant(
         13.0, "assumed: SGLang's own rule for its fraction leaves so much of such a device to graphs and activations"

@@ -161,7 +161,9 @@ def _rl_plan(
     updates = config.train.prompts_per_step // config.train.mini_batch_prompts
     micro_batches = work.tokens / dp / (config.train.micro_batch_tokens * parallel.cp)
     fp8 = config.model.fp8 != "off"
-    forward = pass_s(shape, hardware, parallel, work, passes=1, fp8=fp8) * stretch(shape, parallel, micro_batches)
+    forward = pass_s(
+        shape, hardware, parallel, work, passes=1, micro_batches=math.ceil(micro_batches), fp8=fp8
+    ) * stretch(shape, parallel, micro_batches)
     training = _train_s(config, shape, hardware, work, updates=updates, mean=mean)
     optimizer = updates * optimizer_s(shape, hardware, parallel, memory, dp)
     phases = {
@@ -194,7 +196,10 @@ def _train_s(
         twice = Lengths(mean=mean, longest=config.max_sequence_tokens).recomputed(shape, parallel, memory, micro)
     passes = passes_of(memory, math.ceil(shape.layers / parallel.pp), twice)
     micro_batches = work.tokens * parallel.tp * parallel.pp / hardware.count / micro / updates
-    seconds = pass_s(shape, hardware, parallel, work, passes=passes, fp8=config.model.fp8 != "off")
+    seconds = pass_s(
+        shape, hardware, parallel, work,
+        passes=passes, micro_batches=math.ceil(micro_batches) * updates, fp8=config.model.fp8 != "off",
+    )  # fmt: skip
     return seconds * stretch(shape, parallel, micro_batches)
 
 

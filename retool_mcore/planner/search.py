@@ -88,7 +88,8 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
     """Yield the ways to recompute.
 
     A micro-batch holds just the longest sequence, or less with "auto". A model with experts
-    recomputes everything, because nobody knows ahead how many tokens an expert gets.
+    recomputes everything, because nobody knows ahead how many tokens an expert gets, and has longer
+    micro-batches, too, so that each expert has tokens enough.
     """
     whole = math.ceil(config.max_sequence_tokens / config.parallel.cp)
     layers = math.ceil(shape.layers / config.parallel.pp)
@@ -99,6 +100,7 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
 
     yield varied("full", whole)
     if shape.experts:
+        yield from (varied("full", times * whole) for times in (2, 3))
         return
     yield varied("none", whole)
     yield varied("selective", whole)

@@ -34,11 +34,29 @@ class Work:
         return Work(tokens=sequences * mean_tokens, squares=sequences * mean_tokens**2 * calibrated("spread"))
 
 
-def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float, fp8: bool) -> float:
-    """Seconds of ``passes``, counted in forward passes; ``fp8``: with model.fp8.
+def pass_s(
+    shape: ModelShape,
+    hardware: Hardware,
+    parallel: Parallel,
+    work: Work,
+    *,
+    passes: float,
+    micro_batches: int,
+    fp8: bool,
+) -> float:
+    """Seconds of ``passes``, counted in forward passes, over all of a rank's ``micro_batches``.
 
-    Forward and backward are 3, with full recomputation 4.
+    Forward and backward are 3, with full recomputation 4. ``fp8``: with model.fp8. Where experts
+    get few tokens each, the host cannot launch their products as fast as the device works.
     """
+    launches = micro_batches * shape.experts / parallel.ep * shape.layers / parallel.pp * passes
+    launch_s = launches * calibrated("expert_launch_s") * (calibrated("fp8_launches") if fp8 else 1.0)
+    return max(_device_s(shape, hardware, parallel, work, passes=passes, fp8=fp8), launch_s)
+
+
+def _device_s(
+    shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float, fp8: bool
+) -> float:
     devices, flops = hardware.count, hardware.device.flops
     products = 2 * shape.compute_params * work.tokens * passes / (devices * flops * calibrated("gemm"))
     products *= calibrated("fp8") if fp8 else 1.0
@@ -46,6 +64,7 @@ def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work
     attention_s = attention / (devices * flops * calibrated("attention"))
     kept, _ = activation_bytes(shape, Memory(), 1, fused=hardware.device.fused)
     moved = kept * shape.layers * work.tokens * calibrated("elementwise") * passes / 3
+    moved += calibrated("permute") * _copies_of_token(shape) * shape.layers * work.tokens * _exchanges(passes)
     elementwise_s = moved / (devices * hardware.device.bandwidth * calibrated("memory"))
     busy_s = products + attention_s + elementwise_s
     ring = calibrated("ring") if parallel.cp > 1 else 0.0
@@ -53,17 +72,31 @@ def pass_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work
 
 
 def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, passes: float) -> float:
-    """Seconds of the messages of tensor and context parallelism.
+    """Seconds of the messages of tensor, context and expert parallelism.
 
     Per forward pass, tensor parallelism gathers and scatters a layer's input twice, and context
-    parallelism sends keys and values around.
+    parallelism sends keys and values around. Expert parallelism sends a copy of a token to each of
+    its experts, and back.
     """
     tokens_of_rank = work.tokens / (hardware.count / parallel.model_parallel) / parallel.cp
     tp, cp = parallel.tp, parallel.cp
     tp_bytes = 4 * 2 * shape.hidden * tokens_of_rank * shape.layers / parallel.pp * (tp - 1) / tp * passes
     cp_bytes = 2 * 2 * shape.kv_heads * shape.head_dim * tokens_of_rank * (cp - 1) * shape.layers / parallel.pp / tp
+    ep = parallel.ep
+    ep_bytes = 2 * _copies_of_token(shape) * tokens_of_rank * shape.layers / parallel.pp * (ep - 1) / ep
     rate = calibrated("link")
-    return tp_bytes / (hardware.link(tp) * rate) + cp_bytes * passes / (hardware.link(tp * cp) * rate)
+    ep_s = ep_bytes * _exchanges(passes) / (hardware.link(ep) * rate)
+    return tp_bytes / (hardware.link(tp) * rate) + cp_bytes * passes / (hardware.link(tp * cp) * rate) + ep_s
+
+
+def _copies_of_token(shape: ModelShape) -> int:
+    """Bytes of a token's copies, one for each of its experts, in bfloat16; 0 without experts."""
+    return 2 * shape.hidden * shape.experts_per_token
+
+
+def _exchanges(passes: float) -> float:
+    """How often tokens go to their experts and back: once in backward, which counts twice."""
+    return passes - 1 if passes >= 3 else passes
 
 
 def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int) -> float:
@@ -203,5 +236,9 @@ def _touched_params(shape: ModelShape, at_once: float) -> float:
 
 
 def sync_s(shape: ModelShape) -> float:
-    """Seconds to send the actor's weights into the engines; each gathers the whole model."""
-    return calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate")
+    """Seconds to send the actor's weights into the engines; each gathers the whole model.
+
+    Experts are sent matrix by matrix.
+    """
+    matrices = 3 * shape.experts * shape.layers
+    return calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate") + matrices * calibrated("sync_expert_s")

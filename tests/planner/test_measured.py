@@ -155,3 +155,38 @@ def test_a_measured_run_of_half_a_32b_on_two_h200():
     plan = make_plan(config, replace(THIRTY_TWO, layers=32), parse("h200x2"), mean_tokens=105_833 / 32)
     assert plan.need_gib == pytest.approx(126.2, rel=0.10)
     assert plan.tokens_per_step / 2 / plan.step_s == pytest.approx(4841, rel=0.20)
+
+
+A3B = PUBLISHED["Qwen3-30B-A3B"]
+TWO_RANKS = ("cluster.gpus_per_node=2", "parallel.ep=2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "gib", "rate"),
+    [
+        (("train.micro_batch_tokens=16384",), 77, 21_036),  # fitted, as FP8 is
+        (("train.micro_batch_tokens=49152",), 87.5, 33_643),
+        (("train.micro_batch_tokens=49152", "model.fp8=tensorwise"), 95.6, 24_609),
+    ],
+)
+def test_measured_sft_of_a_quarter_of_experts(settings: tuple[str, ...], gib: float, rate: float):
+    """12 of the 48 layers. In FP8, and where an expert gets few tokens, the host is too slow."""
+    config = load_config(SftConfig, CONFIGS / "sft_qwen3_30b_a3b_h200x8.toml", (*TWO_RANKS, *settings))
+    plan = make_plan(config, replace(A3B, layers=12), parse("h200x2"), mean_tokens=83_771 / 32)
+    assert plan.need_gib == pytest.approx(gib, rel=0.10)
+    assert plan.tokens_per_step / 2 / plan.step_s == pytest.approx(rate, rel=0.20)
+
+
+RL_EIGHTH = (*TWO_RANKS, "algorithm.router_replay=R3", "memory.adam_states=bfloat16", "memory.offload_idle=false",
+             "train.prompts_per_step=16", "train.mini_batch_prompts=16", "train.micro_batch_tokens=36864",
+             "rollout.group_size=8", "rollout.max_response_tokens=4200", "rollout.engine_tp=1",
+             "rollout.engine_memory_fraction=0.5", "data.max_prompt_tokens=575")  # fmt: skip
+
+
+def test_measured_rl_of_an_eighth_of_experts():
+    """6 layers; only the weight sync was fitted. Old log-probabilities took 2.9 s, not 1.7."""
+    config = rl("rl_qwen3_30b_a3b_h200x8", *RL_EIGHTH)
+    plan = make_plan(config, replace(A3B, layers=6), parse("h200x2"), mean_tokens=442_850 / 128)
+    measured = {"generate": 12.3, "update": 4.35, "weight_sync": 1.91}
+    assert {name: plan.phases[name] for name in measured} == pytest.approx(measured, rel=0.20)
+    assert plan.step_s == pytest.approx(22.4, rel=0.20)

@@ -110,6 +110,14 @@ def test_engines_in_fp8_that_are_no_faster_are_remarked_on(
     assert [each.severity for each in found] == ["ok", *["warning"] * len(remarks)]
 
 
+@pytest.mark.parametrize(("fp8", "ep", "told"), [("tensorwise", 8, True), ("tensorwise", 1, False), ("off", 8, False)])
+def test_fp8_of_experts_which_is_slower_is_remarked_on(fp8: str, ep: int, told: bool):
+    settings = (f"model.fp8={fp8}", f"parallel.ep={ep}")
+    config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", settings)
+    remarks = get_platform("cuda").remarks(config)
+    assert len(remarks) == told and all("slower than in bfloat16" in remark for remark in remarks)
+
+
 def test_fused_permutation_needs_it_too_and_never_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", "a_package_that_is_not_there")
     config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", ["experts.permute_fusion=true"])

@@ -134,16 +134,16 @@ class Cuda(Platform):
             )
 
     def remarks(self, config: RunConfig) -> Sequence[str]:
-        if not isinstance(config, RlConfig) or config.rollout.precision != "fp8":
-            return ()
-        told = config.rollout.engine_args.get("fp8_gemm_runner_backend", "auto")
-        if told not in ("auto", "cutlass") or (told == "auto" and importlib.util.find_spec(DEEP_GEMM)):
-            return ()
-        return (
-            f'rollout.precision = "fp8" with {"no DeepGEMM installed" if told == "auto" else "CUTLASS products"}: '
-            "engines then sample no faster than in bfloat16 (perf/RESULTS.md). Install sgl-deep-gemm, and leave "
-            "fp8_gemm_runner_backend to SGLang.",
-        )
+        told: list[str] = []
+        if config.model.fp8 != "off" and config.parallel.ep > 1:
+            told.append(
+                f'model.fp8 = "{config.model.fp8}" with experts (parallel.ep = {config.parallel.ep}): each expert\'s '
+                "small products are cast one by one, and Qwen3-30B-A3B's layers then train slower than in bfloat16 "
+                '(perf/RESULTS.md). Set model.fp8 = "off".'
+            )
+        if isinstance(config, RlConfig) and config.rollout.precision == "fp8":
+            told += _without_deep_gemm(config.rollout.engine_args.get("fp8_gemm_runner_backend", "auto"))
+        return told
 
     def set_device(self, local_rank: int) -> None:
         import torch
@@ -191,3 +191,14 @@ def _python_path() -> str:
     if apex is None or Path(str(apex.origin)).parent == KERNELS:
         parts.append(str(KERNELS))
     return os.pathsep.join(parts)
+
+
+def _without_deep_gemm(backend: str) -> Sequence[str]:
+    """What to know of engines in FP8 whose matrix products are not DeepGEMM's."""
+    if backend not in ("auto", "cutlass") or (backend == "auto" and importlib.util.find_spec(DEEP_GEMM)):
+        return ()
+    return (
+        f'rollout.precision = "fp8" with {"no DeepGEMM installed" if backend == "auto" else "CUTLASS products"}: '
+        "engines then sample no faster than in bfloat16 (perf/RESULTS.md). Install sgl-deep-gemm, and leave "
+        "fp8_gemm_runner_backend to SGLang.",
+    )
