@@ -15,6 +15,7 @@ from typing import Any
 
 from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES
+from retool_mcore.platforms.packing import lengths_of
 
 
 def recompute_long_micro_batches(chunks: Sequence[Any], budget_tokens: int, *, rest: float, input_share: float) -> None:
@@ -59,8 +60,7 @@ def set_budget_of_each_batch(engine: Any) -> None:
     def forward_backward_batch(data: Any, loss_function: Any, forward_only: bool = False) -> Any:
         usual = config.infer_max_token_len_per_gpu if forward_only else config.max_token_len_per_gpu
         lengths: list[list[int]] = [[]] * engine.get_data_parallel_size()
-        own = data["input_ids"].offsets().diff().tolist()
-        dist.all_gather_object(lengths, own, group=engine.get_data_parallel_group())
+        dist.all_gather_object(lengths, list(lengths_of(data["input_ids"])), group=engine.get_data_parallel_group())
         set_budget(data, lengths, usual, config.context_parallel_size)
         return forward_backward(data, loss_function, forward_only=forward_only)
 

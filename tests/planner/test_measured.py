@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
-from retool_mcore.config import SftConfig, load_config
+from retool_mcore.config import Parallel, SftConfig, load_config
 from retool_mcore.model.published import PUBLISHED
+from retool_mcore.model.shape import ModelShape
+from retool_mcore.planner.calibration import CALIBRATION, Constant, calibrated
 from retool_mcore.planner.hardware import parse
 from retool_mcore.planner.plan import make_plan
+from retool_mcore.planner.steptime import Work, pass_s, sync_s
 from tests.planner.plans import CONFIGS, PLAIN, SEVEN, THIRTY_TWO, TWO_H200, rl, sft
 
 # perf/LOG.md, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a GPU. 83,081 tokens a
@@ -190,3 +194,33 @@ def test_measured_rl_of_an_eighth_of_experts():
     measured = {"generate": 12.3, "update": 4.35, "weight_sync": 1.91}
     assert {name: plan.phases[name] for name in measured} == pytest.approx(measured, rel=0.20)
     assert plan.step_s == pytest.approx(22.4, rel=0.20)
+
+
+def test_what_experts_cost_by_hand():
+    """EP 2, a pass with recomputation, 1 M tokens: copies cross memory eight times in each of three
+    exchanges, and half of them the link, there and back.
+    """
+    shape, hardware, work = replace(A3B, layers=12), parse("h200x2"), Work(tokens=1e6, squares=0.0)
+
+    def seconds(shape: ModelShape, ep: int, micro_batches: int = 1, passes: float = 4, fp8: bool = False) -> float:
+        return pass_s(
+            shape, hardware, Parallel(ep=ep), work, passes=passes, micro_batches=micro_batches, fp8=fp8
+        )  # fmt: skip
+
+    device = hardware.device
+    copies = 1e6 * 12 * 8 * 2 * 2048  # bytes of one exchange
+    link_s = 2 * copies / 2 / 2 / (device.link * calibrated("link"))  # both ways, half leave, from each of two
+    for passes, exchanges in ((4, 3), (3, 2), (1, 1)):
+        there = seconds(shape, 2, passes=passes) - seconds(shape, 1, passes=passes)
+        assert there == pytest.approx(exchanges * link_s)
+    moved_s = 3 * 8 * copies / 2 / (device.bandwidth * calibrated("memory"))
+    with mock.patch.dict(CALIBRATION, permute=Constant(0.0, "")):
+        without = seconds(shape, 2)
+    assert seconds(shape, 2) - without == pytest.approx(moved_s * (1 + calibrated("gaps")))
+    launches = 12 * 64 * 4 * calibrated("expert_launch_s")
+    assert seconds(shape, 2, micro_batches=1000) == pytest.approx(1000 * launches)
+    assert seconds(shape, 2, micro_batches=1000, fp8=True) == pytest.approx(2500 * launches)
+    assert seconds(THIRTY_TWO, 1, micro_batches=1000) == seconds(THIRTY_TWO, 1)
+    with mock.patch.dict(CALIBRATION, sync_expert_s=Constant(0.0, "")):
+        without = sync_s(shape)
+    assert sync_s(shape) - without == pytest.approx(12 * 3 * 128 * calibrated("sync_expert_s"))
