@@ -203,9 +203,7 @@ def test_what_experts_cost_by_hand():
     shape, hardware, work = replace(A3B, layers=12), parse("h200x2"), Work(tokens=1e6, squares=0.0)
 
     def seconds(shape: ModelShape, ep: int, micro_batches: int = 1, passes: float = 4, fp8: bool = False) -> float:
-        return pass_s(
-            shape, hardware, Parallel(ep=ep), work, passes=passes, micro_batches=micro_batches, fp8=fp8
-        )  # fmt: skip
+        return pass_s(shape, hardware, Parallel(ep=ep), work, passes=passes, micro_batches=micro_batches, fp8=fp8)
 
     device = hardware.device
     copies = 1e6 * 12 * 8 * 2 * 2048  # bytes of one exchange
@@ -224,3 +222,15 @@ def test_what_experts_cost_by_hand():
     with mock.patch.dict(CALIBRATION, sync_expert_s=Constant(0.0, "")):
         without = sync_s(shape)
     assert sync_s(shape) - without == pytest.approx(12 * 3 * 128 * calibrated("sync_expert_s"))
+
+
+def test_launches_count_every_micro_batch_of_every_update():
+    """A rank has 64 responses of 2,048 tokens, one a micro-batch: in four updates, and in the pass
+    for old log-probabilities.
+    """
+    settings = ("train.micro_batch_tokens=2048", "rollout.max_response_tokens=1473", "train.mini_batch_prompts=4")
+    config = rl("rl_qwen3_30b_a3b_h200x8", *RL_EIGHTH, *settings)
+    with mock.patch.dict(CALIBRATION, expert_launch_s=Constant(1.0, "")):  # the device's time is nothing beside it
+        plan = make_plan(config, replace(A3B, layers=6), parse("h200x2"), mean_tokens=2048)
+    assert plan.phases["old_log_prob"] == pytest.approx(64 * 6 * 64, rel=0.01)
+    assert plan.phases["update"] == pytest.approx(4 * 16 * 6 * 64 * 4, rel=0.01)
