@@ -1,4 +1,4 @@
-"""The patches of verl's Megatron engine and Megatron's checkpoint writer, for all platforms.
+"""The patches of verl's Megatron engine, mbridge and Megatron's checkpoint writer, for all platforms.
 
 Every platform that has patches applies them.
 """
@@ -119,6 +119,23 @@ def _watched_writers(original: staticmethod[..., None]) -> staticmethod[..., Non
     return staticmethod(wraps(original)(module._disable_gc()(write_preloaded_data_multiproc)))
 
 
+def _at_once_without_a_pipeline(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Give back ``value``, a weight or its name, where the pipeline's only stage has it.
+
+    The original gathers a pickled description of it from all stages first, for each weight of a
+    model, and copies it to the device and back on the way.
+    """
+
+    @wraps(original)
+    def broadcast(value: Any) -> Any:
+        from megatron.core import parallel_state
+
+        alone = parallel_state.get_pipeline_model_parallel_world_size() == 1
+        return value if alone and value is not None else original(value)
+
+    return broadcast
+
+
 MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies this one on every platform, with or without patches
     target="verl.workers.engine.megatron.transformer_impl.prepare_micro_batches",
     replace=_as_many_as_asked,
@@ -135,6 +152,16 @@ ENGINE_PATCHES = (
         reason="with interleaved chunks and overlapped gradient reduction it refuses what it has just set itself",
         applies_to=requirement("verl"),
         remove_when="verl sets the functions of all chunks once for the configuration that they share",
+    ),
+    *(
+        Patch(
+            target=f"mbridge.core.bridge.{name}",
+            replace=_at_once_without_a_pipeline,
+            reason="two exchanges of objects for each weight of each weight sync, also where there is no pipeline",
+            applies_to=requirement("mbridge"),
+            remove_when="mbridge asks the other stages only where there are any",
+        )
+        for name in ("broadcast_from_megatron_pp", "broadcast_str_from_megatron_pp")
     ),
     Patch(
         target="megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue",

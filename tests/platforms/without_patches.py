@@ -16,7 +16,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +25,7 @@ from unittest import mock
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
+from tests.platforms.host_reads import known_tokens, reads
 
 
 class Probes:
@@ -210,6 +210,27 @@ class Probes:
         return repr([[each.__self__ is chunk for each, chunk in zip(found, chunks, strict=True)]
                      for found in (config.no_sync_func, config.grad_sync_func)])  # fmt: skip
 
+    def weight_of_the_only_stage(self) -> str:
+        """How often exporting it asks all stages for it."""
+        import torch
+        import torch.distributed as dist
+        from mbridge.core import bridge
+        from megatron.core import parallel_state
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        group, weight = dist.group.WORLD, torch.ones(2)
+        alone = {
+            "get_pipeline_model_parallel_world_size": lambda: 1,
+            "get_pipeline_model_parallel_group": lambda: group,
+        }
+        with (
+            mock.patch.multiple(parallel_state, **alone),
+            mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as asked,
+        ):
+            name, same = bridge.broadcast_str_from_megatron_pp("weight"), bridge.broadcast_from_megatron_pp(weight)
+        return f"{name} {same.tolist()}, asked {asked.call_count} times"
+
     def micro_batches_of_a_batch(self) -> str:
         from verl.utils import tensordict_utils as tu
         from verl.workers.engine.megatron import transformer_impl
@@ -273,33 +294,6 @@ class Probes:
             return "it waits"
 
 
-def known_tokens():
-    """Two sequences whose lengths the host knows."""
-    import torch
-
-    from retool_mcore.platforms.packing import jagged
-
-    return jagged(torch.arange(5), torch.tensor([0, 3, 5]), (3, 2))
-
-
-def reads(call) -> str:
-    """How often ``call`` reads a tensor's numbers, for which the host would wait for a device."""
-    import torch
-    from megatron.core import parallel_state
-
-    names = [f"get_{kind}_parallel_{what}" for kind in ("tensor_model", "context") for what in ("world_size", "rank")]
-    ones = {name: lambda name=name: int(name.endswith("size")) for name in names}
-    original, count = torch.Tensor.tolist, Counter[str]()
-
-    def counted(tensor):
-        count["read"] += 1
-        return original(tensor)
-
-    with mock.patch.multiple(parallel_state, **ones), mock.patch.object(torch.Tensor, "tolist", counted):
-        call()
-    return f"{count['read']} reads"
-
-
 WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async._get_write_results_queue"
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
 ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
@@ -311,6 +305,8 @@ ENABLES = {
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
+    "mbridge.core.bridge.broadcast_from_megatron_pp": Probes.weight_of_the_only_stage,
+    "mbridge.core.bridge.broadcast_str_from_megatron_pp": Probes.weight_of_the_only_stage,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
     f"{ENGINES}LMHead.forward_step": Probes.micro_batch_on_its_way,
     f"{ENGINES}ValueHead.forward_step": Probes.micro_batch_on_its_way,
