@@ -17,9 +17,6 @@ endef
 
 .PHONY: quickstart install install-cuda install-ascend test test-long test-fast lint perf clean
 
-# These run on the CPU, also where torch would find a GPU.
-quickstart test test-long test-fast perf: export CUDA_VISIBLE_DEVICES :=
-
 quickstart: install
 	$(BIN)/retool quickstart --seed $(SEED)
 

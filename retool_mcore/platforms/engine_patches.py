@@ -1,4 +1,4 @@
-"""The patches of verl's Megatron engine, mbridge and Megatron's checkpoint writer, for all platforms.
+"""The patches of verl's Megatron engine, of mbridge and of Megatron's checkpoint writer.
 
 Every platform that has patches applies them.
 """
