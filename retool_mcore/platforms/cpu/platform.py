@@ -93,6 +93,10 @@ class Cpu(Platform):
         if str(STUBS) not in sys.path:
             sys.path.insert(0, str(STUBS))
         self.check_machine()
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            # All devices hidden, as check_machine asks for. Ray counts the entries, and would have
+            # no logical GPU; -1 hides as well as nothing does, and stands for a possible process.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(["-1"] * self.device_count())
         check_entry_points("verl.plugins", SGLANG_PLUGINS)
         from retool_mcore.platforms.cpu import patches
 
