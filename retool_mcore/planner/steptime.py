@@ -49,8 +49,9 @@ def pass_s(
     Forward and backward are 3, with full recomputation 4. ``fp8``: with model.fp8. Where experts
     get few tokens each, the host cannot launch their products as fast as the device works.
     """
-    launches = micro_batches * shape.experts / parallel.ep * shape.layers / parallel.pp * passes
-    launch_s = launches * calibrated("expert_launch_s") * (calibrated("fp8_launches") if fp8 else 1.0)
+    layer_s = calibrated("expert_layer_s") + calibrated("expert_launch_s") * shape.experts / parallel.ep
+    launch_s = micro_batches * shape.layers / parallel.pp * passes * (layer_s if shape.experts else 0.0)
+    launch_s *= calibrated("fp8_launches") if fp8 else 1.0
     return max(_device_s(shape, hardware, parallel, work, passes=passes, fp8=fp8), launch_s)
 
 
