@@ -11,6 +11,7 @@ flash-attn.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ from retool_mcore.cli.common import guarded
 from retool_mcore.config import SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.verl.sft_engine import start
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's own 8: the 1 that our platform sets for Megatron slows FSDP
 
 
 def fsdp_worker(config: SftConfig, model: Any, engine: Any) -> Any:
@@ -72,6 +75,7 @@ def bench(
     reshard: Annotated[bool, typer.Option(help="gather weights again for the backward pass")] = True,
 ) -> None:
     config = config_of(case, model, data, warmup + steps)
+    os.environ[CONNECTIONS] = "8"
     platform = join_group("cuda")
     require_fast_loss(fused=fused)
     choices = {"checkpointing": checkpointing, "liger": liger, "fused": fused, "prefetch": prefetch, "reshard": reshard}
