@@ -120,10 +120,11 @@ _waiting: dict[int, EarlyServer] = {}  # by replica
 
 
 def start_early(config: RlConfig) -> None:
-    """Start the servers of a run on one node, whose engines share the trainer's devices.
+    """Start the servers of a run on one node.
 
-    Of several nodes, and in mode "async", it is not known yet where an engine will be.
+    Of several it is not known yet where an engine will be.
     """
-    if config.cluster.nodes == 1 and config.train.mode != "async":
-        for replica_rank in range(config.cluster.gpus_per_node // config.rollout.engine_tp):
-            _waiting[replica_rank] = EarlyServer(replica_rank, config.rollout.max_running_requests)
+    r = config.rollout
+    if config.cluster.nodes == 1:
+        for replica_rank in range((r.gpus or config.cluster.gpus_per_node) // r.engine_tp):
+            _waiting[replica_rank] = EarlyServer(replica_rank, r.max_running_requests)

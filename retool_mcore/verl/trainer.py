@@ -153,7 +153,7 @@ class TrainerMixin(GoalMixin, EnginesMixin):
             config.trainer.v1.trainer_mode = self.verl_mode  # verl compares the name, not the class
         self._run = settings_of_run(run_config_of(config))
         super().__init__(config)
-        start_stages.follow(self._run.run.dir)
+        start_stages.follow(self._run.run.dir, detached_engines=self._run.rollout.gpus > 0)
         self._starting = True
         self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
         self._prompts_named = 0
@@ -353,6 +353,7 @@ class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateA
         # level is on. Remove this when _setup in trainer_separate_async.py no longer does so.
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
         super()._setup()
+        start.begin(self._run.run.dir, "agent_loops")
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """With one update per step, compute directly; verl would copy the weights for nothing.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray.util import list_named_actors
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
@@ -30,9 +32,19 @@ class Stub:
 
 
 def early_of(replica: Any, *words: str) -> list[int]:
+    """Start them; returns which replicas have one, by the names that verl's workers look up."""
     replica._waiting.clear()
+    for name in _named():  # of the call before
+        ray.kill(ray.get_actor(name))
+    while _named():
+        time.sleep(0.05)
     replica.start_early(load_config(RlConfig, "configs/rl_tiny_cpu.toml", list(words)))
-    return sorted(replica._waiting)
+    assert len(_named()) == len(replica._waiting)
+    return sorted(int(name.split("_")[2]) for name in _named())
+
+
+def _named() -> list[str]:
+    return [name for name in list_named_actors() if name.startswith("sglang_server_")]
 
 
 def main() -> dict[str, Any]:
@@ -43,7 +55,7 @@ def main() -> dict[str, Any]:
 
     ours.LateSettings = Stub
     found: dict[str, Any] = {
-        "async": early_of(ours, "train.mode=async", "rollout.gpus=1", "cluster.gpus_per_node=2"),
+        "async": early_of(ours, "train.mode=async", "rollout.gpus=4", "rollout.engine_tp=2", "cluster.gpus_per_node=8"),
         "two_nodes": early_of(ours, "cluster.nodes=2"),
         "one_node": early_of(ours, "cluster.gpus_per_node=2"),
     }

@@ -21,5 +21,10 @@ def test_verl_gets_the_early_server_with_its_settings_and_environment(found: dic
     assert found["same"]
 
 
+def test_an_engine_with_gpus_of_its_own_has_one_too(found: dict[str, Any]):
+    """Four GPUs of eight for engines of two each."""
+    assert found["async"] == [0, 1]
+
+
 def test_none_starts_where_its_node_is_not_known_yet(found: dict[str, Any]):
-    assert (found["async"], found["two_nodes"]) == ([], [])
+    assert found["two_nodes"] == []
