@@ -221,9 +221,7 @@ def nothing_left(step: int, settings: str) -> RolloutError:
 
 def sequence_lengths(batch: KVBatchMeta) -> list[int]:
     """Tokens of each trajectory of a batch, its prompt included."""
-    data = _rows(batch, ["prompts", "responses"])
-    pairs = zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
-    return [len(prompt) + len(response) for prompt, response in pairs]
+    return [tag["seq_len"] for tag, group in zip(batch.tags, groups_of_rows(batch), strict=True) if group is not None]
 
 
 def groups_of_rows(batch: KVBatchMeta) -> list[str | None]:

@@ -8,8 +8,10 @@ import time
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from retool_mcore.rollout.measure import mismatch
+from retool_mcore.rollout.measure import _rounded, mismatch
 
 
 def test_the_mismatch_of_engine_and_actor():
@@ -44,3 +46,10 @@ def test_a_million_tokens_cost_a_fraction_of_a_second():
         times_s.append(time.perf_counter() - started)
     assert min(times_s) < 0.3, "through Python's lists it was 0.7"
     assert torch.equal(rollout_N, before), "what the caller gave is its own"
+
+
+@given(st.lists(st.floats(-200.0, 20.0, width=32)))
+def test_recorded_numbers_have_six_decimals(values: list[float]):
+    written = _rounded(torch.tensor(values, dtype=torch.float32))
+    assert written == pytest.approx(values, abs=0.6e-6)
+    assert [round(value, 6) for value in written] == written

@@ -16,13 +16,14 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.metrics import Behavior
-from retool_mcore.verl.replay import SyncReplay
+from retool_mcore.verl.replay import SyncReplay, sequence_lengths
 
 GROUP = 4
 
@@ -164,6 +165,8 @@ def main(folder: Path) -> None:
 
     put_group("o", [0.0, 0.0, 0.0, 0.0])
     out["filtered in vain"] = sample(sampler(folder, 0.0, refill_in_vain))
+    tags = [{"seq_len": 5}, {"seq_len": 9}, {"seq_len": 1, "is_padding": True}]
+    out["lengths"] = sequence_lengths(KVBatchMeta(keys=["p_0_0", "p_1_0", "pad"], tags=tags, partition_id="train"))
     print(json.dumps(out))
     ray.shutdown()
 

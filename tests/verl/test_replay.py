@@ -98,3 +98,7 @@ def test_a_curriculum_is_told_each_group_once_also_those_that_the_filter_sets_as
     assert aside == [ord("i") - ord("a"), [right] * 4], "it has left the queue when the step is measured"
     assert len(taken) == 2 and all(sum(each) in (2, 3) for _, each in taken)
     assert scenarios["filtered, a group empty"]["answers"] == [[ord("m") - ord("a"), [wrong, right, right, right]]]
+
+
+def test_rows_that_only_pad_a_batch_have_no_length(scenarios: dict[str, Any]):
+    assert scenarios["lengths"] == [5, 9]
