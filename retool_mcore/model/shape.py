@@ -87,6 +87,15 @@ class ModelShape:
         return 2 * (2 * self.hidden + 2 * attended + 2 * kv + 3 * ffn)
 
     @property
+    def fp8_values(self) -> int:
+        """Of what a layer keeps per token, the values that model.fp8 keeps in one byte, not in two.
+
+        They are the inputs of two matrix products that nothing else reads: the attention's output,
+        and the product in the MLP.
+        """
+        return self.heads * self.head_dim + self.ffn * (self.experts_per_token or 1)
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of one token in the rollout engine's KV cache: all layers, bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2

@@ -19,6 +19,7 @@ class TrainMemory:
     """Memory of a pipeline's fullest device: in the first stage, with the most micro-batches."""
 
     weights: float
+    fp8_copies: float  # of the layers' weights, as they are and transposed, a byte each
     gradients: float
     optimizer: float
     activations: float
@@ -32,7 +33,7 @@ class TrainMemory:
     @property
     def idle(self) -> float:
         """What stays on the device during rollouts when memory.offload_idle is false."""
-        return self.weights + self.gradients + self.optimizer
+        return self.weights + self.fp8_copies + self.gradients + self.optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +49,18 @@ class RolloutMemory:
         return self.weights + self.kv_cache + self.training + self.beyond
 
 
-def params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]:
-    """Parameters on one device of the fullest stage: those of experts and all others."""
+def layer_params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]:
+    """Parameters of layers on one device of the fullest stage: those of experts and all others."""
     layers = ceil(shape.layers / parallel.pp)
     experts = layers * (shape.layer_params - shape.attention_params) if shape.experts else 0
     others = layers * shape.layer_params - experts
-    heads = shape.head_params * (1 if shape.tied or parallel.pp > 1 else 2)
-    return experts / (parallel.expert_tp * parallel.ep), (others + heads) / parallel.tp
+    return experts / (parallel.expert_tp * parallel.ep), others / parallel.tp
+
+
+def params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]:
+    """Parameters on one device of the fullest stage: those of experts and all others."""
+    experts, others = layer_params_of_rank(shape, parallel)
+    return experts, others + shape.head_params * (1 if shape.tied or parallel.pp > 1 else 2) / parallel.tp
 
 
 def state_params_of_rank(shape: ModelShape, parallel: Parallel, dp: int) -> float:
@@ -66,10 +72,13 @@ def state_params_of_rank(shape: ModelShape, parallel: Parallel, dp: int) -> floa
     return (experts * parallel.expert_tp * parallel.ep / parallel.tp + others) / (dp * parallel.cp)
 
 
-def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True) -> tuple[float, float]:
+def activation_bytes(
+    shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True, fp8: bool = False
+) -> tuple[float, float]:
     """Bytes per token that a layer keeps for its backward pass, and that it needs to recompute.
 
-    The bytes are for bfloat16. Sequence parallelism splits all of them over ``tp``, and fused
+    The bytes are for bfloat16, with ``fp8`` one for each value that ``ModelShape.fp8_values``
+    counts. Sequence parallelism splits all of them over ``tp``, and fused
     attention keeps no scores. A layer keeps what ``ModelShape.kept_bytes`` lists. A layer that is
     not ``fused`` also keeps the gate's activation and, at norms and residuals, four more hidden
     states (measured: the first two rows of perf/LOG.md's table differ by that much). "auto" counts
@@ -77,7 +86,7 @@ def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool 
     """
     hidden, ffn = shape.hidden, shape.ffn * (shape.experts_per_token or 1)
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)
-    whole = (shape.kept_bytes + unfused) / tp
+    whole = (shape.kept_bytes - (shape.fp8_values if fp8 else 0) + unfused) / tp
     if memory.recompute == "full":
         return 2 * hidden / tp, whole
     if memory.recompute == "selective" and not fused:  # recomputes the norms' outputs, which fused layers do not keep
@@ -86,15 +95,16 @@ def activation_bytes(shape: ModelShape, memory: Memory, tp: int, *, fused: bool 
 
 
 def train_memory(
-    shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int, fused: bool = True
-) -> TrainMemory:
+    shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int, fused: bool = True,
+    fp8: bool = False,
+) -> TrainMemory:  # fmt: skip
     """Memory of training; ``micro_batch_tokens`` is the budget of one rank, not times cp."""
     tp, pp = parallel.tp, parallel.pp
     params = sum(params_of_rank(shape, parallel))
     layers = ceil(shape.layers / pp)
-    kept, working = activation_bytes(shape, memory, tp, fused=fused)
+    kept, working = activation_bytes(shape, memory, tp, fused=fused, fp8=fp8)
     if memory.recompute == "full" and memory.recompute_layers:
-        plain, _ = activation_bytes(shape, Memory(), tp, fused=fused)
+        plain, _ = activation_bytes(shape, Memory(), tp, fused=fused, fp8=fp8)
         share = min(1.0, memory.recompute_layers / layers)
         kept = kept * share + plain * (1 - share)
     in_flight = (
@@ -104,6 +114,7 @@ def train_memory(
     states = state_params_of_rank(shape, parallel, dp) * STATE_BYTES[memory.adam_states] * (1 - memory.optimizer_on_cpu)
     return TrainMemory(
         weights=2 * params / GIB,
+        fp8_copies=2 * sum(layer_params_of_rank(shape, parallel)) / GIB if fp8 else 0.0,
         gradients=4 * params / GIB,
         optimizer=states / GIB,
         activations=micro_batch_tokens * (kept * layers * in_flight + working) / GIB,
@@ -121,7 +132,8 @@ def rollout_memory(
     when the engine starts (SGLang), or of the whole device (vLLM).
     """
     weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
-    training = calibrated("buffers_gib") if memory.offload_idle else train.idle + calibrated("buffers_gib")
+    stays = train.fp8_copies if memory.offload_idle else train.idle  # verl does not know of Transformer Engine's copies
+    training = stays + calibrated("buffers_gib")
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
     return RolloutMemory(

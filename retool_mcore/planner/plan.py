@@ -126,7 +126,10 @@ def make_plan(
     """Plan a run as it is configured."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
     dp = hardware.count // parallel.model_parallel
-    train = train_memory(shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused)
+    train = train_memory(
+        shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused,
+        fp8=config.model.fp8 != "off",
+    )  # fmt: skip
     if isinstance(config, RlConfig):
         return _rl_plan(config, shape, hardware, dp=dp, train=train, mean_tokens=mean_tokens)
     mean = mean_tokens or config.max_sequence_tokens / 4

@@ -81,7 +81,8 @@ def _layout(plan: Plan) -> str:
 def _memory_lines(plan: Plan) -> Iterator[str]:
     yield f"memory of one device, GiB (of {plan.device_gib:.1f}, {calibrated('usable_memory'):.0%} may be filled)"
     for name, value in asdict(plan.train).items():
-        yield f"  training   {name:<14}{value:8.1f}"
+        if value:
+            yield f"  training   {name:<14}{value:8.1f}"
     if plan.rollout is not None:
         yield f"  training   {'engine asleep':<14}{plan.training_gib - plan.train.total:8.1f}"
     yield f"  training   {'total':<14}{plan.training_gib:8.1f}"
