@@ -178,6 +178,9 @@ def test_sglang_takes_its_share_of_what_the_idle_actor_leaves():
     idle = make_plan(rl("rl_qwen2.5_7b_h200x8"), SEVEN, parse("h200x8")).train.idle
     gone, stays = cache("memory.offload_idle=true"), cache("memory.offload_idle=false")
     assert gone - stays == pytest.approx(0.5 * idle)
+    copies_gib = 2 * SEVEN.layers * SEVEN.layer_params / 2**30
+    fp8 = cache("memory.offload_idle=true", "model.fp8=tensorwise", "algorithm.importance_sampling=token")
+    assert gone - fp8 == pytest.approx(0.5 * copies_gib)  # nothing offloads them
 
 
 def test_the_report_shows_the_best_beside_what_is_configured():
