@@ -90,8 +90,9 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
         assert row["tokens_per_s_per_gpu"] == row["tokens_per_s"] / 2
     polled = [row for row in rows if "engine/queued/mean" in row]  # a step may be shorter than a poll's interval
     assert polled
-    for row in polled:
-        assert row["engine/queued/mean"] >= 0 and 0 < row["engine/running/mean"] <= row["engine/running/max"] <= 64
+    for row in polled:  # a short step's only poll may meet requests that SGLang has not taken up yet
+        assert row["engine/queued/mean"] >= 0 and 0 <= row["engine/running/mean"] <= row["engine/running/max"] <= 64
+    assert max(row["engine/running/mean"] for row in polled) > 0
     get_platform("cpu").activate()  # transformers finds our stand-in for torchvision
     from transformers import AutoModelForCausalLM
 
