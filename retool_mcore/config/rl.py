@@ -208,9 +208,13 @@ class RlConfig(RunConfig):
     def train_gpus(self) -> int:
         return train_gpus(self.train, self.rollout, self.cluster.nodes, self.cluster.gpus_per_node)
 
+    def serving_gpus(self) -> int:
+        """Count the GPUs of the rollout engines: their own, or all, shared with training."""
+        return self.rollout.gpus or self.cluster.num_gpus
+
     @model_validator(mode="after")
     def _rl_rules(self) -> RlConfig:
-        t, r, serving = self.train, self.rollout, self.rollout.gpus or self.cluster.num_gpus
+        t, r, serving = self.train, self.rollout, self.serving_gpus()
         if self.algorithm.compares_groups and r.group_size < 2:
             raise ValueError(
                 f'rollout.group_size = 1 gives algorithm.name = "{self.algorithm.name}" no group to compare within. '

@@ -124,7 +124,6 @@ def start_early(config: RlConfig) -> None:
 
     Of several it is not known yet where an engine will be.
     """
-    r = config.rollout
     if config.cluster.nodes == 1:
-        for replica_rank in range((r.gpus or config.cluster.gpus_per_node) // r.engine_tp):
-            _waiting[replica_rank] = EarlyServer(replica_rank, r.max_running_requests)
+        for replica_rank in range(config.serving_gpus() // config.rollout.engine_tp):
+            _waiting[replica_rank] = EarlyServer(replica_rank, config.rollout.max_running_requests)
