@@ -160,7 +160,8 @@ def test_measured_runs_of_7b_that_were_not_fitted(
 def test_measured_runs_of_half_a_32b_on_two_h200(settings: tuple[str, ...], tokens: int, gib: float, rate: float):
     """perf/baselines/sft_32b_half_h200x2.NVIDIA_H200x2.json and its run in FP8, of 32 layers, TP 2.
 
-    Nothing was fitted to them.
+    Nothing was fitted to the first. Which values FP8 keeps in a byte was chosen with the second
+    and the runs of ``test_what_fp8_adds_to_memory_in_training`` in sight.
     """
     layout = ("cluster.gpus_per_node=2", "parallel.tp=2", "memory.adam_states=bfloat16")
     config = load_config(SftConfig, CONFIGS / "sft_qwen2.5_32b_h200x8.toml", (*layout, *settings))
@@ -174,7 +175,7 @@ def test_what_fp8_adds_to_memory_in_training():
 
     Measured, of 7B on two with 11,264 tokens, half of it on one with 16,384, and a quarter of A3B,
     which recomputes everything: 4.7, 0.9 and 8.1 GiB. That the copies are two is of Transformer
-    Engine 2.11 on Hopper; the rest was reckoned from the shapes.
+    Engine 2.11 on Hopper.
     """
 
     def added(shape: ModelShape, gpus: int, config: str, *settings: str) -> float:
