@@ -24,7 +24,7 @@ install: $(VENV)/.installed
 
 # torch comes first and stays: a constraint keeps every later step from replacing the CPU build. The
 # stamp is written last, so an interrupted install continues; pip skips what is already there.
-$(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
+$(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt $(CPU)/no_torchvision/pyproject.toml
 	@$(PYTHON_FITS)
 	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 6000 || test -x $(BIN)/retool || \
 	  { echo "error: $$free MB free here; the environment and a quickstart run need 6000 MB." >&2; exit 2; }
@@ -32,6 +32,7 @@ $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt
 	$(PIP) 'torch==2.13.0'
 	$(PIP) --constraint $(CPU)/constraints.txt --editable '.[cpu,dev]'
 	$(PIP) --constraint $(CPU)/constraints.txt --no-deps --requirement $(CPU)/no_deps.txt
+	$(PIP) --no-deps ./$(CPU)/no_torchvision
 	$(BIN)/python -W ignore -c 'import torch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "and verl", verl.__version__)'
 	@touch $@
 

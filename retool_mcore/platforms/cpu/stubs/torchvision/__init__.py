@@ -1,30 +1,50 @@
-"""Import stub in front of the real torchvision, for wheels that are linked against CUDA.
+"""Import stub: SGLang imports torchvision by name at start, and transformers wherever it is found.
 
-Their compiled part does not load under a CPU build of torch, and the first import then fails on two
-operators which the compiled part would have defined. This module defines them and then runs the
-real package; the Python parts that transformers and SGLang use work. A wheel whose compiled part
-loads is left as it is.
+The index has only builds linked against CUDA. Models of text call none of it: every module imports,
+every name of a module is there, and calling one raises NotImplementedError. Only a run's processes
+find this folder (PYTHONPATH); elsewhere the environment has no torchvision.
 """
 
 import sys
-from importlib.machinery import PathFinder
-from pathlib import Path
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 
-import torch
+__version__ = "0.28.0"
 
-_stubs = Path(__file__).resolve().parent.parent
-_spec = PathFinder.find_spec("torchvision", [p for p in sys.path if Path(p or ".").resolve() != _stubs])
-if _spec is None or _spec.origin is None:
-    raise ModuleNotFoundError("No module named 'torchvision' behind its import stub", name="torchvision")
-__file__ = _spec.origin
-__path__ = [str(Path(__file__).parent)]
-__spec__ = _spec
-try:
-    for _compiled in Path(__file__).parent.glob("_C*.so"):
-        torch.ops.load_library(str(_compiled))
-    torch.ops.torchvision.nms  # noqa: B018  raises when nothing defined it
-except (OSError, AttributeError):
-    _operators = torch.library.Library("torchvision", "FRAGMENT")
-    for _name in ("nms", "qnms"):
-        _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-exec(compile(Path(__file__).read_text(encoding="utf-8"), __file__, "exec"), globals())
+
+class _Missing(type):
+    """The class of a name: attributes lead on, a call says what is missing."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _missing(f"{cls.__module__}.{cls.__qualname__}", name)
+
+    def __call__(cls, *args, **kwargs):
+        raise NotImplementedError(
+            f"{cls.__module__}.{cls.__qualname__}: platform cpu has no torchvision, and a run has models of text only"
+        )
+
+
+def _missing(module, name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type.__call__(_Missing, name, (), {"__module__": module})
+
+
+class _Submodules(MetaPathFinder, Loader):
+    """Finds any module below this one; each is empty, and has every name."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        below = fullname.startswith(f"{__name__}.")
+        return ModuleSpec(fullname, self, is_package=True) if below else None
+
+    def exec_module(self, module):
+        module.__getattr__ = lambda name: _missing(module.__name__, name)
+
+
+def __getattr__(name):
+    return _missing(__name__, name)
+
+
+sys.meta_path.append(_Submodules())
