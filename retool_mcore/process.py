@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
+import socket
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -44,6 +46,20 @@ def heed_sigquit() -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
+def bypass_proxy() -> None:
+    """Name this node's addresses in no_proxy, after the user's own; children inherit it.
+
+    A cluster's nodes often have http_proxy set, and a proxy leads to no server on this node.
+    """
+    own = ["localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname()]
+    with suppress(OSError):  # a host whose name no resolver knows
+        own += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)]
+    given = [os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")]
+    named = [part.strip() for text in given for part in text.split(",")]
+    value = ",".join(dict.fromkeys(part for part in (*named, *own) if part))
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = value  # programs read one spelling or the other
+
+
 def exit_on_sigterm() -> None:
     """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process started.
 
@@ -63,9 +79,11 @@ def output_to(log: Path) -> Generator[IO[str]]:
     """Append all output of this process, C libraries included, to ``log``; yield the terminal.
 
     The engines print whole configurations and hundreds of warnings. The terminal is for progress
-    and, after the block, for errors.
+    and, after the block, for errors. What C libraries say when the process ends goes to the log,
+    too: triton's binding lists there what it has not freed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    atexit.register(_last_words_to, log)
     before = {number: os.dup(number) for number in (1, 2)}
     try:
         with log.open("ab") as file, os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
@@ -78,6 +96,17 @@ def output_to(log: Path) -> Generator[IO[str]]:
         for number, original in before.items():
             os.dup2(original, number)
             os.close(original)
+
+
+def _last_words_to(log: Path) -> None:
+    """Point descriptors 1 and 2 at ``log`` for the rest of the process.
+
+    Python's own exit handlers that were registered before still follow, and then the libraries'.
+    """
+    _flush()
+    with suppress(OSError), log.open("ab") as file:  # the folder may be gone
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
 
 
 def _flush() -> None:

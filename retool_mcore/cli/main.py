@@ -14,7 +14,7 @@ import typer
 
 from retool_mcore.cli.common import Config, DryRun, Overrides, PlatformName, guarded, settings_of
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
-from retool_mcore.process import end_with_parent_if_asked, heed_sigquit
+from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit
 
 app = typer.Typer()
 
@@ -122,6 +122,7 @@ def run_rl() -> None:
 def _run_alone(command: Callable[..., None]) -> None:
     end_with_parent_if_asked()
     heed_sigquit()
+    bypass_proxy()
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command()(command)
     alone()
@@ -163,4 +164,5 @@ def main() -> None:
     """Entry point of the `retool` console script."""
     end_with_parent_if_asked()
     heed_sigquit()
+    bypass_proxy()
     all_commands()()

@@ -8,6 +8,11 @@ from pathlib import Path
 from retool_mcore.errors import DataError
 
 
+def is_hidden(relative: str | Path) -> bool:
+    """Whether a path below a data folder is a desktop's or an editor's: ._x.parquet, .DS_Store."""
+    return any(part.startswith(".") for part in Path(relative).parts)
+
+
 def parquet_files(named: str) -> list[str]:
     """The files of a setting such as data.train_file, sorted by name.
 
@@ -16,9 +21,9 @@ def parquet_files(named: str) -> list[str]:
     for a folder or a pattern without files.
     """
     if Path(named).is_dir():
-        found = sorted(str(path) for path in Path(named).glob("*.parquet"))
+        found = sorted(str(path) for path in Path(named).glob("*.parquet") if not is_hidden(path.name))
     elif has_magic(named) and not Path(named).exists():
-        found = sorted(glob(named, recursive=True))
+        found = sorted(path for path in glob(named, recursive=True) if not is_hidden(Path(path).name))
     else:
         return [named]
     if not found:

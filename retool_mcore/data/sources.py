@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config.base import is_table
+from retool_mcore.config.files import is_hidden
 from retool_mcore.data.files import column_names, read_jsonl, read_rows
 from retool_mcore.errors import DataError
 
@@ -32,7 +33,8 @@ def source_files(source: str, split: str | None = None) -> list[Path]:
         if path.suffix in ENDINGS:
             raise DataError(f"{source}: cannot be read: there is no such file")
         path = _download(source)
-    files = sorted(file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file())
+    inside = (file for file in path.rglob("*") if not is_hidden(file.relative_to(path)))
+    files = sorted(file for file in inside if file.suffix in ENDINGS and file.is_file())
     chosen = [file for file in files if split is None or _is_of(split, str(file.relative_to(path)))]
     if not chosen:
         found = ", ".join(str(file.relative_to(path)) for file in files[:10]) or "none"
