@@ -218,7 +218,8 @@ def require_tool_turns(tokenizer: PreTrainedTokenizerBase) -> None:
     if not text.startswith(prompt) or not turn.endswith("</tool_call>") or '"code": "print(1)\\n"' not in turn:
         raise CheckpointError(
             f"the chat template renders a tool call as {turn!r}, not in the hermes form "
-            '<tool_call>\\n{...}\\n</tool_call> that rollout.protocol = "hermes" needs. Use rollout.protocol = "retool", or a Qwen2.5-style template'
+            '<tool_call>\\n{...}\\n</tool_call> that rollout.protocol = "hermes" needs. Use '
+            'rollout.protocol = "retool", or a Qwen2.5-style template'
         )
     if "retool-probe\n" not in text:
         raise CheckpointError(

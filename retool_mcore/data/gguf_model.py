@@ -98,7 +98,7 @@ def _require_same(directory: Path, source: Mapping[str, object]) -> None:
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
-    """What the file says of its tokenizer. Raises DataError when the file is not whole or foreign."""
+    """What the file says of its tokenizer. Raises DataError for a file that cannot be read."""
     from gguf import GGUFReader
 
     try:
