@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ DENSE = "parallel.ep=1"
 EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
 
 
-def check(folder: Path, experts: dict[str, int], *settings: str) -> None:
+def check(folder: Path, experts: dict[str, Any], *settings: str) -> None:
     (folder / "config.json").write_text(json.dumps(SHAPE | experts))
     save_file({"weight": np.zeros(1, np.float32)}, folder / "model.safetensors")
     check_model(load_config(SftConfig, EIGHT, [f"model.path={folder}", *settings]))
@@ -65,6 +66,13 @@ def test_a_layout_that_does_not_fit_the_model_is_one_error(
 ):
     with pytest.raises(ConfigError, match=said):
         check(tmp_path, experts, *settings)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])  # as published, as transformers 5 writes it
+def test_scaled_positions_are_refused_by_name(tmp_path: Path, key: str):
+    with pytest.raises(ConfigError, match=rf'{key} of .* has type "llama3"'):
+        check(tmp_path, {key: {"rope_type": "llama3", "factor": 32.0}}, DENSE)
+    check(tmp_path, {key: {"rope_type": "default", "rope_theta": 1e6}}, DENSE)
 
 
 def test_router_replay_is_for_experts(tmp_path: Path):

@@ -54,6 +54,22 @@ def task(
 
 @app.command()
 @guarded
+def model(
+    file: Annotated[Path, typer.Argument(help="A GGUF file of an instruct model.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Where to write it; made if missing.", show_default=False)],
+    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of the weights written.")] = "bfloat16",
+) -> None:
+    """Write a GGUF file as a Hugging Face folder: weights, tokenizer, chat template, eos ids."""
+    from retool_mcore.data.gguf_model import write_gguf_model
+    from retool_mcore.platforms.base import without_devices
+
+    without_devices().activate()  # transformers' models import here without their CUDA-linked companions
+    made = write_gguf_model(file, directory, dtype)
+    typer.echo(f"{directory}: {'written' if made else 'already there and whole'}, {dtype}")
+
+
+@app.command()
+@guarded
 def fetch(
     directory: Annotated[Path, typer.Argument(help="where the configurations look for it")] = Path("data"),
     local: Annotated[

@@ -84,6 +84,8 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
     """
     fmt = chat_format(tokenizer)
     messages = clean_messages(messages, fmt)
+    if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+        require_tool_turns(tokenizer)
     text = _template(tokenizer, messages, tools, add_generation_prompt=False)
     token_ids: list[int] = []
     loss_mask: list[int] = []
@@ -135,6 +137,8 @@ def render_prompt(
     messages = clean_messages(messages, chat_format(tokenizer))
     if any(message["role"] == "assistant" for message in messages):
         raise DataError("a prompt holds no assistant turn; sampled turns are continued by their own token ids")
+    if tools:
+        require_tool_turns(tokenizer)
     return encode(tokenizer, _template(tokenizer, messages, tools, add_generation_prompt=True))
 
 
@@ -145,6 +149,7 @@ def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[st
     template, so a rollout has the tokens of the one-shot rendering. Markup inside an output is
     broken up (``neutralise``), so code cannot forge turns.
     """
+    require_tool_turns(tokenizer)
     fmt = chat_format(tokenizer)
     results = [content] if isinstance(content, str) else list(content)
     mark = "retool-probe"
@@ -163,10 +168,10 @@ def neutralise(content: str, fmt: ChatFormat) -> str:
 
 @lru_cache(maxsize=8)
 def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
-    """Find the template's turn ending and check that it renders tool calls and results as needed.
+    """Find the template's turn ending. Cached per tokenizer.
 
-    Cached per tokenizer. Raises CheckpointError when the template cannot be used for tool
-    conversations.
+    Raises CheckpointError when the template does not close a turn by a control token. Tool turns
+    are asked of it by ``require_tool_turns``, where they are rendered.
     """
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if len(str(token).strip()) > 1]
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -181,14 +186,19 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
             "the tokenizer. A template of the ChatML style (Qwen) is needed"
         )
     markup = re.compile("|".join(re.escape(token) for token in sorted({*added, *HERMES_MARKUP}, key=len, reverse=True)))
-    fmt = ChatFormat(
+    return ChatFormat(
         end_of_turn, first_id[0], tuple(dict.fromkeys((*tokenizer.all_special_tokens, *specials, end_of_turn))), markup
     )
-    _require_tool_turns(tokenizer, fmt)
-    return fmt
 
 
-def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> None:
+@lru_cache(maxsize=8)
+def require_tool_turns(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that the template renders tool calls and results as protocol hermes needs them.
+
+    Raises CheckpointError with what it renders instead. A template without tool turns serves
+    protocol "retool" and text alone.
+    """
+    fmt = chat_format(tokenizer)
     call = tool_call("print(1)\n")
     messages: list[Message] = [
         {"role": "system", "content": "s"},
@@ -196,18 +206,25 @@ def _require_tool_turns(tokenizer: PreTrainedTokenizerBase, fmt: ChatFormat) -> 
         {"role": "assistant", "content": "a", "tool_calls": [call]},
         {"role": "tool", "content": "retool-probe\n"},
     ]
-    text = _template(tokenizer, messages, [CODE_INTERPRETER], add_generation_prompt=True)
-    prompt = _template(tokenizer, messages[:2], [CODE_INTERPRETER], add_generation_prompt=True)
+    try:
+        text = _template(tokenizer, messages, [CODE_INTERPRETER], add_generation_prompt=True)
+        prompt = _template(tokenizer, messages[:2], [CODE_INTERPRETER], add_generation_prompt=True)
+    except DataError as error:
+        raise CheckpointError(
+            f"the chat template of {name_of(tokenizer)!r} renders no tool turns, which rollout.protocol = "
+            f'"hermes" needs: {error}. Use rollout.protocol = "retool", or a Qwen2.5-style template'
+        ) from error
     turn = text[len(prompt) : text.find(fmt.end_of_turn, len(prompt))]
     if not text.startswith(prompt) or not turn.endswith("</tool_call>") or '"code": "print(1)\\n"' not in turn:
         raise CheckpointError(
             f"the chat template renders a tool call as {turn!r}, not in the hermes form "
-            '<tool_call>\\n{...}\\n</tool_call> that rollout.protocol = "hermes" needs. Use a Qwen2.5-style template'
+            '<tool_call>\\n{...}\\n</tool_call> that rollout.protocol = "hermes" needs. Use '
+            'rollout.protocol = "retool", or a Qwen2.5-style template'
         )
     if "retool-probe\n" not in text:
         raise CheckpointError(
             f"the chat template of {name_of(tokenizer)!r} drops tool messages, or changes them: what the "
-            "interpreter prints would not reach the model. Use a Qwen2.5-style template"
+            'interpreter prints would not reach the model. Use rollout.protocol = "retool", or a Qwen2.5-style template'
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
 from retool_mcore.config import Experts, RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import ConfigError
@@ -16,6 +17,7 @@ def check_model(config: RunConfig) -> None:
     values = read_config(config.model.path)
     if not values:
         return
+    _check_rope(config, values)
     shape = shape_of_config(values)
     splits = [
         ("parallel.tp", config.parallel.tp, shape.heads, "attention heads"),
@@ -58,6 +60,19 @@ def check_model(config: RunConfig) -> None:
             f"{config.model.path}."
         )
     check_recompute(config, shape)
+
+
+def _check_rope(config: RunConfig, values: dict[str, Any]) -> None:
+    """Raise ConfigError for scaled positions, which the bridge would train without the scaling."""
+    for key in ("rope_scaling", "rope_parameters"):
+        settings: dict[str, Any] = values.get(key) or {}
+        kind = settings.get("rope_type") or settings.get("type") or "default"
+        if kind != "default":
+            raise ConfigError(
+                f'{config.source}: {key} of {config.model.path} has type "{kind}", and training knows "default" alone: '
+                "it would drop the scaling and train another model than the engine samples from. Take a model without "
+                "it (Qwen2.5, Qwen3, SmolLM2)."
+            )
 
 
 def _check_dense(config: RunConfig) -> None:

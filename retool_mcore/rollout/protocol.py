@@ -150,6 +150,7 @@ class Hermes(ToolProtocol):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
+        chat.require_tool_turns(tokenizer)
         ids = encode(tokenizer, CALL_END)
         if len(ids) != 1:
             raise CheckpointError(

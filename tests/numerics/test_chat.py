@@ -14,7 +14,7 @@ from retool_mcore.data.chat import chat_format, render, render_prompt, tool_turn
 from retool_mcore.data.prompts import retool_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, DataError
-from retool_mcore.rollout.protocol import Retool
+from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 
 TOOLS_BLOCK = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -312,7 +312,16 @@ def test_a_prompt_with_an_assistant_turn_is_refused(qwen25):
 
 def test_a_template_without_tool_calls_is_refused(text_only):
     with pytest.raises(CheckpointError, match="hermes form"):
-        chat_format(text_only)
+        Hermes(text_only)
+    with pytest.raises(CheckpointError, match="hermes form"):
+        render_prompt([{"role": "user", "content": "q"}], [CODE_INTERPRETER], text_only)
+
+
+def test_a_template_without_tool_calls_serves_retool_and_text(text_only):
+    question = [{"role": "user", "content": "2 + 2?"}]
+    assert Retool(text_only).prompt_ids(question) and TextOnly(text_only).prompt_ids(question)
+    rendered = render([*question, {"role": "assistant", "content": "4"}], None, text_only)
+    assert sum(rendered.loss_mask) == 3  # a line break, "4" and the end of the turn
 
 
 def test_inline_interpreter_output_is_cut_and_masked_as_the_rollout_does(tokenizer):

@@ -1,0 +1,203 @@
+"""A GGUF file as a Hugging Face folder: `retool data model`.
+
+transformers reads the file. What its reader leaves out or gets wrong is mended from the file's own
+metadata: added tokens, ids that end a text, the split into words, tied embeddings.
+"""
+
+# transformers, tokenizers and gguf have types for some of their parameters only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from retool_mcore.data.tokenizer import encode, from_pretrained
+from retool_mcore.errors import CheckpointError, DataError, PlatformError
+from retool_mcore.model.files import read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CONTROL, USER_DEFINED = 3, 4  # token types of GGUF: special tokens, and added ones like <tool_call>
+SOURCE_FILE = "gguf.json"
+# Two quantisations of one matrix differ by their rounding: 0.044 between the Q8_0 and the Q5_0 of
+# Qwen2.5-Coder-0.5B. Matrices that were trained apart differ by about 1.4.
+SAME_MATRIX = 0.1
+SPLITS = ("qwen2", "smollm", "llama-bpe")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a GGUF file says of its tokenizer: tokens [V] with their types [V], and ids."""
+
+    tokens: Sequence[str]
+    types: Sequence[int]
+    split: str  # how text is cut into words: "qwen2", "smollm"
+    eos: int
+    pad: int | None
+    bos: int | None
+    ends: tuple[int, ...]  # every id that ends a turn or a text, the turn's first
+    template: str | None
+
+    def of_type(self, kind: int) -> list[str]:
+        return [token for token, found in zip(self.tokens, self.types, strict=True) if found == kind]
+
+
+def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "float32"]) -> bool:
+    """Write the folder whole or not at all; False when it was already there and whole.
+
+    Raises CheckpointError when ``directory`` holds something else, DataError for a file that cannot
+    be read, PlatformError without package gguf.
+    """
+    _require_gguf()
+    if not file.is_file():
+        raise DataError(f"{file} is no file. Name the GGUF file itself.")
+    source = {"file": file.name, "bytes": file.stat().st_size, "dtype": dtype}
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        _require_same(directory, source)
+        return False
+    vocabulary = read_vocabulary(file)
+    hidden = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir(parents=True)
+    _write_tokenizer(file, vocabulary, hidden)
+    _write_weights(file, vocabulary, hidden, dtype)
+    _require_ids(hidden, vocabulary)
+    (hidden / SOURCE_FILE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+    if directory.exists():
+        directory.rmdir()
+    os.replace(hidden, directory)
+    return True
+
+
+def _require_gguf() -> None:
+    try:
+        import gguf  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise PlatformError(
+            "reading a GGUF file needs package gguf, which is not installed: pip install 'retool_mcore[gguf]'"
+        ) from error
+
+
+def _require_same(directory: Path, source: Mapping[str, object]) -> None:
+    try:
+        read_config(str(directory))
+        found = json.loads((directory / SOURCE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, CheckpointError) as error:
+        raise CheckpointError(
+            f"{directory} is not empty and no whole model of `retool data model`: {error}. It is left as it is: name "
+            "another folder, or remove it."
+        ) from error
+    if found != source:
+        raise CheckpointError(f"{directory} was made from {found}, not from {dict(source)}. Name another folder.")
+
+
+def read_vocabulary(file: Path) -> Vocabulary:
+    """What the file says of its tokenizer. Raises DataError for a file that cannot be read."""
+    from gguf import GGUFReader
+
+    try:
+        fields = GGUFReader(str(file)).fields
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise DataError(f"{file} cannot be read as GGUF: {error}. Fetch it again.") from error
+    values: dict[str, Any] = {
+        name: fields[key].contents()
+        for key in fields
+        if (name := key.removeprefix("tokenizer.")) != key and not key.endswith("merges")
+    }
+    if values.get("ggml.model") != "gpt2" or values.get("ggml.pre") not in SPLITS:
+        raise DataError(
+            f"{file} has a tokenizer of kind {values.get('ggml.model')!r}, {values.get('ggml.pre')!r}. What is read is "
+            f"'gpt2' (byte-level) with one of {', '.join(SPLITS)}."
+        )
+    if "ggml.eos_token_id" not in values:
+        raise DataError(f"{file} names no eos_token_id, so nothing would end a turn. Take an instruct model's file.")
+    pad, eos = values.get("ggml.padding_token_id"), int(values["ggml.eos_token_id"])
+    ends = (eos, values.get("ggml.eot_token_id"), values.get("ggml.eom_token_id"), pad)
+    return Vocabulary(
+        tokens=values["ggml.tokens"],
+        types=[int(kind) for kind in values["ggml.token_type"]],
+        split=values["ggml.pre"],
+        eos=eos,
+        pad=pad,
+        bos=values.get("ggml.bos_token_id") if values.get("ggml.add_bos_token", True) else None,
+        ends=tuple(dict.fromkeys(int(token) for token in ends if token is not None)),
+        template=values.get("chat_template"),
+    )
+
+
+def _write_tokenizer(file: Path, vocabulary: Vocabulary, folder: Path) -> None:
+    from tokenizers import decoders, pre_tokenizers, processors
+    from transformers import AddedToken, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    added = [(token, True) for token in vocabulary.of_type(CONTROL)]
+    added += [(token, False) for token in vocabulary.of_type(USER_DEFINED)]
+    for special in (True, False):
+        tokens = [AddedToken(token, normalized=False, special=special) for token, kind in added if kind is special]
+        tokenizer.add_tokens(tokens, special_tokens=special)
+    if vocabulary.split == "smollm":  # the reader takes GPT-2's split, which keeps numbers together
+        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend = tokenizer.backend_tokenizer
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
+        backend.decoder = decoders.ByteLevel()
+        backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer.eos_token = vocabulary.tokens[vocabulary.eos]
+    tokenizer.pad_token = None if vocabulary.pad is None else vocabulary.tokens[vocabulary.pad]
+    tokenizer.bos_token = None if vocabulary.bos is None else vocabulary.tokens[vocabulary.bos]
+    tokenizer.clean_up_tokenization_spaces = False
+    tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
+    tokenizer.chat_template = vocabulary.template
+    tokenizer.save_pretrained(folder)
+
+
+def _write_weights(file: Path, vocabulary: Vocabulary, folder: Path, dtype: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=getattr(torch, dtype)
+    )
+    if not model.config.tie_word_embeddings:
+        inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        if inputs.shape == outputs.shape and _distance(inputs, outputs) < SAME_MATRIX:
+            # One matrix quantised twice. The output's has more bits.
+            model.config.tie_word_embeddings = True
+            inputs.data = outputs.data
+            model.tie_weights()
+    model.config.eos_token_id, model.config.pad_token_id = vocabulary.eos, vocabulary.pad
+    model.config.bos_token_id = vocabulary.bos
+    ends: Any = list(vocabulary.ends) if len(vocabulary.ends) > 1 else vocabulary.eos
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends, pad_token_id=vocabulary.pad, bos_token_id=vocabulary.bos
+    )
+    model.save_pretrained(folder)
+
+
+def _distance(a: Any, b: Any) -> float:
+    """How far two matrices are apart, relative to the second: from rows of the whole table."""
+    rows = slice(None, None, 64)
+    return float((a[rows].float() - b[rows].float()).norm() / b[rows].float().norm())
+
+
+def _require_ids(folder: Path, vocabulary: Vocabulary) -> None:
+    """Raise CheckpointError unless the folder, read again, has the file's ids and tokens."""
+    tokenizer = from_pretrained(str(folder))
+    own = cast("dict[str, int]", tokenizer.get_vocab())
+    wrong = [token for index, token in enumerate(vocabulary.tokens) if own.get(token) != index]
+    marks = [*vocabulary.of_type(CONTROL), *vocabulary.of_type(USER_DEFINED)]
+    wrong += [token for token in marks if not _is_one_token(tokenizer, token, own)]
+    if wrong or tokenizer.eos_token_id != vocabulary.eos:
+        raise CheckpointError(
+            f"{folder}: the tokenizer that transformers reads differs from the file's: eos {tokenizer.eos_token_id} "
+            f"for {vocabulary.eos}, and {len(wrong)} tokens, {wrong[:3]}. This version of transformers does not fit."
+        )
+
+
+def _is_one_token(tokenizer: PreTrainedTokenizerBase, token: str, own: Mapping[str, int]) -> bool:
+    return encode(tokenizer, f"a{token}b")[1:-1] == [own[token]]
