@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from operator import add, mul, sub, truediv
 from typing import Protocol
 
 from retool_mcore.data.verify import Rejected
@@ -27,7 +26,13 @@ _RESULT = re.compile(r"\A\s*\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 _EXPRESSION = re.compile(r"(?<![\w.])[-+*/x×÷=$().,%\d\s–]*=[\s$]*\Z")
 _TWICE = re.compile(r"\b(\w+)( \1\b)+", re.IGNORECASE)
 _MARK = re.compile(r"<<[^<>]*>>")
-_OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.FloorDiv: lambda a, b: Fraction(a // b)}
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: Fraction(a // b),
+}
 _ONES = (
     *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
     *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
