@@ -31,6 +31,11 @@ RejectBad = Annotated[
     bool, typer.Option("--reject-bad", help="Rows that cannot be read become rejects; otherwise the first is an error.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first rows.")]
+PartOption = Annotated[
+    Literal["sft", "rl", "validation"] | None,
+    typer.Option(help="Only one part of a training set, by the question; the parts are disjoint.", show_default=False),
+]
+SftShare = Annotated[float, typer.Option(min=0.0, max=1.0, help="The share of problems that are in part sft.")]
 Split = Annotated[str | None, typer.Option(help="Of a folder or hub data set: only files whose name holds this.")]
 
 
@@ -93,19 +98,35 @@ def gsm8k(
     out: Out,
     rejects: Rejects = None,
     limit: Limit = None,
+    *,
+    calls: Annotated[
+        Literal["each", "one", "none"],
+        typer.Option(help="A call for each calculation, one program for the whole solution, or words alone."),
+    ] = "each",
+    text: Annotated[
+        bool, typer.Option("--text", help="Each problem in words alone, too, as a row of its own.")
+    ] = False,
+    part: PartOption = None,
+    sft_share: SftShare = 0.5,
 ) -> None:
-    """Turn GSM8K's marked calculations into snippets, run them, and verify format and answer."""
+    """Turn GSM8K's marked calculations into code, run it, and verify format and answer.
+
+    A row in words alone has no tools: text-only runs ask in the same way.
+    """
     from retool_mcore.data.build import build_gsm8k
+    from retool_mcore.data.parts import rows_of_part
     from retool_mcore.data.sources import read_source
     from retool_mcore.sandbox.open import open_sandbox
 
-    rows = list(read_source(str(source), limit=limit))
+    rows = list(rows_of_part(read_source(str(source), limit=limit), part, sft_share))
+    if not rows:
+        raise DataError(f"{source}: no problem is in part {part} with --sft-share {sft_share}")
 
     async def run(on_row: Callable[[], None]) -> Report:
         # Any isolation level will do: before they run, the snippets are checked to be arithmetic of
         # numbers.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
-            return await build_gsm8k(rows, sandbox, on_row)
+            return await build_gsm8k(rows, sandbox, on_row, calls=calls, text=text)
 
     _write(_with_bar(run, len(rows)), out, rejects)
 
@@ -169,6 +190,8 @@ def rl(
     problem: ProblemColumns = None,
     answer: AnswerColumn = "",
     solution_box: BoxColumn = "",
+    part: PartOption = None,
+    sft_share: SftShare = 0.5,
 ) -> None:
     """Read RL problems in any known schema and write each once, in verl's schema."""
     from retool_mcore.data.layouts import Columns
@@ -178,8 +201,11 @@ def rl(
     columns = Columns.named(problem, answer, solution_box)
     files_split = one_split(source, split)
 
+    from retool_mcore.data.parts import rows_of_part
+
     report = RlReport()
     rows = read_source(source, split=split, limit=limit, on_bad=report.bad_row if reject_bad else None)
+    rows = rows_of_part(rows, part, sft_share)
     own_name, own_split = name_and_split(source)
     mark = split or files_split or own_split
     _write(

@@ -18,10 +18,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Literal
 
+from retool_mcore.data.chat import HERMES_MARKUP
+from retool_mcore.data.programs import evaluate, plain_text, program_of
 from retool_mcore.data.prompts import hermes_prompt
-from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
+from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, tool_call
 from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.reward.normalise import normalise
@@ -31,6 +33,9 @@ STAGES: tuple[Stage, ...] = ("source", "calculation", "format", "answer")
 GSM8K = "openai/gsm8k"
 RUN_TIMEOUT_S = 10.0
 ROWS_AT_ONCE = 16
+BEFORE_PROGRAM = "I write the whole calculation as one program."
+NO_CODE = ("```", CODE_START, CODE_END, *HERMES_MARKUP)  # markup of either protocol
+Calls = Literal["each", "one", "none"]  # a call for each calculation, one for all, or words alone
 
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
 _NUMBER_IN_TEXT = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
@@ -42,8 +47,12 @@ class Step:
     """The text before a calculation, its code, and the value that the solution states for it."""
 
     text: str
-    code: str
+    expression: str
     stated: Decimal
+
+    @property
+    def code(self) -> str:
+        return f"print({self.expression})"
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,7 @@ class Solution:
     steps: tuple[Step, ...]
     rest: str  # the text after the last calculation, without the answer line
     truth: str
+    body: str = ""  # the whole text with its marks, without the answer line
 
 
 def parse_gsm8k(answer: str) -> Solution:
@@ -65,18 +75,18 @@ def parse_gsm8k(answer: str) -> Solution:
             stated = Decimal(match[2].replace(",", "").strip())
         except InvalidOperation as error:
             raise Rejected("source", f"the stated value {match[2]!r} is no number") from error
-        steps.append(Step(body[start : match.start()].strip(), _code(match[1]), stated))
+        steps.append(Step(body[start : match.start()].strip(), _expression(match[1]), stated))
         start = match.end()
     if not steps:
         raise Rejected("source", "no calculation is marked")
     rest = body[start:].strip()
     if "<<" in "".join([*(step.text for step in steps), rest]):
         raise Rejected("source", "a calculation mark is not whole")
-    return Solution(tuple(steps), rest, truth.strip().replace(",", ""))
+    return Solution(tuple(steps), rest, truth.strip().replace(",", ""), body)
 
 
-def _code(expression: str) -> str:
-    """A snippet for an arithmetic expression of numbers; anything else is refused, not run."""
+def _expression(expression: str) -> str:
+    """An arithmetic expression of numbers as Python; anything else is refused, not run."""
     text = _LEADING_ZEROS.sub("", expression.strip())
     try:
         tree = ast.parse(text, mode="eval")
@@ -85,7 +95,7 @@ def _code(expression: str) -> str:
     allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
     if not all(isinstance(node, allowed) for node in ast.walk(tree)):
         raise Rejected("source", f"{expression!r} is more than arithmetic")
-    return f"print({text})"
+    return text
 
 
 def trace(question: str, solution: Solution, outputs: Sequence[str]) -> list[dict[str, Any]]:
@@ -97,6 +107,30 @@ def trace(question: str, solution: Solution, outputs: Sequence[str]) -> list[dic
         messages.append({"role": "tool", "content": output})
     final = f"{solution.rest}\nThe answer is \\boxed{{{_reached(solution)}}}.".strip()
     return [*messages, {"role": "assistant", "content": final}]
+
+
+def program_trace(question: str, code: str, output: str) -> list[dict[str, Any]]:
+    """The messages of a solution as one program; the box holds what it printed."""
+    printed = re.sub(r"(\.\d*?)0+\Z", r"\1", output).removesuffix(".")
+    return [
+        {"role": "user", "content": hermes_prompt(question)},
+        {"role": "assistant", "content": BEFORE_PROGRAM, "tool_calls": [tool_call(code)]},
+        {"role": "tool", "content": output},
+        {"role": "assistant", "content": f"The answer is \\boxed{{{printed}}}."},
+    ]
+
+
+def text_trace(question: str, solution: Solution) -> list[dict[str, Any]]:
+    """The messages of a solution in words alone, as a text-only run asks and answers.
+
+    Its calculations are checked exactly. Raises Rejected.
+    """
+    for step in solution.steps:
+        value = evaluate(step.expression)
+        if not _close(Decimal(value.numerator) / Decimal(value.denominator), step.stated):
+            raise Rejected("calculation", f"{step.expression} is not the {step.stated} that the solution states")
+    final = f"{plain_text(solution.body)}\nThe answer is \\boxed{{{_reached(solution)}}}."
+    return [{"role": "user", "content": hermes_prompt(question)}, {"role": "assistant", "content": final}]
 
 
 def _reached(solution: Solution) -> str:
@@ -116,20 +150,25 @@ def matches(output: str, stated: Decimal) -> bool:
         value = Decimal(output)
     except InvalidOperation:
         return False
+    return _close(value, stated)
+
+
+def _close(value: Decimal, stated: Decimal) -> bool:
     exponent = stated.as_tuple().exponent
     assert isinstance(exponent, int), "stated values are finite"
     return abs(value - stated) < Decimal(1).scaleb(min(exponent, 0))
 
 
 class Builder:
-    """Builds rows in a sandbox; equal snippets run once."""
+    """Builds rows in a sandbox; equal snippets run once. ``text`` adds each problem in words."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, calls: Calls = "each", *, text: bool = False) -> None:
+        self._sandbox, self._calls = sandbox, calls
+        self._text = text or calls == "none"
         self._outputs: dict[str, asyncio.Task[str]] = {}
 
-    async def row(self, where: str, index: int, source: Mapping[str, Any]) -> dict[str, Any]:
-        """An SFT row with data_source, index and ground_truth.
+    async def rows(self, where: str, index: int, source: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """SFT rows of one problem with data_source, index and ground_truth: all of them, or none.
 
         Raises Rejected, DataError, SandboxUnavailable.
         """
@@ -137,27 +176,39 @@ class Builder:
         if not isinstance(question, str) or not isinstance(answer, str):
             raise DataError(f"{where}: GSM8K rows have the texts question and answer; here: {', '.join(source)}")
         solution = parse_gsm8k(answer)
-        outputs = [await self._run(step) for step in solution.steps]
-        messages = trace(question, solution, outputs)
-        if problem := format_problem(messages):
-            raise Rejected("format", problem)
-        if problem := await asyncio.to_thread(answer_problem, messages, solution.truth):
-            raise Rejected("answer", problem)
-        return {
-            "messages": messages,
-            "tools": [CODE_INTERPRETER],
-            "data_source": GSM8K,
-            "index": index,
-            "ground_truth": solution.truth,
-        }
+        made: list[tuple[list[dict[str, Any]], Any]] = []
+        if self._calls == "each":
+            outputs = [await self._run(step.code, step.stated) for step in solution.steps]
+            made.append((trace(question, solution, outputs), [CODE_INTERPRETER]))
+        elif self._calls == "one":
+            made.append((await self._program(question, solution), [CODE_INTERPRETER]))
+        if self._text:
+            made.append((text_trace(question, solution), None))
+        for messages, _ in made:
+            if problem := format_problem(messages):
+                raise Rejected("format", problem)
+            if problem := await asyncio.to_thread(answer_problem, messages, solution.truth):
+                raise Rejected("answer", problem)
+        common = {"data_source": GSM8K, "index": index, "ground_truth": solution.truth}
+        return [{"messages": messages, "tools": tools, **common} for messages, tools in made]
 
-    async def _run(self, step: Step) -> str:
-        if step.code not in self._outputs:
-            self._outputs[step.code] = asyncio.create_task(self._execute(step.code))
-        output = await self._outputs[step.code]
-        if not matches(output, step.stated):
+    async def _program(self, question: str, solution: Solution) -> list[dict[str, Any]]:
+        program = program_of(question, solution.steps, solution.rest)
+        for value, step in zip(program.values.values(), solution.steps, strict=True):
+            if not _close(Decimal(value.numerator) / Decimal(value.denominator), step.stated):
+                raise Rejected("calculation", f"{step.expression} is not the {step.stated} that the solution states")
+        if found := next((mark for mark in NO_CODE if mark in program.code), None):
+            raise Rejected("format", f"the program holds {found}")
+        output = await self._run(program.code, solution.steps[-1].stated)
+        return program_trace(question, program.code, output)
+
+    async def _run(self, code: str, stated: Decimal) -> str:
+        if code not in self._outputs:
+            self._outputs[code] = asyncio.create_task(self._execute(code))
+        output = await self._outputs[code]
+        if not matches(output, stated):
             line = (output.splitlines() or ["nothing"])[-1]
-            raise Rejected("calculation", f"{step.code} gives {line:.120}, and the solution states {step.stated}")
+            raise Rejected("calculation", f"{code:.200} gives {line:.120}, and the solution states {stated}")
         return output
 
     async def _execute(self, code: str) -> str:
@@ -165,20 +216,25 @@ class Builder:
 
 
 async def build_gsm8k(
-    rows: Sequence[tuple[str, Mapping[str, Any]]], sandbox: Sandbox, on_row: Callable[[], None] = lambda: None
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+    sandbox: Sandbox,
+    on_row: Callable[[], None] = lambda: None,
+    *,
+    calls: Calls = "each",
+    text: bool = False,
 ) -> Report:
-    """Build all rows (where, {question, answer}), in order.
+    """Build all rows (where, {question, answer}), in order; see ``Builder``.
 
     Raises DataError when a row has another schema.
     """
-    builder = Builder(sandbox)
+    builder = Builder(sandbox, calls, text=text)
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = Report(STAGES)
 
-    async def build(index: int, where: str, source: Mapping[str, Any]) -> dict[str, Any] | Rejected:
+    async def build(index: int, where: str, source: Mapping[str, Any]) -> list[dict[str, Any]] | Rejected:
         async with slots:
             try:
-                return await builder.row(where, index, source)
+                return await builder.rows(where, index, source)
             except Rejected as rejected:
                 return rejected
             finally:
@@ -188,8 +244,10 @@ async def build_gsm8k(
     for (where, source), result in zip(rows, results, strict=True):
         if isinstance(result, Rejected):
             report.reject(where, result, source)
-        else:
-            report.rows.append(result)
+            continue
+        report.problems += 1
+        for row in result:
+            report.rows.append(row)
     if not report.rows:
         raise DataError(f"none of {len(rows)} solutions survived; the first reject: {report.rejects[:1]}")
     return report

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.conversations import OPTION
 from retool_mcore.data.layouts import example, truth_text
-from retool_mcore.data.prompts import hermes_prompt, retool_prompt
+from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt, retool_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, final_answer_problem, format_problem
 from retool_mcore.data.wrappers import problem_of
@@ -219,6 +219,8 @@ class Conversion:
                 raise Rejected("answer", problem)
             row["ground_truth"] = truth
         await self._execute(trace)
+        if not trace.steps and "tools" in source and not source["tools"] and QUESTION_MARK not in trace.prompt:
+            return {"messages": hermes, "tools": None, **row}  # a row in words alone, which no tool is offered to
         is_hermes = self.protocol == "hermes"
         messages = hermes if is_hermes else trace.messages(self.protocol)
         return {"messages": messages, "tools": [CODE_INTERPRETER] if is_hermes else None, **row}

@@ -35,17 +35,22 @@ class Report:
     stages: tuple[Stage, ...]
     rows: Spool = field(default_factory=Spool)
     rejects: Spool = field(default_factory=Spool)
+    problems: int = 0  # that survived, where one may give several rows
+
+    @property
+    def _kept(self) -> int:
+        return self.problems or len(self.rows)
 
     @property
     def survived(self) -> float:
-        return len(self.rows) / (len(self.rows) + len(self.rejects))
+        return self._kept / (self._kept + len(self.rejects))
 
     def reject(self, where: str, rejected: Rejected, source: Mapping[str, Any]) -> None:
         self.rejects.append({"where": where, "stage": rejected.stage, "reason": rejected.reason, **source})
 
     def lines(self) -> list[str]:
         """The counts stage by stage, as lines for people."""
-        left = len(self.rows) + len(self.rejects)
+        left = self._kept + len(self.rejects)
         lines = [f"{left} rows"]
         counts = Counter(reject["stage"] for reject in self.rejects)
         for stage in self.stages:
