@@ -97,7 +97,8 @@ def go_on_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[Any, 
         while original(self, rest):
             if table is None:
                 return True
-            call_end, end = _read(table), self.finished_len
+            call_end = _read(table)
+            end: int = self.finished_len
             if self.output_ids[end - 1] not in call_end.completing:
                 return True
             window = call_end.max_tokens
@@ -106,7 +107,7 @@ def go_on_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[Any, 
                 turn = [*self.origin_input_ids[-before:], *turn]
             if call_end.complete(turn):
                 return True
-            self.finished_reason = self.finished_len = None
+            self.finished_reason, self.finished_len = None, None
             unread = len(self.output_ids) - end
             if not unread:
                 return False

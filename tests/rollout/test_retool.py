@@ -114,7 +114,7 @@ PIECES = [
 
 
 @settings(max_examples=2000)
-@given(st.lists(st.sampled_from(PIECES + ["<", "</", "co", "de", ">"]), max_size=14))
+@given(st.lists(st.sampled_from([*PIECES, "<", "</", "co", "de", ">"]), max_size=14))
 def test_by_token_ids_the_tag_is_where_it_is_in_the_text(tokens: list[str]):
     vocabulary = {piece: number for number, piece in enumerate(PIECES)}
     call_end = CallEnd.read(CallEnd.of(vocabulary, "</code>").text)
