@@ -98,7 +98,8 @@ def go_on_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[Any, 
             if table is None:
                 return True
             call_end = _read(table)
-            end: int = self.finished_len
+            end = self.finished_len
+            assert end is not None, "a request that ended has a length"
             if self.output_ids[end - 1] not in call_end.completing:
                 return True
             window = call_end.max_tokens
