@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from retool_mcore.errors import RolloutError
+from retool_mcore.platforms.call_end import TABLE, TURN_TOKENS, CallEnd
 
 Routes = npt.NDArray[np.int16]  # [T, L, K]: K experts of each token in each layer
 TRAINING = "train"  # in trajectory_seed, marks a sample of training and not of an evaluation
@@ -51,7 +52,9 @@ class TurnRequest:
     """One turn to sample: the engine continues ``token_ids`` [T] up to a stop token or the limit.
 
     A stop token is the turn's last token. ``trajectory_id``: turns of one trajectory go to the same
-    replica, whose cache holds the earlier turns.
+    replica, whose cache holds the earlier turns. ``call_end``: an engine that knows it goes on
+    after a stop token that completes no call; the others stop, which is right, too.
+    ``turn_tokens``: how many of ``token_ids`` the turn already has, sampled before an abort.
     """
 
     token_ids: Sequence[int]
@@ -59,6 +62,13 @@ class TurnRequest:
     stop_token_ids: Sequence[int]
     sampling: Sampling
     trajectory_id: str
+    call_end: CallEnd | None = None
+    turn_tokens: int = 0
+
+    @property
+    def custom_params(self) -> dict[str, Any]:
+        """What SGLang's scheduler needs for ``call_end``; {} without one."""
+        return {} if self.call_end is None else {TABLE: self.call_end.text, TURN_TOKENS: self.turn_tokens}
 
 
 @dataclass(frozen=True, kw_only=True)

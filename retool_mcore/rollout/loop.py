@@ -162,7 +162,7 @@ class _Conversation:
         started = time.perf_counter()
         complete, empty_aborts = False, 0
         while not complete and ledger.budget_tokens > 0:
-            sampled = await self._sample()
+            sampled = await self._sample(start)
             if not sampled.token_ids and sampled.stop == "abort":
                 empty_aborts += 1
                 if empty_aborts > MAX_ABORTS:
@@ -189,7 +189,8 @@ class _Conversation:
         )
         return turn_ids, complete
 
-    async def _sample(self) -> EngineTurn:
+    async def _sample(self, start: int) -> EngineTurn:
+        """Sample what the turn that began at response token ``start`` still lacks."""
         ledger = self.trajectory.ledger
         request = TurnRequest(
             token_ids=ledger.context,
@@ -197,18 +198,23 @@ class _Conversation:
             stop_token_ids=self.protocol.stop_token_ids,
             sampling=self.sampling,
             trajectory_id=self.trajectory_id,
+            call_end=self.protocol.call_end,
+            turn_tokens=len(ledger.response_ids) - start,
         )
         sampled = await self.engine.generate(request)
         if sampled.cached_tokens is not None:
             self.trajectory.context_tokens += len(request.token_ids)
             self.trajectory.cached_tokens += sampled.cached_tokens
-        assert not self._stops.intersection(sampled.token_ids[:-1]), "the engine sampled past a stop token"
+        known = len(ledger.response_ids)
         if sampled.token_ids:
             ledger.append_model(
                 sampled.token_ids, sampled.logprobs, version=sampled.version, context_tokens=sampled.context_tokens
             )
             if sampled.routes is not None:
                 ledger.append_routes(sampled.routes)
+        for position, token_id in enumerate(sampled.token_ids[:-1], known + 1):
+            passed = token_id in self._stops and self.protocol.ended(ledger.response_ids[start:position])
+            assert not passed, "the engine sampled past a stop token"
         return sampled
 
     async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:

@@ -19,6 +19,7 @@ from retool_mcore.data.prompts import QUESTION_MARK, plain_problem, retool_promp
 from retool_mcore.data.tokenizer import decode, encode, name_of
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
+from retool_mcore.platforms.call_end import CallEnd
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.mcp import mcp_tools
 from retool_mcore.rollout.tool_call import (
@@ -43,7 +44,8 @@ class ToolProtocol(ABC):
 
     ``tools`` are those beside the interpreter. ``end_ids`` are the tokens that close a model turn.
     ``stop_token_ids`` are these and the tokens that complete a call: the engine ends a turn at the
-    first of them that it samples, and returns it as the turn's last token.
+    first of them that it samples, and returns it as the turn's last token. ``call_end``, if not
+    None, tells which of them complete no call; an engine that knows it goes on there.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ToolProtocol(ABC):
     tools: tuple[Tool, ...] = ()
     first_reader: CallReader | None = None
     stop_token_ids: tuple[int, ...]
+    call_end: CallEnd | None = None
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -185,9 +188,9 @@ class Retool(ToolProtocol):
         <code>...</code> <interpreter>...</interpreter> ... <answer>
 
     </code> is several tokens, and the last of them may also hold what follows (">\\n"). The engine
-    stops on every token that can complete the tag. There are few of them in the vocabulary, and
-    they are rare in text; where such a token did not complete the tag, the turn goes on. Results
-    are written as tokens of their own and never merged with the model's. SFT must therefore split
+    stops on a token that completes the tag. An engine that does not know ``call_end`` stops on
+    every token that can, and the turn goes on by another request. Results are written as tokens of
+    their own and never merged with the model's. SFT must therefore split
     its text in the same places: after </code>, and after </interpreter> and its line break.
     """
 
@@ -195,15 +198,15 @@ class Retool(ToolProtocol):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
-        completing = completing_ids(tokenizer, CODE_END)
-        if encode(tokenizer, CODE_END)[-1] not in completing:
+        call_end = CallEnd.of(tokenizer.get_vocab(), CODE_END)
+        if encode(tokenizer, CODE_END)[-1] not in call_end.completing:
             raise CheckpointError(
                 f'rollout.protocol = "retool" stops the engine on the tokens that complete {CODE_END}, and the '
                 f"vocabulary of {name_of(tokenizer)!r} does not spell them out. Use a byte-level tokenizer "
                 "(Qwen2.5, Qwen3, Llama 3)"
             )
-        self.stop_token_ids = tuple(sorted({*self.end_ids, *completing}))
-        self._completing = frozenset(completing)
+        self.stop_token_ids = tuple(sorted({*self.end_ids, *call_end.completing}))
+        self.call_end = call_end
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         last = dict(messages[-1])
@@ -215,9 +218,8 @@ class Retool(ToolProtocol):
         return RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", super().clean(output))
 
     def ended(self, turn_ids: Sequence[int]) -> bool:
-        if turn_ids[-1] not in self._completing:
-            return True
-        return CODE_END in decode(self.tokenizer, turn_ids[-len(CODE_END) :])
+        assert self.call_end is not None
+        return turn_ids[-1] not in self.call_end.completing or self.call_end.complete(turn_ids)
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
         if turn_ids[-1] in self.end_ids:  # the model closed its answer; nothing can be written after it
@@ -230,17 +232,6 @@ class Retool(ToolProtocol):
         after = self.text(turn_ids).rpartition(CODE_END)[2]
         start = "" if after.endswith("\n") else "\n"
         return encode(self.tokenizer, f"{start}<interpreter>\n{self.clean(result)}\n</interpreter>\n")
-
-
-def completing_ids(tokenizer: PreTrainedTokenizerBase, tag: str) -> set[int]:
-    """Every token that can complete ``tag`` in the text, whatever came before it.
-
-    Such a token contains the whole tag, or starts with an end piece of it. Tags are ASCII, which
-    byte-level tokenizers keep unchanged in the names of their tokens.
-    """
-    ends = tuple(tag[cut:] for cut in range(1, len(tag)))
-    names = ((token_id, name) for name, token_id in tokenizer.get_vocab().items())
-    return {token_id for token_id, name in names if tag in name or name.startswith(ends)}
 
 
 def checked_prompt(

@@ -88,6 +88,8 @@ class SglangEngine:
         }
         if sampling.seed is not None:
             params["sampling_seed"] = sampling.seed
+        if custom := request.custom_params:
+            params["custom_params"] = custom
         return {"input_ids": list(request.token_ids), "sampling_params": params, "return_logprob": True}
 
     async def load(self, model_path: str, version: int = 0) -> None:

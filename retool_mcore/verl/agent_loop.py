@@ -66,7 +66,7 @@ class ReToolAgentLoop(AgentLoopBase):
 
     def engine(self) -> Engine:
         """The engine that samples a trajectory's turns."""
-        return VerlEngine(self.server_manager, seeded=self.rollout_config.name == "sglang")
+        return VerlEngine(self.server_manager, sglang=self.rollout_config.name == "sglang")
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Sample one trajectory of the row in ``kwargs``; ``[]`` if an outage dropped it."""
@@ -140,15 +140,15 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
 class VerlEngine:
     """verl's client of its rollout servers as our ``Engine``.
 
-    ``options``: further sampling parameters of SGLang. ``seeded``: each request carries its own
-    seed, under SGLang's name; vLLM would process such requests one by one.
+    ``options``: further sampling parameters of SGLang. ``sglang``: each request carries its own
+    seed and the end of a call under SGLang's names; vLLM would process seeded requests one by one.
     """
 
     def __init__(
-        self, client: LLMServerClient, options: Mapping[str, Any] | None = None, *, seeded: bool = False
+        self, client: LLMServerClient, options: Mapping[str, Any] | None = None, *, sglang: bool = False
     ) -> None:
         self.client = client
-        self.options, self.seeded = options or {}, seeded
+        self.options, self.sglang = options or {}, sglang
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
         from ray.exceptions import RayError
@@ -161,9 +161,12 @@ class VerlEngine:
             "logprobs": True,
             "max_new_tokens": request.max_new_tokens,
             "stop_token_ids": list(request.stop_token_ids),
-            **({"sampling_seed": request.sampling.seed} if self.seeded else {}),
             **self.options,
         }
+        if self.sglang:
+            params["sampling_seed"] = request.sampling.seed
+            if custom := request.custom_params:
+                params["custom_params"] = custom
         try:
             output = await self.client.generate(
                 request_id=request.trajectory_id, prompt_ids=list(request.token_ids), sampling_params=params

@@ -160,6 +160,19 @@ class Probes:
         info = SamplingBatchInfo.from_schedule_batch(Batch(reqs=requests, device="cpu"), 4)
         return f"seeds {info.sampling_seed.tolist() if info.sampling_seed is not None else None}"
 
+    def a_comparison_and_a_call(self) -> str:
+        """How long a response is where SGLang stops on ">": after "x > 3", and of "</code>"."""
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        from retool_mcore.platforms.call_end import TABLE, CallEnd
+
+        call_end = CallEnd.of({"</": 1, "code": 2, ">": 3, "x": 4}, "</code>")
+        params = SamplingParams(stop_token_ids=[3], custom_params={TABLE: call_end.text})
+        request = Req("0", "", [9], params)
+        request.output_ids.extend([4, 3, 4, 1, 2, 3, 4])  # as a speculative step accepts them
+        return f"{request._check_token_based_finish(request.output_ids[:])}, {request.finished_len} tokens"
+
     def draw_by_a_seed(self) -> str:
         import torch
         from sglang.srt.layers import sampler
@@ -326,6 +339,7 @@ ENABLES = {
     "sglang.srt.layers.logits_processor.torch": Probes.logprobs_of_a_prompt,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
     "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
+    "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.a_comparison_and_a_call,
 }
 
 

@@ -29,7 +29,7 @@ class PlannedEngine(SglangEngine):
     def body(self, request: TurnRequest) -> dict[str, Any]:
         body = super().body(request)
         rest = self.plan[len(request.token_ids) - self.prompt_tokens :]
-        body["sampling_params"]["custom_params"] = {"script": rest}
+        body["sampling_params"]["custom_params"] = {**request.custom_params, "script": rest}
         return body | {"custom_logit_processor": script_processor()}
 
     async def generate(self, request: TurnRequest) -> EngineTurn:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from retool_mcore.data.chat import render
 from retool_mcore.data.prompts import RETOOL_INSTRUCTION
+from retool_mcore.platforms.call_end import CallEnd
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
-from retool_mcore.rollout.protocol import Retool, completing_ids
+from retool_mcore.rollout.protocol import Retool
 from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_retool
 from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.scripted_engine import ScriptedEngine
@@ -91,8 +92,40 @@ def test_whatever_token_completes_the_tag_the_engine_stops_on_it(merging_tokeniz
     raise AssertionError("the text holds the tag")
 
 
+PIECES = [
+    "<",
+    "</",
+    "a</",
+    "/",
+    "c",
+    "co",
+    "code",
+    "de",
+    "e",
+    "ode>",
+    ">",
+    ">\n",
+    "e>x",
+    "</code>",
+    "a</code>b",
+    " ",
+    "x",
+]
+
+
+@settings(max_examples=2000)
+@given(st.lists(st.sampled_from([*PIECES, "<", "</", "co", "de", ">"]), max_size=14))
+def test_by_token_ids_the_tag_is_where_it_is_in_the_text(tokens: list[str]):
+    vocabulary = {piece: number for number, piece in enumerate(PIECES)}
+    call_end = CallEnd.read(CallEnd.of(vocabulary, "</code>").text)
+    ids = [vocabulary[token] for token in tokens]
+    for end in range(1, len(ids) + 1):
+        completed = "".join(tokens[:end]).count("</code>") > "".join(tokens[: end - 1]).count("</code>")
+        assert call_end.complete(ids[:end]) == completed
+
+
 def test_few_tokens_of_the_vocabulary_can_complete_the_tag(merging_tokenizer):
-    names = {merging_tokenizer.decode([token_id]) for token_id in completing_ids(merging_tokenizer, "</code>")}
+    names = {merging_tokenizer.decode([token_id]) for token_id in Retool(merging_tokenizer).call_end.completing}
     assert {">", ">\n"} <= names
     assert all("</code>" in name or "</code>".endswith(name.rstrip("\n=>")) or name[0] in ">/code" for name in names)
     assert "</" not in names and "print" not in names

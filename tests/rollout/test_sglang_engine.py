@@ -132,7 +132,31 @@ async def test_the_papers_form_stops_on_the_token_that_completes_its_tag(server,
     assert trajectory.ledger.response_ids == plan
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "383362")
     assert len(trajectory.turns) == 2
-    assert requests > 2, "the comparison and the other tags looked like the end of the call"
+    assert requests == 2, "the comparison and the other tags only looked like the end of the call"
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_tag_that_an_abort_cut_in_two_ends_the_turn(server, tokenizer, known: bool):
+    """Requests of the same turn, the second of which has the start of the tag in its prompt."""
+    retool = Retool(tokenizer)
+    prompt = retool.prompt_ids(QUESTION)
+    plan = ids_of(tokenizer, "<b> if x > 3:\n</code> and so on")
+    end = next(end for end in range(1, len(plan)) if "</code>" in tokenizer.decode(plan[:end]))
+    for cut in range(1, end):
+        async with PlannedEngine(server.url, len(prompt), plan) as engine:
+            turn = await engine.generate(
+                TurnRequest(
+                    token_ids=[*prompt, *plan[:cut]],
+                    max_new_tokens=len(plan) - cut,
+                    stop_token_ids=retool.stop_token_ids,
+                    sampling=Sampling(),
+                    trajectory_id="x",
+                    call_end=retool.call_end if known else None,
+                    turn_tokens=cut,
+                )
+            )
+        first = next(at for at in range(cut, end) if plan[at] in retool.stop_token_ids) + 1
+        assert (turn.stop, list(turn.token_ids)) == ("stop", plan[cut : end if known else first])
 
 
 async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continued(server, tokenizer):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from retool_mcore.platforms.call_end import CALL_END_PATCH
 from retool_mcore.platforms.cpu import seeded_sampling
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import ModuleView, Patch, Seam
@@ -302,6 +303,7 @@ ENGINE_PATCHES = (
 
 # SGLang's scheduler and detokenizer processes.
 SGLANG_PATCHES = (
+    CALL_END_PATCH,
     Patch(
         target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
         replace=seeded_sampling.with_seeds,

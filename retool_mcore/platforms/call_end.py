@@ -1,0 +1,127 @@
+"""Where a call's closing tag of several tokens is complete, decided by token ids alone.
+
+Loops and engines share it. An engine that stops on each token that can complete the tag (every ">")
+would end a request at each; the patch lets SGLang's scheduler, which has no tokenizer, go on where
+the tag is not there. A server without the patch stops, and the loop sends the next request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, wraps
+from typing import Any, Self
+
+from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.versions import requirement
+
+TABLE = "retool_call_end"  # in SGLang's custom_params: CallEnd.text
+TURN_TOKENS = "retool_turn_tokens"  # how many tokens at the prompt's end belong to the turn
+
+
+class CallEnd:
+    """The tokens that spell a tag, from its end to its start.
+
+    ``left[n]`` has the tokens that can stand where the first n characters of the tag must end, and
+    for each how many characters must then end before it; 0 where the tag has begun. Its last entry
+    is for the tokens that complete the tag, whatever else they hold after it.
+    """
+
+    def __init__(self, left: Sequence[Mapping[int, int]]) -> None:
+        self.left = tuple(dict(each) for each in left)
+        self.completing = frozenset(self.left[-1])
+        self.text = json.dumps(self.left, separators=(",", ":"))
+
+    @classmethod
+    def of(cls, vocabulary: Mapping[str, int], tag: str) -> Self:
+        """The tokens of ``vocabulary``, text -> token id.
+
+        Tags are ASCII, which byte-level tokenizers keep unchanged in the names of their tokens. The
+        characters of a tag differ, so that a token fits at one place of it only.
+        """
+        assert len(set(tag)) == len(tag), f"a character comes twice in {tag}"
+        left: list[dict[int, int]] = [{} for _ in range(len(tag) + 1)]
+        for name, token_id in vocabulary.items():
+            for end in range(1, len(tag)):
+                start = end - len(name)
+                if name.endswith(tag[:end]):
+                    left[end][token_id] = 0
+                elif name and start > 0 and tag[start:end] == name:
+                    left[end][token_id] = start
+            if tag in name:
+                left[-1][token_id] = 0
+            else:
+                for cut in range(1, len(tag)):
+                    if name.startswith(tag[cut:]):
+                        left[-1][token_id] = cut
+        return cls(left)
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """What ``text`` of another process says."""
+        return cls([{int(token_id): start for token_id, start in each.items()} for each in json.loads(text)])
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens over which a tag can be spread."""
+        return len(self.left) - 1
+
+    def complete(self, token_ids: Sequence[int]) -> bool:
+        """Does the last of ``token_ids`` [T] complete the tag?"""
+        needed = self.max_tokens
+        for token_id in reversed(token_ids[-needed:]):
+            found = self.left[needed].get(token_id)
+            if found is None:
+                return False
+            needed = found
+            if needed == 0:
+                return True
+        return False
+
+
+_read = lru_cache(maxsize=8)(CallEnd.read)
+
+
+def go_on_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """Take back a stop on a token that only looked like the end of a call, and check the rest.
+
+    A step of speculative decoding has several new tokens. The start of the tag may be in the
+    prompt: an abort has cut the turn there.
+    """
+
+    @wraps(original)
+    def _check_token_based_finish(self: Any, new_accepted_tokens: Any) -> bool:
+        custom = self.sampling_params.custom_params
+        table = custom.get(TABLE) if isinstance(custom, dict) else None
+        rest = new_accepted_tokens
+        while original(self, rest):
+            if table is None:
+                return True
+            call_end = _read(table)
+            end = self.finished_len
+            assert end is not None, "a request that ended has a length"
+            if self.output_ids[end - 1] not in call_end.completing:
+                return True
+            window = call_end.max_tokens
+            turn = list(self.output_ids[max(0, end - window) : end])
+            if before := min(custom.get(TURN_TOKENS, 0), window - len(turn)):
+                turn = [*self.origin_input_ids[-before:], *turn]
+            if call_end.complete(turn):
+                return True
+            self.finished_reason, self.finished_len = None, None
+            unread = len(self.output_ids) - end
+            if not unread:
+                return False
+            rest = new_accepted_tokens[-unread:]
+        return False
+
+    return _check_token_based_finish
+
+
+CALL_END_PATCH = Patch(
+    target="sglang.srt.managers.schedule_batch.Req._check_token_based_finish",
+    replace=go_on_without_a_tag,
+    reason="each token that can complete </code> ends a request, and most of them, as in x > 3, complete nothing",
+    applies_to=requirement("sglang"),
+    remove_when="SGLang stops on sequences of token ids without a tokenizer in its scheduler",
+)
