@@ -126,5 +126,6 @@ def architecture_of(model: str) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     if found.get("model_type") in CONFIG_MAPPING:
-        found = CONFIG_MAPPING[found["model_type"]].from_dict(found).to_dict()
+        known: Any = CONFIG_MAPPING[found["model_type"]]
+        found = known.from_dict(found).to_dict()
     return {name: value for name, value in found.items() if name not in NOT_ARCHITECTURE}
