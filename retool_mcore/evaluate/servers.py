@@ -20,8 +20,16 @@ from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.verl.keys.rollout import engine_args
 
-# Entries of config.json that do not concern the form of the weights.
-NOT_ARCHITECTURE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+# Entries of a model's configuration that do not concern what a server computes with the weights.
+NOT_ARCHITECTURE = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "initializer_range",
+    "attention_dropout",
+}
 
 
 @dataclass(frozen=True)
@@ -104,13 +112,20 @@ async def _load(urls: Sequence[str], model: str) -> None:
 
 
 def architecture_of(model: str) -> dict[str, Any]:
-    """The part of a model's config.json that must be equal for one server to take its weights.
+    """The part of a model's configuration that must be equal for one server to take its weights.
 
-    Raises CheckpointError when config.json cannot be read.
+    transformers reads it and fills in what a file leaves out. A published model and its export,
+    which another version of transformers has written, are then equal. A type that transformers does
+    not know is compared entry by entry. Raises CheckpointError when config.json cannot be read.
     """
     path = Path(model) / "config.json"
     try:
-        architecture = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{model} is no model directory: {path} cannot be read: {error}") from error
-    return {name: value for name, value in architecture.items() if name not in NOT_ARCHITECTURE}
+    from transformers import CONFIG_MAPPING
+
+    if found.get("model_type") in CONFIG_MAPPING:
+        known: Any = CONFIG_MAPPING[found["model_type"]]
+        found = known.from_dict(found).to_dict()
+    return {name: value for name, value in found.items() if name not in NOT_ARCHITECTURE}

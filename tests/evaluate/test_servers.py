@@ -4,6 +4,7 @@ trajectory.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,52 @@ def test_sglang_reads_the_options_as_verl_gives_the_arguments():
     ServerArgs.add_cli_args(parser)
     parsed = parser.parse_args(["--model-path", "x", *sglang_options(args)])
     assert {name: getattr(parsed, name) for name in args} == args
+
+
+PUBLISHED = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "eos_token_id": 151645,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.44.0",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def folder_of(path: Path, config: dict[str, Any]) -> str:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+def test_a_published_model_and_its_export_share_a_server(tmp_path: Path):
+    from transformers import AutoConfig
+
+    published = folder_of(tmp_path / "published", PUBLISHED)
+    AutoConfig.from_pretrained(published).save_pretrained(tmp_path / "export")  # as the bridge writes it
+    exported = json.loads((tmp_path / "export" / "config.json").read_text(encoding="utf-8"))
+    assert "rope_parameters" in exported, "else the two files spell it alike, and this test shows nothing"
+    assert servers.architecture_of(published) == servers.architecture_of(str(tmp_path / "export"))
+
+
+@pytest.mark.parametrize("changed", [{"rope_theta": 10000.0}, {"num_hidden_layers": 28}, {"eos_token_id": 151643}])
+def test_models_that_compute_otherwise_do_not_share_one(tmp_path: Path, changed: dict[str, Any]):
+    first = servers.architecture_of(folder_of(tmp_path / "first", PUBLISHED))
+    assert first != servers.architecture_of(folder_of(tmp_path / "second", PUBLISHED | changed))
+
+
+def test_a_type_that_transformers_does_not_know_is_compared_by_entry(tmp_path: Path):
+    config = {"model_type": "of_nobody", "width": 8, "dtype": "float32"}
+    first = servers.architecture_of(folder_of(tmp_path / "first", config))
+    assert first == servers.architecture_of(folder_of(tmp_path / "second", config | {"dtype": "bfloat16"}))
+    assert first != servers.architecture_of(folder_of(tmp_path / "third", config | {"width": 9}))
