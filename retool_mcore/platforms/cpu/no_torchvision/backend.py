@@ -11,7 +11,7 @@ from zipfile import ZipFile
 _PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):  PEP 517 names them
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):  # PEP 517 names them
     stem = f"{_PROJECT['name']}-{_PROJECT['version']}"
     info = f"{stem}.dist-info"
     files = {
