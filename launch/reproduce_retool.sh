@@ -16,27 +16,18 @@ case $#,${1:--},${2:---dry-run} in
 esac
 [ $# = 1 ] || DRY_RUN=1
 export PYTHON DRY_RUN
-
-# stage COMMAND...: carries it out; a signal to this script ends it, too. In a dry run it is shown,
-# and a script shows its own commands.
-stage() {
-  printf '\n# %s\n' "$*"
-  if [ -n "$DRY_RUN" ]; then [ "$1" != bash ] || "$@"; return; fi
-  start "$@"
-  wait "${started[-1]}"
-  unset 'started[-1]'
-}
+source launch/stages.sh
 
 needed=$("$PYTHON" -m retool_mcore get "$SFT_CONFIG" $SFT_KEYS data.train_file data.val_file)
 needed+=" $("$PYTHON" -m retool_mcore get "$RL_CONFIG" $RL_KEYS data.train_file) $BENCHMARKS"
 for file in $needed; do
-  [ -e "$file" ] || { stage "$PYTHON" -m retool_mcore data fetch; break; }
+  [ -e "$file" ] || { stage data "$file" "$PYTHON" -m retool_mcore data fetch; break; }
 done
 export CONFIG=$SFT_CONFIG
-stage bash "$SFT_SCRIPT" "run.root=$OUT" run.name=sft "model.path=$1" $SFT_KEYS
+stage sft "$OUT/sft/export" bash "$SFT_SCRIPT" "run.root=$OUT" run.name=sft "model.path=$1" $SFT_KEYS
 export CONFIG=$RL_CONFIG
-stage bash "$RL_SCRIPT" "run.root=$OUT" run.name=rl "model.path=$OUT/sft/export" $RL_KEYS
-stage "$PYTHON" -m retool_mcore eval "$RL_CONFIG" $RL_KEYS "run.root=$OUT" run.name=eval "model.path=$OUT/sft/export" \
-  validation.temperature=1.0 validation.top_p=0.7 --n "$SAMPLES" $(printf -- "--data %s " $BENCHMARKS) \
+stage rl "$OUT/rl/export" bash "$RL_SCRIPT" "run.root=$OUT" run.name=rl "model.path=$OUT/sft/export" $RL_KEYS
+stage eval "$OUT/eval/rl/report.json" "$PYTHON" -m retool_mcore eval "$RL_CONFIG" $RL_KEYS "run.root=$OUT" run.name=eval \
+  "model.path=$OUT/sft/export" validation.temperature=1.0 validation.top_p=0.7 --n "$SAMPLES" $(printf -- "--data %s " $BENCHMARKS) \
   --model "sft=$OUT/sft/export" --model "rl=$OUT/rl/export" --out "$OUT/eval"
-stage "$PYTHON" -m retool_mcore report "$OUT/sft" "$OUT/rl" --eval "$OUT/eval" --out "$OUT/report.html"
+stage report "$OUT/report.html" "$PYTHON" -m retool_mcore report "$OUT/sft" "$OUT/rl" --eval "$OUT/eval" --out "$OUT/report.html"

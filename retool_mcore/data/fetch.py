@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.data.convert import Conversion, convert_sft
-from retool_mcore.data.files import write_parquet
+from retool_mcore.data.files import write_jsonl, write_parquet
 from retool_mcore.data.leaks import normalised
 from retool_mcore.data.rl import convert_rl
-from retool_mcore.data.sources import read_source
+from retool_mcore.data.sources import read_source, source_files
 from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 
@@ -39,17 +39,23 @@ RL = (
     Published("Maxwell-Jia/AIME_2024", ("aime_2024.parquet",), "test"),
     Published("yentinglin/aime_2025", ("aime_2025.parquet",), "test"),
 )
+GSM8K = Published("openai/gsm8k", ("gsm8k/train.jsonl", "gsm8k/test.jsonl"))
+SOCRATIC = "socratic"  # the same problems with other solutions, in a folder beside
 
 
-def fetch(folder: Path, local: Path | None, tell: Callable[[str], None]) -> None:
+def fetch(folder: Path, local: Path | None, tell: Callable[[str], None], only: str = "") -> None:
     """Write to ``folder`` whatever is not there yet, and ``tell`` a line of each data set.
 
-    ``local``: a folder that holds the data sets, as ``local/owner/name`` or ``local/name``. Raises
-    DataError at the end with all that could not be had, and where to place it.
+    ``only``: one data set, by its name on the hub. ``local``: a folder that holds the data sets, as
+    ``local/owner/name`` or ``local/name``. Raises DataError for an unknown name, and at the end with
+    all that could not be had, and where to place it.
     """
+    known = {published.hub: published for published in (SFT, *RL, GSM8K)}
+    if only and only not in known:
+        raise DataError(f"--only {only} is none of {', '.join(known)}")
     folder.mkdir(parents=True, exist_ok=True)
     failed: dict[Published, DataError] = {}
-    for published in (SFT, *RL):
+    for published in [known[only]] if only else known.values():
         if all((folder / file).exists() for file in published.files):
             tell(f"{published.hub}: {' and '.join(published.files)} already there")
             continue
@@ -77,6 +83,8 @@ def _source(published: Published, local: Path | None) -> str:
 
 
 def _make(published: Published, folder: Path, source: str) -> list[str]:
+    if published is GSM8K:
+        return [_copy_split(source, folder / file, Path(file).stem) for file in published.files]
     if published is SFT:
         report = asyncio.run(convert_sft(list(read_source(source, ("messages",))), Conversion()))
         parts = split_by_problem(report.rows, VAL_ROWS)
@@ -88,6 +96,15 @@ def _make(published: Published, folder: Path, source: str) -> list[str]:
         write_parquet(folder / file, rows)
     counts = [f"{len(rows)} rows in {folder / file}" for file, rows in zip(published.files, parts, strict=True)]
     return [*counts, *([f"{len(report.rejects)} rejected"] if report.rejects else [])]
+
+
+def _copy_split(source: str, out: Path, split: str) -> str:
+    """Write the rows of one split as JSON lines, as they are; returns a line on it."""
+    files = [file for file in source_files(source, split) if SOCRATIC not in file.parts]
+    rows = [row for file in files for _, row in read_source(str(file))]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonl(out, rows)
+    return f"{len(rows)} rows in {out}"
 
 
 def split_by_problem(

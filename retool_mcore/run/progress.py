@@ -1,12 +1,50 @@
-"""A run's progress bar: the steps done, the steps in all, and the time that remains."""
+"""A run's progress: a bar in a terminal, a line for each step anywhere else."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+# What a step's line says: the metric's name, and how it is written.
+SAID = {
+    "loss": "loss {:.4f}",
+    "val_loss": "val_loss {:.4f}",
+    "reward": "reward {:+.3f}",
+    "accuracy": "accuracy {:.3f}",
+    "val/accuracy": "val/accuracy {:.3f}",
+    "tokens_per_s": "{:,.0f} tokens/s",
+    "time_step_s": "{:.1f} s",
+}
+LINE_EVERY_S = 1.0
 
 
 def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
     """A bar on ``console`` (None: standard output), with ``more`` columns after the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, *more, console=console)
+
+
+class StepLines:
+    """Prints a line for a step where there is no terminal for a bar, at most one a second."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console, self._steps = console, steps
+        self._first: tuple[int, float] | None = None  # the first step that was told, and when
+        self._last_s = 0.0
+
+    def tell(self, metrics: Mapping[str, float]) -> None:
+        """Say a step's row of metrics; of rows within a second, the first and the run's last."""
+        now_s, step = time.monotonic(), int(metrics["step"])
+        if self._console.is_terminal or (now_s - self._last_s < LINE_EVERY_S and step < self._steps):
+            return
+        self._last_s = now_s
+        self._first = self._first or (step, now_s)
+        said = [form.format(metrics[name]) for name, form in SAID.items() if name in metrics]
+        if (done := step - self._first[0]) and step < self._steps:
+            said.append(f"{(now_s - self._first[1]) / done * (self._steps - step) / 60:.1f} min left")
+        self._console.print(
+            f"step {step}/{self._steps}  {'  '.join(said)}", markup=False, highlight=False, soft_wrap=True
+        )

@@ -24,7 +24,7 @@ from retool_mcore.run.export import export_at_end
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
-from retool_mcore.run.progress import bar_of_steps
+from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.plugin import assert_loaded
 
@@ -92,19 +92,23 @@ def require_cluster(config: RlConfig) -> None:
 def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
     """What the driver's files say: the stage of the start, then the steps.
 
-    A bar in a terminal; elsewhere a line for each stage.
+    A bar in a terminal; elsewhere a line for each stage and each step.
     """
     console, ended = Console(file=terminal), threading.Event()
-    path, told = config.run.dir / "metrics.jsonl", 0
+    lines = StepLines(console, config.train.steps)
+    path, told, step_told = config.run.dir / "metrics.jsonl", 0, 0
     with bar_of_steps(console) as bars:
         bar = bars.add_task("rl", total=config.train.steps)
 
         def follow() -> None:
-            nonlocal told
+            nonlocal told, step_told
             began = start.begun(config.run.dir)
             rows = read_metrics(path) if path.exists() else []
             if rows:
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl  reward {rows[-1]['reward']:+.3f}")
+                if began and rows[-1]["unix_s"] > began[0][1] and rows[-1]["step"] > step_told:
+                    step_told = int(rows[-1]["step"])
+                    lines.tell(rows[-1])
             if began and (not rows or rows[-1]["unix_s"] < began[-1][1]):
                 stage, at = began[-1]
                 bars.update(bar, description=f"rl  {start.STAGES[stage]}, {time.time() - at:.0f} s")

@@ -29,7 +29,7 @@ from retool_mcore.run.export import export_at_end
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
-from retool_mcore.run.progress import bar_of_steps
+from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.keys.sft import sft_tree
@@ -201,12 +201,13 @@ def validation_batches(data: SftDataset, global_batch: int, *, dp_size: int, dp_
 
 
 class Reporter:
-    """Rank 0's side of a step: the metric files and the progress bar."""
+    """Rank 0's side of a step: the metric files, and the progress bar or lines."""
 
     def __init__(self, config: SftConfig, done: int, console: Console) -> None:
         self._writer = MetricWriter(config, resumed_step=done)
         self._progress = bar_of_steps(console)
         self._bar = self._progress.add_task("sft", total=config.train.steps, completed=done)
+        self._lines = StepLines(console, config.train.steps)
 
     def __enter__(self) -> None:
         self._progress.start()
@@ -218,3 +219,4 @@ class Reporter:
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
         self._writer.write(step, metrics)
         self._progress.update(self._bar, completed=step, description=f"sft  loss {metrics['loss']:.4f}")
+        self._lines.tell({"step": step, **metrics})
