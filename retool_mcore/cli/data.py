@@ -75,6 +75,21 @@ def model(
 
 @app.command()
 @guarded
+def protocol(
+    model: Annotated[str, typer.Argument(help="A model's folder or hub name.", show_default=False)],
+) -> None:
+    """Print the tool protocol that a model's tokenizer and chat template serve: hermes or retool.
+
+    Hermes wherever it is served. The word fits `data sft --protocol` and rollout.protocol.
+    """
+    from retool_mcore.data.chat import load_tokenizer
+    from retool_mcore.rollout.protocol import serving_protocol
+
+    typer.echo(serving_protocol(load_tokenizer(model)))
+
+
+@app.command()
+@guarded
 def fetch(
     directory: Annotated[Path, typer.Argument(help="where the configurations look for it")] = Path("data"),
     local: Annotated[

@@ -253,6 +253,23 @@ def checked_prompt(
 PROTOCOLS: dict[str, type[ToolProtocol]] = {protocol.name: protocol for protocol in (Hermes, Retool)}
 
 
+def serving_protocol(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The name of the first of our protocols that the tokenizer and its template serve.
+
+    Raises CheckpointError with the reason of each when they serve none.
+    """
+    reasons: list[str] = []
+    for name, protocol in PROTOCOLS.items():
+        try:
+            protocol(tokenizer)
+        except CheckpointError as error:
+            reasons.append(str(error))
+        else:
+            return name
+    told = "; ".join(dict.fromkeys(reasons))  # a template without a turn's end is one reason for both
+    raise CheckpointError(f"the tokenizer of {name_of(tokenizer)!r} serves none of {', '.join(PROTOCOLS)}: {told}")
+
+
 def open_protocol(
     name: str,
     tokenizer: PreTrainedTokenizerBase,

@@ -1,0 +1,45 @@
+"""`retool data protocol`: which protocol a model's tokenizer and template serve."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.data import app
+from retool_mcore.errors import CheckpointError
+from retool_mcore.rollout.protocol import serving_protocol
+
+CHATML = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+def with_template(tokenizer, template: str):
+    made = deepcopy(tokenizer)
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize(("template", "name"), [(None, "hermes"), (CHATML, "retool")])
+def test_the_command_prints_the_protocol(tokenizer, tmp_path: Path, template: str | None, name: str):
+    made = tokenizer if template is None else with_template(tokenizer, template)
+    made.save_pretrained(tmp_path)
+    found = CliRunner().invoke(app, ["protocol", str(tmp_path)])
+    assert (found.exit_code, found.stdout) == (0, f"{name}\n"), found.output
+
+
+def test_a_tag_in_pieces_is_served_by_retool(tokenizer):
+    made = deepcopy(tokenizer)
+    made.encode = lambda text, **options: [1, 2, 3] if text == "</tool_call>" else tokenizer.encode(text, **options)
+    assert serving_protocol(made) == "retool"
+
+
+def test_a_template_without_an_end_of_turn_is_one_reason(tokenizer):
+    made = with_template(tokenizer, "{%- for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{%- endfor %}")
+    with pytest.raises(CheckpointError, match="serves none of hermes, retool") as caught:
+        serving_protocol(made)
+    assert str(caught.value).count("closes an assistant turn by") == 1
