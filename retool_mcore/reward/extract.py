@@ -21,7 +21,7 @@ _FENCED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\boxed\s*\{|\\boxed[ \t]++(?:\\?[A-Za-z]++|-?[\d.,]*+\d)|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(response: str) -> str | None:
@@ -96,6 +96,9 @@ def _boxes(text: str) -> list[tuple[int, int]]:
                 while found and found[-1][0] > start:
                     found.pop()  # drop boxes inside this one
                 found.append((start, match.start()))
+        elif token.startswith("\\boxed") and not token.endswith("{"):
+            start = match.start() + len("\\boxed")  # \boxed 34, as TeX takes it
+            found.append((start + len(token[6:]) - len(token[6:].lstrip()), match.end()))
         elif token.startswith("\\boxed"):
             open_braces.append(match.end())
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
@@ -24,9 +25,14 @@ from retool_mcore.reward.node import Node
 
 MAX_BITS = 4000  # of an exact number
 MAX_EXPONENT = 10**6  # base-2 exponent of a value; greater ones are compared as text only
-SAME = 1e-25  # relative
+SAME = mpmath.mpf("1e-60")  # relative
 ROUNDED_DIGITS = 6  # a decimal with so many digits equals an irrational value that rounds to it
-_DIGITS = (40, 80)
+PRINTED_DIGITS = 15  # with so many it may be a float as Python prints it, off by one in the last digit
+_DIGITS = (50, 120)
+_MORE_DIGITS = 2500  # the most that huge exact parts of a value without symbols add to them
+
+
+_DECIMAL = re.compile(r"(\d*)\.(\d+)(?:[eE]([-+]?\d{1,4}))?")
 
 
 class NoValue(Exception):
@@ -147,8 +153,42 @@ def rounds_to(decimal: Node, node: Node) -> bool:
     value = constant(node)
     if value.imag or not value.real or not -MAX_EXPONENT < mpmath.log(abs(value.real), 10) < MAX_EXPONENT:
         return False
+    if digits >= PRINTED_DIGITS and _nearest_float(decimal, value.real):
+        return True
+    slack = mpmath.mpf("1.0000001" if digits >= PRINTED_DIGITS else "0.5000001")
     unit = mpmath.mpf(10) ** (int(mpmath.floor(mpmath.log10(abs(value.real)))) + 1 - digits)
-    return bool(abs(value.real - mpmath.mpf(known.numerator) / known.denominator) <= unit * mpmath.mpf("0.5000001"))
+    return bool(abs(value.real - mpmath.mpf(known.numerator) / known.denominator) <= unit * slack)
+
+
+def printed(decimal: str, value: Fraction) -> bool:
+    """Whether a decimal of 15 digits or more is within one unit of its last digit of a fraction.
+
+    Only where the fraction has no decimal of so many digits: 1/3 has none, and 3 has one.
+    """
+    digits = _DECIMAL.fullmatch(decimal)
+    if digits is None or len((digits[1] + digits[2]).lstrip("0")) < PRINTED_DIGITS or value.denominator == 1:
+        return False
+    unit = Fraction(10) ** (int(digits[3] or 0) - len(digits[2]))
+    return (value / unit).denominator != 1 and abs(abs(value) - int(digits[1] + digits[2]) * unit) <= unit
+
+
+def close_to(node: Node, decimal: Node) -> bool:
+    """Whether a number is within one unit of the last digit of a decimal or whole number."""
+    written = decimal.args[0] if decimal.op in ("neg", "group", "unit") else decimal
+    digits = _DECIMAL.fullmatch(written.text) or re.fullmatch(r"(\d+)()()", written.text)
+    known = exact(decimal)
+    if written.op != "number" or digits is None or known is None or names(node):
+        return False
+    unit = mpmath.mpf(10) ** (int(digits[3] or 0) - len(digits[2]))
+    return bool(abs(constant(node) - mpmath.mpf(known.numerator) / known.denominator) <= unit)
+
+
+def _nearest_float(decimal: Node, value: Any) -> bool:
+    """Whether a decimal is the float nearest to the value, as Python prints it."""
+    while decimal.op in ("neg", "group", "unit"):
+        decimal = decimal.args[0]
+    nearest = float(abs(value))
+    return math.isfinite(nearest) and repr(nearest) == decimal.text
 
 
 def _significant(node: Node) -> int | None:
@@ -175,7 +215,7 @@ def _close(coarse: tuple[Any, Any], fine: tuple[Any, Any]) -> bool:
     if difference <= SAME * max(abs(x), abs(y)):
         return True
     # Both may be zero but for rounding errors, which then shrink with the digits.
-    return bool(difference <= 1e-20 * abs(coarse[0] - coarse[1])) and bool(max(abs(x), abs(y)) < 1e-35)
+    return bool(difference <= 1e-40 * abs(coarse[0] - coarse[1])) and bool(max(abs(x), abs(y)) < 1e-45)
 
 
 def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
@@ -184,9 +224,12 @@ def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tupl
     With negative values of symbols only what stays real counts: sqrt(ab) is sqrt(a) sqrt(b) for
     the quantities that answers are about, and sqrt(x^2) is x for no negative x.
     """
-    for point, signed in _points(tuple(sorted(names(a) | names(b))), _steps(a) or _steps(b)):
+    symbols = tuple(sorted(names(a) | names(b)))
+    folds = bool(symbols) and (_folds(a) or _folds(b))
+    more = 0 if symbols else min(_MORE_DIGITS, (_exact_bits(a) + _exact_bits(b)) * 3 // 1000 * 100)
+    for point, signed in _points(symbols, _steps(a) or _steps(b), folds):
         try:
-            coarse, fine = (_Evaluator(digits, point, ten) for digits in _DIGITS)
+            coarse, fine = (_Evaluator(digits + more, point, ten) for digits in _DIGITS)
             values = (coarse.value(a), coarse.value(b)), (fine.value(a), fine.value(b))
         except (NoValue, ArithmeticError, ValueError, TypeError):
             continue
@@ -195,10 +238,11 @@ def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tupl
 
 
 @lru_cache(maxsize=64)
-def _points(symbols: tuple[str, ...], steps: bool) -> list[tuple[dict[str, str], bool]]:
+def _points(symbols: tuple[str, ...], steps: bool, folds: bool) -> list[tuple[dict[str, str], bool]]:
     """Values of the symbols, as decimals, and whether some are negative.
 
     ``steps``: many more, whole and large ones, since a step function is the same between its steps.
+    ``folds``: values of all sizes and signs, on both sides of where |x - 5| folds.
     """
     if not symbols:
         return [({}, False)]
@@ -211,7 +255,29 @@ def _points(symbols: tuple[str, ...], steps: bool) -> list[tuple[dict[str, str],
         draw = random.Random(f"{index}steps{len(symbols)}")
         high = 10 ** (2 + index % 4)
         points.append(({symbol: str(draw.randint(1, high) + index % 2 * draw.random()) for symbol in symbols}, False))
+    for index in range(12 if folds else 0):
+        draw = random.Random(f"{index}folds{len(symbols)}")
+        sign = (-1) ** (index // 2)
+        values = {symbol: f"{sign * 10 ** draw.uniform(-2 + index % 2 * 4, 2 + index % 2 * 4):.9f}" for symbol in symbols}
+        points.append((values, sign < 0))
     return points
+
+
+def _folds(node: Node) -> bool:
+    if node.op in ("abs", "root") or (node.op == "function" and node.text in ("abs", "max", "min")):
+        return bool(names(node))
+    if node.op == "pow" and node.args[1].op != "number":
+        return bool(names(node))
+    return any(map(_folds, node.args))
+
+
+def _exact_bits(node: Node) -> int:
+    """How many bits the exact parts of a value have: so many digits hide what stands beside them."""
+    known = exact(node)
+    if known is not None:
+        bits = _bits(known)
+        return bits if bits > 100 else 0
+    return sum(map(_exact_bits, node.args))
 
 
 def _steps(node: Node) -> bool:
@@ -220,7 +286,7 @@ def _steps(node: Node) -> bool:
     return any(map(_steps, node.args))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _context(digits: int) -> Any:
     context: Any = MPContext()
     context.dps = digits
