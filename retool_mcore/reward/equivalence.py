@@ -60,7 +60,7 @@ def told_at_once(answer: Normal, truth: Normal) -> bool | None:
         return False
     if answer.label or truth.label:
         return _told_labels(answer, truth)
-    if answer.text == truth.text or same_choice(answer.text, truth.text) and _chosen(answer, truth):
+    if answer.text == truth.text or _same_choices(answer, truth):
         return True
     if answer.words is not None or truth.words is not None:
         return answer.words == truth.words
@@ -73,9 +73,12 @@ def told_at_once(answer: Normal, truth: Normal) -> bool | None:
     return None if mine is None or theirs is None else mine == theirs
 
 
-def _chosen(answer: Normal, truth: Normal) -> bool:
-    """Whether one of two texts can be nothing but the letter of a choice, or several."""
-    return answer.words is not None or truth.words is not None
+def _same_choices(answer: Normal, truth: Normal) -> bool:
+    """Whether both are the same letters, one of which can be nothing but a choice: ``(g)`` and G."""
+    if answer.words is None and truth.words is None:
+        return False
+    said = [each.words if each.words and len(each.words) == 1 else each.text for each in (answer, truth)]
+    return same_choice(*said)
 
 
 def _told_labels(answer: Normal, truth: Normal) -> bool | None:

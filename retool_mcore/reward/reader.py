@@ -315,7 +315,9 @@ class _Reader(Atoms):
     def _read_primary(self) -> Node:
         token = self._take()
         if token.kind == "number":
-            if token.text[-1].isalpha() or not token.text.replace(".", "").isdigit() and "e" not in token.text.lower():
+            if token.text[-1].isalpha() or (
+                not token.text.replace(".", "").isdigit() and "e" not in token.text.lower()
+            ):
                 return Node("digits", text=token.text)
             return self._decimal(token)
         if token.kind == "letter":

@@ -86,6 +86,10 @@ WORDS = {
 }  # fmt: skip
 
 
+# A function of several values has a bracket behind it; letters without one are a product.
+BRACKETED = ("abs", "max", "gcd", "lcm", "det")
+
+
 def tokens(text: str) -> list[Token]:
     """The tokens of an answer. Raises Unreadable for braces that do not match in a text command."""
     text = _METER.sub(r"\\text{m}", text)
@@ -123,7 +127,7 @@ def tokens(text: str) -> list[Token]:
 
 def _letters(run: str, glued: bool, following: str) -> list[Token]:
     lower = run if run in WORDS else run.lower()
-    if lower in WORDS and (lower != "abs" or following in ("(", "|", "{", "[", " ")):
+    if lower in WORDS and (lower not in BRACKETED or following in tuple("(|{[ _")):
         return [Token("command", WORDS[lower], glued)]
     if len(run) > 3 or run in UNITS or run in ("or", "and"):
         return [Token("word", run, glued)]

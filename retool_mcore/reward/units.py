@@ -133,7 +133,9 @@ def _named(tokens: list[Token], position: int) -> str | None:
         lower = token.text.lower()
         if token.text in UNITS and lower not in SCALES:
             return UNITS[token.text]
-        noun = len(lower) > 3 and not token.glued and VOWELS & set(lower) and lower not in (*SCALES, *_CLAUSES, *_CHANGING)
+        noun = (
+            len(lower) > 3 and not token.glued and VOWELS & set(lower) and lower not in (*SCALES, *_CLAUSES, *_CHANGING)
+        )
         return "?" + lower.removesuffix("s") if noun else None
     if token.kind == "command" and token.text in (r"\min", r"\sec") and position and following not in ("(", "{", "^"):
         return {r"\min": "minute", r"\sec": "second"}[token.text] if _ends(tokens, position + 1) else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -32,7 +32,7 @@ _DIGITS = (50, 120)
 _MORE_DIGITS = 2500  # the most that huge exact parts of a value without symbols add to them
 
 
-_DECIMAL = re.compile(r"(\d*)\.(\d+)(?:[eE]([-+]?\d{1,4}))?")
+_DECIMAL = re.compile(r"(\d*+)\.(\d++)(?:[eE]([-+]?\d{1,4}))?")
 
 
 class NoValue(Exception):
@@ -112,8 +112,9 @@ def same_value(a: Node, b: Node) -> bool:
 
 def _all_same(a: Node, b: Node, ten: bool) -> bool:
     agreed = 0
-    for coarse, fine in _values(a, b, ten):
-        if not _close(coarse, fine):
+    more = 0 if names(a) | names(b) else min(_MORE_DIGITS, _hidden_digits(a) + _hidden_digits(b))
+    for coarse, fine in _values(a, b, ten, more):
+        if not _close(coarse, fine, mpmath.mpf(10) ** -more):
             return False
         agreed += 1
     if agreed < (2 if names(a) | names(b) else 1):
@@ -155,9 +156,9 @@ def rounds_to(decimal: Node, node: Node) -> bool:
         return False
     if digits >= PRINTED_DIGITS and _nearest_float(decimal, value.real):
         return True
-    slack = mpmath.mpf("1.0000001" if digits >= PRINTED_DIGITS else "0.5000001")
-    unit = mpmath.mpf(10) ** (int(mpmath.floor(mpmath.log10(abs(value.real)))) + 1 - digits)
-    return bool(abs(value.real - mpmath.mpf(known.numerator) / known.denominator) <= unit * slack)
+    slack = Fraction(1 if digits >= PRINTED_DIGITS else "0.5000001")
+    unit = Fraction(10) ** (int(mpmath.floor(mpmath.log10(abs(value.real)))) + 1 - digits)
+    return abs(_fraction(value.real) - known) <= unit * slack
 
 
 def printed(decimal: str, value: Fraction) -> bool:
@@ -179,8 +180,18 @@ def close_to(node: Node, decimal: Node) -> bool:
     known = exact(decimal)
     if written.op != "number" or digits is None or known is None or names(node):
         return False
-    unit = mpmath.mpf(10) ** (int(digits[3] or 0) - len(digits[2]))
-    return bool(abs(constant(node) - mpmath.mpf(known.numerator) / known.denominator) <= unit)
+    value = constant(node)
+    return not value.imag and abs(_fraction(value.real) - known) <= Fraction(10) ** (
+        int(digits[3] or 0) - len(digits[2])
+    )
+
+
+def _fraction(value: Any) -> Fraction:
+    """The exact value of a number of mpmath."""
+    sign, mantissa, exponent = value._mpf_[:3]
+    if abs(exponent) > MAX_EXPONENT // 10:
+        raise NoValue
+    return Fraction(-int(mantissa) if sign else int(mantissa)) * Fraction(2) ** int(exponent)
 
 
 def _nearest_float(decimal: Node, value: Any) -> bool:
@@ -209,16 +220,16 @@ def _has_log(node: Node) -> bool:
     return (node.op == "function" and node.text == "log") or any(map(_has_log, node.args))
 
 
-def _close(coarse: tuple[Any, Any], fine: tuple[Any, Any]) -> bool:
+def _close(coarse: tuple[Any, Any], fine: tuple[Any, Any], times: Any) -> bool:
     x, y = fine
     difference = abs(x - y)
-    if difference <= SAME * max(abs(x), abs(y)):
+    if difference <= SAME * times * max(abs(x), abs(y)):
         return True
     # Both may be zero but for rounding errors, which then shrink with the digits.
-    return bool(difference <= 1e-40 * abs(coarse[0] - coarse[1])) and bool(max(abs(x), abs(y)) < 1e-45)
+    return bool(difference <= 1e-40 * abs(coarse[0] - coarse[1])) and bool(max(abs(x), abs(y)) < 1e-45 * times)
 
 
-def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
+def _values(a: Node, b: Node, ten: bool, more: int = 0) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
     """Values of both at each point where they have some, at few and at many digits.
 
     With negative values of symbols only what stays real counts: sqrt(ab) is sqrt(a) sqrt(b) for
@@ -226,7 +237,6 @@ def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tupl
     """
     symbols = tuple(sorted(names(a) | names(b)))
     folds = bool(symbols) and (_folds(a) or _folds(b))
-    more = 0 if symbols else min(_MORE_DIGITS, (_exact_bits(a) + _exact_bits(b)) * 3 // 1000 * 100)
     for point, signed in _points(symbols, _steps(a) or _steps(b), folds):
         try:
             coarse, fine = (_Evaluator(digits + more, point, ten) for digits in _DIGITS)
@@ -258,7 +268,9 @@ def _points(symbols: tuple[str, ...], steps: bool, folds: bool) -> list[tuple[di
     for index in range(12 if folds else 0):
         draw = random.Random(f"{index}folds{len(symbols)}")
         sign = (-1) ** (index // 2)
-        values = {symbol: f"{sign * 10 ** draw.uniform(-2 + index % 2 * 4, 2 + index % 2 * 4):.9f}" for symbol in symbols}
+        values = {
+            symbol: f"{sign * 10 ** draw.uniform(-2 + index % 2 * 4, 2 + index % 2 * 4):.9f}" for symbol in symbols
+        }
         points.append((values, sign < 0))
     return points
 
@@ -271,13 +283,13 @@ def _folds(node: Node) -> bool:
     return any(map(_folds, node.args))
 
 
-def _exact_bits(node: Node) -> int:
-    """How many bits the exact parts of a value have: so many digits hide what stands beside them."""
+def _hidden_digits(node: Node) -> int:
+    """How many digits the huge exact parts of a value have, in hundreds: they hide what stands beside them."""
     known = exact(node)
-    if known is not None:
-        bits = _bits(known)
-        return bits if bits > 100 else 0
-    return sum(map(_exact_bits, node.args))
+    if known is None:
+        return min(_MORE_DIGITS, sum(map(_hidden_digits, node.args)))
+    bits = _bits(known)
+    return (bits * 301 // 100_000 + 1) * 100 if bits > 60 else 0
 
 
 def _steps(node: Node) -> bool:
@@ -382,13 +394,18 @@ class _Evaluator:
         return self._mp.binomial(a, b)
 
     def _mod(self, a: Any, b: Any) -> Any:
-        return self._mp.mpf(a.real) % b.real
+        return a.real - b.real * self._floor(a.real / b.real)
 
     def _floor(self, a: Any) -> Any:
-        return self._mp.floor(a.real)
+        return self._whole(a.real, self._mp.floor)
 
     def _ceil(self, a: Any) -> Any:
-        return self._mp.ceil(a.real)
+        return self._whole(a.real, self._mp.ceil)
+
+    def _whole(self, a: Any, step: Callable[[Any], Any]) -> Any:
+        """A step of a value, which is a whole number where only a rounding error is between."""
+        nearest = self._mp.nint(a)
+        return nearest if abs(a - nearest) < 1e-30 * (1 + abs(a)) else step(a)
 
     def _small(self, a: Any, limit: float) -> None:
         if abs(a) > limit:
