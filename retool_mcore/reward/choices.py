@@ -1,4 +1,4 @@
-"""Answers of multiple-choice questions: a letter, several of them, a letter with what it stands for.
+"""Answers of multiple-choice questions: a letter, several, a letter with what it stands for.
 
 ``(B) 12`` is B and is 12. Letters of a choice are one in both cases: b is B.
 """
@@ -9,7 +9,8 @@ import re
 
 _LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathbf|mathrm|textrm|bf)\s*+\{\s*+(?=\(?[A-J][).:]\s*+\}))?"
-    r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\})|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+(?=[^\s=^_!/*+)\]}<>,;.&|])"
+    r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\})|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
+    r"(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
 _SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
 _RUN = re.compile(r"[A-J]{2,10}")

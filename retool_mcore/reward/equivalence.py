@@ -15,6 +15,7 @@ from fractions import Fraction
 from retool_mcore.reward.choices import same_choice
 from retool_mcore.reward.node import Node, number
 from retool_mcore.reward.normalise import Normal, equal_numbers, normalise, spelling
+from retool_mcore.reward.points import names
 from retool_mcore.reward.regions import region, same_region
 from retool_mcore.reward.residues import same_rational
 from retool_mcore.reward.units import same_unit
@@ -22,7 +23,6 @@ from retool_mcore.reward.value import (
     NoValue,
     close_to,
     exact,
-    names,
     printed,
     proportional,
     rounds_to,
@@ -74,7 +74,7 @@ def told_at_once(answer: Normal, truth: Normal) -> bool | None:
 
 
 def _same_choices(answer: Normal, truth: Normal) -> bool:
-    """Whether both are the same letters, one of which can be nothing but a choice: ``(g)`` and G."""
+    """Whether both are the same letters, one of which can only be a choice: ``(g)`` and G."""
     if answer.words is None and truth.words is None:
         return False
     said = [each.words if each.words and len(each.words) == 1 else each.text for each in (answer, truth)]
@@ -336,7 +336,7 @@ def _directed(relation: Node) -> Node:
 
 
 def _says(answer: Node, truth: Node) -> bool:
-    """``m + n = 25 + 9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
+    """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
     if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
         return False
     return _is_value_of(answer, truth, loose=True)

@@ -12,7 +12,8 @@ _INVISIBLE = dict.fromkeys(
 )
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
-    ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x3A0: "Π", 0x2236: ":", ord("㎡"): "m²", ord("℃"): "°C",
+    ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
+    ord("㎡"): "m²", ord("℃"): "°C",
 }  # fmt: skip
 _FOLDED = _INVISIBLE | _WIDE
 _DOTTED = re.compile("(\\d)\u0307")  # 0.3̇6̇: repeating digits

@@ -47,8 +47,8 @@ class Normal:
 
     ``number`` is its value if it is rational and ``percent`` says that a percent sign stood behind
     it; ``tree`` its reading as mathematics, ``words`` its words without case. Where all three are
-    None, ``problem`` says why it cannot be read. ``label`` is the letter of a choice that stood before
-    it: ``(B) 12``.
+    None, ``problem`` says why it cannot be read. ``label`` is the letter of a choice before it:
+    ``(B) 12``.
     """
 
     text: str

@@ -93,7 +93,7 @@ def _whole(node: Node, most: int) -> int:
         node = node.args[0]
     if node.op == "number" and node.value.denominator == 1 and 0 <= node.value <= most:
         return int(node.value)
-    if node.op in ("add", "mul", "neg") and all(each.op == "number" or each.op == "neg" for each in node.args):
+    if node.op in ("add", "mul", "neg") and all(each.op in ("number", "neg") for each in node.args):
         value = _small(node)
         if value.denominator == 1 and 0 <= value <= most:
             return int(value)

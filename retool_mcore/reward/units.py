@@ -43,14 +43,14 @@ _CLAUSES = (
 _TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
 _ONES = "zero one two three four five six seven eight nine eleven twelve thirteen fourteen fifteen sixteen nineteen"
 _ORDINALS = (
-    "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths "
-    "ninth ninths tenth tenths eleventh elevenths twelfth twelfths twentieth twentieths sixteenths hundredth hundredths "
-    "thousandth thousandths millionth millionths"
+    "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth "
+    "eighths ninth ninths tenth tenths eleventh elevenths twelfth twelfths twentieth twentieths sixteenths hundredth "
+    "hundredths thousandth thousandths millionth millionths"
 )
 _CHANGING = set(
-    f"{_TENS} {_ONES} {_ORDINALS} squared cubed plus minus divided multiplied factorial choose modulo base power raised "
-    "root doubled tripled halved halve double triple twice thrice reciprocal inverse inverted negative negated opposite "
-    "repeating recurring binary octal decimal hexadecimal hundred thousand million billion trillion incorrect wrong "
+    f"{_TENS} {_ONES} {_ORDINALS} squared cubed plus minus divided multiplied factorial choose modulo base power "
+    "raised root doubled tripled halved halve double triple twice thrice reciprocal inverse inverted negative negated "
+    "opposite repeating recurring binary octal decimal hexadecimal hundred thousand million billion trillion incorrect wrong "
     "false never none neither nor except without invalid impossible undefined infinite infinity unknown cannot "
     "approximately roughly almost nearly maybe perhaps possibly probably least most over under more less fewer than "
     "greater above below between only but else instead unless incorrectly correct right true equals equal then thus "

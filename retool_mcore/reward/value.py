@@ -11,7 +11,6 @@ digits grow; there is no absolute tolerance, so 1/20! and 1/21! differ.
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
@@ -22,6 +21,7 @@ import mpmath
 from mpmath.ctx_mp import MPContext
 
 from retool_mcore.reward.node import Node
+from retool_mcore.reward.points import folds, names, points, steps
 
 MAX_BITS = 4000  # of an exact number
 MAX_EXPONENT = 10**6  # base-2 exponent of a value; greater ones are compared as text only
@@ -92,14 +92,6 @@ def _exact_root(node: Node) -> Fraction | None:
 
 def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def names(node: Node) -> frozenset[str]:
-    """The symbols of an expression."""
-    found = {node.text} if node.op == "name" else set[str]()
-    for each in node.args:
-        found |= names(each)
-    return frozenset(found)
 
 
 def same_value(a: Node, b: Node) -> bool:
@@ -236,8 +228,8 @@ def _values(a: Node, b: Node, ten: bool, more: int = 0) -> Iterator[tuple[tuple[
     the quantities that answers are about, and sqrt(x^2) is x for no negative x.
     """
     symbols = tuple(sorted(names(a) | names(b)))
-    folds = bool(symbols) and (_folds(a) or _folds(b))
-    for point, signed in _points(symbols, _steps(a) or _steps(b), folds):
+    both = bool(symbols) and (folds(a) or folds(b))
+    for point, signed in points(symbols, steps(a) or steps(b), both):
         try:
             coarse, fine = (_Evaluator(digits + more, point, ten) for digits in _DIGITS)
             values = (coarse.value(a), coarse.value(b)), (fine.value(a), fine.value(b))
@@ -247,55 +239,13 @@ def _values(a: Node, b: Node, ten: bool, more: int = 0) -> Iterator[tuple[tuple[
             yield values
 
 
-@lru_cache(maxsize=64)
-def _points(symbols: tuple[str, ...], steps: bool, folds: bool) -> list[tuple[dict[str, str], bool]]:
-    """Values of the symbols, as decimals, and whether some are negative.
-
-    ``steps``: many more, whole and large ones, since a step function is the same between its steps.
-    ``folds``: values of all sizes and signs, on both sides of where |x - 5| folds.
-    """
-    if not symbols:
-        return [({}, False)]
-    points: list[tuple[dict[str, str], bool]] = []
-    for index, (low, high) in enumerate(((0.05, 0.95), (0.3, 3.0), (1.1, 7.0), (-3.0, 3.0), (-4.0, -0.3), (-0.9, 0.9))):
-        draw = random.Random(f"{index}{len(symbols)}")
-        values = {symbol: f"{draw.uniform(low, high):.15f}{draw.randrange(10**12)}" for symbol in symbols}
-        points.append((values, low < 0))
-    for index in range(60 if steps else 0):
-        draw = random.Random(f"{index}steps{len(symbols)}")
-        high = 10 ** (2 + index % 4)
-        points.append(({symbol: str(draw.randint(1, high) + index % 2 * draw.random()) for symbol in symbols}, False))
-    for index in range(12 if folds else 0):
-        draw = random.Random(f"{index}folds{len(symbols)}")
-        sign = (-1) ** (index // 2)
-        values = {
-            symbol: f"{sign * 10 ** draw.uniform(-2 + index % 2 * 4, 2 + index % 2 * 4):.9f}" for symbol in symbols
-        }
-        points.append((values, sign < 0))
-    return points
-
-
-def _folds(node: Node) -> bool:
-    if node.op in ("abs", "root") or (node.op == "function" and node.text in ("abs", "max", "min")):
-        return bool(names(node))
-    if node.op == "pow" and node.args[1].op != "number":
-        return bool(names(node))
-    return any(map(_folds, node.args))
-
-
 def _hidden_digits(node: Node) -> int:
-    """How many digits the huge exact parts of a value have, in hundreds: they hide what stands beside them."""
+    """Digits of the huge exact parts of a value, in hundreds: they hide what stands beside them."""
     known = exact(node)
     if known is None:
         return min(_MORE_DIGITS, sum(map(_hidden_digits, node.args)))
     bits = _bits(known)
     return (bits * 301 // 100_000 + 1) * 100 if bits > 60 else 0
-
-
-def _steps(node: Node) -> bool:
-    if node.op in ("floor", "ceil", "mod") or (node.op == "function" and node.text in ("gcd", "lcm", "max", "min")):
-        return True
-    return any(map(_steps, node.args))
 
 
 @lru_cache(maxsize=64)
