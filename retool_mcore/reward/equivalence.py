@@ -13,6 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from retool_mcore.reward.choices import same_choice
+from retool_mcore.reward.decimals import printed
 from retool_mcore.reward.node import Node, number
 from retool_mcore.reward.normalise import Normal, equal_numbers, normalise, spelling
 from retool_mcore.reward.points import names
@@ -23,7 +24,6 @@ from retool_mcore.reward.value import (
     NoValue,
     close_to,
     exact,
-    printed,
     proportional,
     rounds_to,
     same_value,

@@ -20,6 +20,7 @@ from typing import Any
 import mpmath
 from mpmath.ctx_mp import MPContext
 
+from retool_mcore.reward.decimals import DECIMAL, PRINTED_DIGITS
 from retool_mcore.reward.node import Node
 from retool_mcore.reward.points import folds, names, points, steps
 
@@ -27,12 +28,8 @@ MAX_BITS = 4000  # of an exact number
 MAX_EXPONENT = 10**6  # base-2 exponent of a value; greater ones are compared as text only
 SAME = mpmath.mpf("1e-60")  # relative
 ROUNDED_DIGITS = 6  # a decimal with so many digits equals an irrational value that rounds to it
-PRINTED_DIGITS = 15  # with so many it may be a float as Python prints it, off by one in the last digit
 _DIGITS = (50, 120)
 _MORE_DIGITS = 2500  # the most that huge exact parts of a value without symbols add to them
-
-
-_DECIMAL = re.compile(r"(\d*+)\.(\d++)(?:[eE]([-+]?\d{1,4}))?")
 
 
 class NoValue(Exception):
@@ -153,22 +150,10 @@ def rounds_to(decimal: Node, node: Node) -> bool:
     return abs(_fraction(value.real) - known) <= unit * slack
 
 
-def printed(decimal: str, value: Fraction) -> bool:
-    """Whether a decimal of 15 digits or more is within one unit of its last digit of a fraction.
-
-    Only where the fraction has no decimal of so many digits: 1/3 has none, and 3 has one.
-    """
-    digits = _DECIMAL.fullmatch(decimal)
-    if digits is None or len((digits[1] + digits[2]).lstrip("0")) < PRINTED_DIGITS or value.denominator == 1:
-        return False
-    unit = Fraction(10) ** (int(digits[3] or 0) - len(digits[2]))
-    return (value / unit).denominator != 1 and abs(abs(value) - int(digits[1] + digits[2]) * unit) <= unit
-
-
 def close_to(node: Node, decimal: Node) -> bool:
     """Whether a number is within one unit of the last digit of a decimal or whole number."""
     written = decimal.args[0] if decimal.op in ("neg", "group", "unit") else decimal
-    digits = _DECIMAL.fullmatch(written.text) or re.fullmatch(r"(\d+)()()", written.text)
+    digits = DECIMAL.fullmatch(written.text) or re.fullmatch(r"(\d+)()()", written.text)
     known = exact(decimal)
     if written.op != "number" or digits is None or known is None or names(node):
         return False
