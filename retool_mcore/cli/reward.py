@@ -57,7 +57,8 @@ def score(
 def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float, prefix: str) -> dict[str, Any]:
     """The row with ``NEW_COLUMNS`` added: extracted (null if none), correct, reward, check_failed.
 
-    A row whose answer is empty is told and not judged: the first three are null. Raises DataError naming file, line and column, also where the row has one of the new columns.
+    A row whose answer is empty is told and not judged: the first three are null.
+    Raises DataError naming file, line and column, also where the row has one of the new columns.
     """
     if taken := [prefix + column for column in NEW_COLUMNS if prefix + column in row]:
         raise DataError(

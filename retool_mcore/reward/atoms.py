@@ -79,7 +79,7 @@ class Atoms(ABC):
         return number(token.text)
 
     def _repeating(self, token: Token) -> str:
-        """Take the digits that repeat: ``0.\\dot36\\dot1`` dots first and last. "" where none do."""
+        """Take the digits that repeat: ``0.\\dot36\\dot1``, ``0.1(6)``. "" where none do."""
         ahead = [self._peek(place) for place in range(3)]
         texts = [each.text for each in ahead]
         if "." not in token.text or "e" in token.text.lower():

@@ -50,11 +50,11 @@ _ORDINALS = (
 _CHANGING = set(
     f"{_TENS} {_ONES} {_ORDINALS} squared cubed plus minus divided multiplied factorial choose modulo base power "
     "raised root doubled tripled halved halve double triple twice thrice reciprocal inverse inverted negative negated "
-    "opposite repeating recurring binary octal decimal hexadecimal hundred thousand million billion trillion incorrect wrong "
-    "false never none neither nor except without invalid impossible undefined infinite infinity unknown cannot "
+    "opposite repeating recurring binary octal decimal hexadecimal hundred thousand million billion trillion incorrect "
+    "wrong false never none neither nor except without invalid impossible undefined infinite infinity unknown cannot "
     "approximately roughly almost nearly maybe perhaps possibly probably least most over under more less fewer than "
     "greater above below between only but else instead unless incorrectly correct right true equals equal then thus "
-    "hence therefore answer guess error times-by by".split()
+    "hence therefore answer guess error by".split()
 )
 # What stands behind a value in Chinese: units by name, and words that count things.
 _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "gram",
