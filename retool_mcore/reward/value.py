@@ -172,11 +172,18 @@ def _fraction(value: Any) -> Fraction:
 
 
 def _nearest_float(decimal: Node, value: Any) -> bool:
-    """Whether a decimal is the float nearest to the value, as Python prints it."""
+    """Whether a decimal is the float nearest to the value, or one beside it, as Python prints it.
+
+    31 * math.pi is one step beside the nearest float: each operation rounds.
+    """
     while decimal.op in ("neg", "group", "unit"):
         decimal = decimal.args[0]
     nearest = float(abs(value))
-    return math.isfinite(nearest) and repr(nearest) == decimal.text
+    return math.isfinite(nearest) and decimal.text in (
+        repr(nearest),
+        repr(math.nextafter(nearest, 0.0)),
+        repr(math.nextafter(nearest, math.inf)),
+    )
 
 
 def _significant(node: Node) -> int | None:

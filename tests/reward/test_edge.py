@@ -81,7 +81,7 @@ UNEQUAL = [
     (r"x \approx 3.5", r"2\sqrt3"),
     ("x^2-4=0", "0"),
     ("(x-2)(x+2)=0", "0"),
-    ("1.4142135623730953", r"\sqrt2"),
+    ("1.4142135623730954", r"\sqrt2"),
     ("(C) 12", "B"),
     ("(B) 13", "12"),
     ("(B) 12", "(C) 12"),
@@ -143,3 +143,9 @@ def test_a_fraction_is_a_float_only_where_it_has_no_decimal_of_so_many_digits():
     assert equivalent(repr(float(Fraction(22, 7))), r"\frac{22}{7}")
     assert not equivalent("0.30000000000000004", r"\frac{3}{10}")
     assert not equivalent("0.333333333", r"\frac{1}{3}")
+
+
+@pytest.mark.parametrize("times", range(2, 60))
+def test_floats_that_were_multiplied_are_their_value(times):
+    assert equivalent(repr(times * math.pi), rf"{times}\pi")
+    assert not equivalent(repr(times * math.pi * (1 + 4e-14)), rf"{times}\pi")
