@@ -187,7 +187,8 @@ def _only(truth: Any) -> Any:
             found: Any = json.loads(truth)
         except ValueError:
             return truth
-        return _only(cast("list[Any]", found)) if isinstance(found, list) else truth
+        one = isinstance(found, list) and len(cast("list[Any]", found)) == 1
+        return _only(found) if one else truth
     if isinstance(truth, Sequence) and not isinstance(truth, str):
         several = cast("Sequence[Any]", truth)
         return _only(several[0]) if len(several) == 1 else truth
