@@ -30,7 +30,7 @@ def score(
     prefix: Annotated[str, typer.Option(help="Stands before the names of the new columns.")] = "",
 ) -> None:
     """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise."""
-    counts = {"rows": 0, "correct": 0, "without answer": 0, "checks given up": 0}
+    counts = {"rows": 0, "correct": 0, "without answer": 0, "checks given up": 0, "without truth": 0}
 
     def score(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
         return score_row(source, *numbered, timeout_s=timeout_s, prefix=prefix)
@@ -41,20 +41,23 @@ def score(
             while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
                 for result in pool.map(score, chunk):
                     counts["rows"] += 1
-                    counts["correct"] += result[f"{prefix}correct"]
-                    counts["without answer"] += result[f"{prefix}extracted"] is None
+                    judged = result[f"{prefix}correct"] is not None
+                    counts["correct"] += bool(result[f"{prefix}correct"])
+                    counts["without answer"] += judged and result[f"{prefix}extracted"] is None
+                    counts["without truth"] += not judged
                     counts["checks given up"] += result[f"{prefix}check_failed"]
                     yield result
         if not counts["rows"]:
             raise DataError(f"{source}: the file has no rows")
 
     write_jsonl(out, scored())
-    typer.echo(", ".join(f"{value} {name}" for name, value in counts.items()))
+    typer.echo(", ".join(f"{value} {name}" for name, value in counts.items() if value or name != "without truth"))
 
 
 def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float, prefix: str) -> dict[str, Any]:
     """The row with ``NEW_COLUMNS`` added: extracted (null if none), correct, reward, check_failed.
 
+    A row whose answer is empty is told and not judged: the first three are null.
     Raises DataError naming file, line and column, also where the row has one of the new columns.
     """
     if taken := [prefix + column for column in NEW_COLUMNS if prefix + column in row]:
@@ -69,7 +72,8 @@ def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float,
         if not isinstance(value, kinds) or isinstance(value, bool) or value != value:  # noqa: PLR0124  NaN is no answer
             raise DataError(f"{source}, line {line}, column {column}: {value!r:.80} is no {column}")
     if isinstance(row["answer"], str) and not row["answer"].strip():
-        raise DataError(f"{source}, line {line}, column answer: {row['answer']!r:.80} is no answer")
+        typer.echo(f"{source}, line {line}, column answer: it is empty, so the row is not judged", err=True)
+        return row | dict(zip((prefix + column for column in NEW_COLUMNS), (None, None, None, False), strict=True))
     verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, timeout_s=timeout_s)
     values = (
         verdict["answer"] if verdict["has_answer"] else None,

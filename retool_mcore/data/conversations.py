@@ -19,6 +19,7 @@ COLUMNS = ("messages", "conversations")
 OPTION = "--messages names the column of the conversation: a list of {role, content} or of {from, value}"
 ROLES = {
     "system": "system",
+    "developer": "system",
     "human": "user",
     "user": "user",
     "gpt": "assistant",
@@ -67,7 +68,24 @@ def openai_messages(turns: Any) -> Any:
         return turns
     if turns and all("from" in turn and "value" in turn for turn in turns):
         turns = _joined([_of_sharegpt(turn) for turn in turns])
+    turns = [_of_openai(turn) for turn in turns]
     return _results_in_order(turns)
+
+
+def _of_openai(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn with one text for its parts, the one call of ``function_call``, and known roles."""
+    plain = dict(turn)
+    if turn.get("role") == "developer":
+        plain["role"] = "system"
+    content = turn.get("content")
+    if is_tables(content) and all(part.get("type") in ("text", "output_text", "input_text") for part in content):
+        plain["content"] = "\n".join(str(part.get("text", "")) for part in content)
+    if is_table(call := turn.get("function_call")) and not turn.get("tool_calls"):
+        plain.pop("function_call")
+        plain["tool_calls"] = [{"type": "function", "function": dict(call)}]
+    if turn.get("role") == "function":
+        plain["role"] = "tool"
+    return plain
 
 
 def _of_sharegpt(turn: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +138,6 @@ def _results_in_order(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         ids = [call.get("id") for call in calls] if is_tables(calls) else []
         results = ordered[position + 1 : position + 1 + len(ids)]
         by_id = {result.get("tool_call_id"): result for result in results if is_table(result)}
-        if ids and None not in ids and set(by_id) == set(ids):
+        if ids and None not in ids and len(set(ids)) == len(ids) and set(by_id) == set(ids):
             ordered[position + 1 : position + 1 + len(ids)] = [by_id[each] for each in ids]
     return ordered

@@ -2,6 +2,7 @@ r"""Problem and ground truth of a row, in the layouts of public data sets or by 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -71,12 +72,15 @@ LAYOUTS = (
     Columns(("body", "question"), "answer"),  # ASDiv
     Columns(("Body", "Question"), "Answer"),  # SVAMP
     Columns(("question",), "final_answer"),  # OlympiadBench
+    Columns(("question",), "answer_number"),  # MGSM, whose answer is a solution or null
     Columns(("question",), "answer"),  # GSM8K
     Columns(("Question",), "Answer"),  # MAWPS
     Columns(("question",), "result"),  # MAWPS
     Columns(("content",), "answer"),  # CARP
     Columns(("input",), "output"),
     Columns(("input",), "target"),  # MAWPS
+    Columns(("question",), "gt"),  # ToRA
+    Columns(("question",), "golden"),  # cmath
     Columns(("problem",), "solution", box=True),  # MATH, Minerva, NuminaMath-CoT
     Columns(("prompt",), "solution"),  # Big-Math-RL-Verified-Processed; DAPO's has reward_model, too
     Columns(("prompt",), "answer"),
@@ -176,11 +180,27 @@ def _filled(problem: str, numbers: Any) -> str:
     return _PLACE.sub(value, problem)
 
 
+def _only(truth: Any) -> Any:
+    """The one truth of a list of one, itself or as JSON text: ``["7"]``; anything else as it is."""
+    if isinstance(truth, str) and truth.strip()[:2] in ('["', "['"):
+        try:
+            found: Any = json.loads(truth)
+        except ValueError:
+            return truth
+        one = isinstance(found, list) and len(cast("list[Any]", found)) == 1
+        return _only(found) if one else truth
+    if isinstance(truth, Sequence) and not isinstance(truth, str):
+        several = cast("Sequence[Any]", truth)
+        return _only(several[0]) if len(several) == 1 else truth
+    return truth
+
+
 def truth_text(truth: Any, where: str) -> str:
     """A ground truth as text. Numbers are written out: 12345678.0 becomes 12345678.
 
     Raises NoTruth for an empty one, DataError for anything that is neither text nor number.
     """
+    truth = _only(truth)
     if isinstance(truth, float) and math.isfinite(truth):
         truth = int(truth) if truth.is_integer() else repr(truth)
     if isinstance(truth, int) and not isinstance(truth, bool):

@@ -71,20 +71,54 @@ class Atoms(ABC):
     def _primary(self) -> Node: ...
 
     def _decimal(self, token: Token) -> Node:
-        """A number, with its repeating digits if it has any: ``0.1\\overline{6}``."""
-        if self._is(r"\overline", r"\dot") and "." in token.text and self._peek(2).kind == "number":
-            self._take()
-            self._expect("{")
-            digits = self._take().text
-            self._expect("}")
-            if digits.isdigit() and len(digits) < 100:
-                places = len(token.text.partition(".")[2])
-                tail = Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
-                return Node("number", value=Fraction(token.text.rstrip(".")) + tail)
+        """A number, with its repeating digits if it has any: ``0.1\\overline{6}``, ``0.1(6)``."""
+        if (digits := self._repeating(token)) and len(digits) < 100:
+            places = len(token.text.partition(".")[2])
+            tail = Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
+            return Node("number", value=Fraction(token.text.rstrip(".")) + tail)
         return number(token.text)
+
+    def _repeating(self, token: Token) -> str:
+        """Take the digits that repeat: ``0.\\dot36\\dot1``, ``0.1(6)``. "" where none do."""
+        ahead = [self._peek(place) for place in range(3)]
+        texts = [each.text for each in ahead]
+        if "." not in token.text or "e" in token.text.lower():
+            return ""
+        if texts[0] == "(" and texts[2] == ")" and ahead[1].text.isdigit() and all(each.glued for each in ahead):
+            self._at += 3
+            return texts[1]
+        if self._is(r"\overline") and texts[1] == "{" and texts[2].isdigit() and self._peek(3).text == "}":
+            self._at += 4
+            return texts[2]
+        return self._dotted()
+
+    def _dotted(self) -> str:
+        start, digits, dots = self._at, "", 0
+        while dots < 2:
+            if self._skip(r"\dot"):
+                braced = self._skip("{")
+                if not (self.next.kind == "number" and self.next.text.isdigit()):
+                    break
+                said = self._take().text
+                if braced and not (len(said) == 1 and self._skip("}")):
+                    break
+                digits, dots = digits + said[0], dots + 1
+                if len(said) > 1 and dots == 2:
+                    break  # digits behind the last dot
+                digits += said[1:]
+            elif dots and self.next.kind == "number" and self.next.text.isdigit() and self.next.glued:
+                digits += self._take().text
+            else:
+                break
+        if digits and (dots == 2 or len(digits) == 1):
+            return digits
+        self._at = start
+        return ""
 
     def _named(self, letter: str) -> Node:
         """A symbol, with its subscript and primes as part of its name."""
+        if letter == "C" and (chosen := self._chosen()) is not None:
+            return chosen
         said = letter
         while True:
             if self._skip("_"):
@@ -105,6 +139,21 @@ class Atoms(ABC):
         if said in CONSTANTS:
             return Node("constant", text=CONSTANTS[said])
         return name(said)
+
+    def _chosen(self) -> Node | None:
+        """``C_{10}^3``, as the Chinese write a binomial; None where C is a name with an index."""
+        start = self._at
+        try:
+            if self._skip("_"):
+                over = self._group()
+                if self._skip("^"):
+                    under = self._group()
+                    if not over.op == under.op == "number" or over.value >= under.value:
+                        return Node("binomial", (over, under))
+        except Unreadable:
+            pass
+        self._at = start
+        return None
 
     def _raw(self) -> str:
         """The text of a group or token, without spaces and braces: the name of a subscript."""
@@ -135,7 +184,7 @@ class Atoms(ABC):
         if opening == "{":
             node = self.listing(ends=("}",))
             self._expect("}")
-            return node
+            return Node("group", (node,)) if node.op in ("div", "binomial") else node
         if opening == "|":
             self._bars += 1
             node = self.sum()

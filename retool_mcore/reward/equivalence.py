@@ -9,13 +9,25 @@ This runs in a checker process: values of hostile answers may take long.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
+from retool_mcore.reward.choices import same_choice
+from retool_mcore.reward.decimals import printed
 from retool_mcore.reward.node import Node, number
 from retool_mcore.reward.normalise import Normal, equal_numbers, normalise, spelling
+from retool_mcore.reward.points import names
 from retool_mcore.reward.regions import region, same_region
+from retool_mcore.reward.residues import same_rational
 from retool_mcore.reward.units import same_unit
-from retool_mcore.reward.value import NoValue, exact, names, proportional, rounds_to, same_value
+from retool_mcore.reward.value import (
+    NoValue,
+    close_to,
+    exact,
+    proportional,
+    rounds_to,
+    same_value,
+)
 
 MAX_ELEMENTS = 24  # of a set or list without order: each is compared with each
 FLIPPED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
@@ -30,7 +42,7 @@ def equivalent(answer: str, truth: str) -> bool:
     if known is not None:
         return known
     try:
-        return same(_tree(mine), _tree(theirs))
+        return _says(_tree(mine), _tree(theirs)) or same(_tree(mine), _tree(theirs))
     except NoValue:
         return False
 
@@ -46,7 +58,9 @@ def told_at_once(answer: Normal, truth: Normal) -> bool | None:
     """Whether two answers are equal, where that takes no values of expressions; else None."""
     if not answer.text or not truth.text:
         return False
-    if answer.text == truth.text:
+    if answer.label or truth.label:
+        return _told_labels(answer, truth)
+    if answer.text == truth.text or _same_choices(answer, truth):
         return True
     if answer.words is not None or truth.words is not None:
         return answer.words == truth.words
@@ -54,9 +68,36 @@ def told_at_once(answer: Normal, truth: Normal) -> bool | None:
         return spelling(answer.text) == spelling(truth.text)
     if answer.number is not None and truth.number is not None:
         units = [normal.tree.text if normal.tree and normal.tree.op == "unit" else "" for normal in (answer, truth)]
-        return equal_numbers(answer, truth) and same_unit(*units)
+        return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
     mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
     return None if mine is None or theirs is None else mine == theirs
+
+
+def _same_choices(answer: Normal, truth: Normal) -> bool:
+    """Whether both are the same letters, one of which can only be a choice: ``(g)`` and G."""
+    if answer.words is None and truth.words is None:
+        return False
+    said = [each.words if each.words and len(each.words) == 1 else each.text for each in (answer, truth)]
+    return same_choice(*said)
+
+
+def _told_labels(answer: Normal, truth: Normal) -> bool | None:
+    """``(B) 12`` is B, and it is 12; another ``(B) 12`` has both."""
+    if answer.label and truth.label:
+        behind = told_at_once(replace(answer, label=""), replace(truth, label=""))
+        return behind if answer.label == truth.label else False
+    labelled, other = (answer, truth) if answer.label else (truth, answer)
+    if len(other.text) == 1 and other.text.isalpha():
+        return other.text.upper() == labelled.label
+    return told_at_once(replace(answer, label=""), replace(truth, label=""))
+
+
+def _printed(answer: Normal, truth: Normal) -> bool:
+    """Whether one is a float as Python prints it and the other the fraction that it stands for."""
+    for decimal, other in ((answer, truth), (truth, answer)):
+        if "." not in other.text and decimal.number and other.number and decimal.number * other.number > 0:
+            return printed(decimal.text.lstrip("+-"), other.number)
+    return False
 
 
 def _numbers(node: Node | None) -> tuple[str, tuple[Fraction, ...]] | None:
@@ -124,7 +165,9 @@ def _same_measured(a: Node, b: Node) -> bool:
 def _same_expressions(a: Node, b: Node) -> bool:
     known = exact(a), exact(b)
     if known[0] is not None and known[1] is not None:
-        return known[0] == known[1]
+        return known[0] == known[1] or printed(a.text, known[1]) or printed(b.text, known[0])
+    if (told := same_rational(a, b)) is not None:
+        return told
     try:
         if same_value(a, b):
             return True
@@ -251,10 +294,22 @@ def _same_relations(a: Node, b: Node) -> bool:
             return True
         if first.text in ("=", r"\ne", r"\parallel", r"\perp") and all(map(_told_same, first.args, second.args[::-1])):
             return True
+    if set(first.text.split()) == {":"} == set(second.text.split()):
+        return _same_ratio(first, second)
     named = _named_value(a), _named_value(b)
     if named[0] and named[1] and (len(a.args) > 2 or len(b.args) > 2):
         return same(named[0][0], named[1][0]) and same(named[0][1], named[1][1])
     return _same_difference(first, second)
+
+
+def _same_ratio(a: Node, b: Node) -> bool:
+    """3:4 is 6:8, and 1:2:3 is 2:4:6."""
+    if len(a.args) != len(b.args):
+        return False
+    return all(
+        same(Node("mul", (x, b.args[0])), Node("mul", (y, a.args[0])))
+        for x, y in zip(a.args[1:], b.args[1:], strict=True)
+    )
 
 
 def _same_difference(a: Node, b: Node) -> bool:
@@ -280,20 +335,53 @@ def _directed(relation: Node) -> Node:
     return relation
 
 
-def _is_value_of(relation: Node, value: Node) -> bool:
-    """``x = 5`` and ``2 + 3 = 5`` say 5; ``x^2 - 4 = 0`` does not say 0."""
+def _says(answer: Node, truth: Node) -> bool:
+    """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
+    if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
+        return False
+    return _is_value_of(answer, truth, loose=True)
+
+
+def _is_value_of(relation: Node, value: Node, *, loose: bool = False) -> bool:
+    """``x = 5`` and ``2 + 3 = 5`` say 5; ``x^2 - 4 = 0`` does not say 0.
+
+    ``loose``: so does any left side in letters that has no constant term. Decimals behind a sign of
+    approximation must be close to what they stand for.
+    """
     signs = relation.text.split()
     if signs == [r"\in"] and relation.args[0].op in ("name", "tuple"):
         return same(relation.args[1], value)
-    if set(signs) - {"=", r"\approx"} or (signs[-1] == r"\approx" and len(signs) == 1):
+    if set(signs) - {"=", r"\approx"}:
         return False
-    first, last = relation.args[0], relation.args[-1]
-    if signs[-1] == r"\approx":
-        last = relation.args[signs.index(r"\approx")]
-    if signs[-1] == "=" and not all(_told_same(each, last) for each in relation.args[1:-1]):
+    cut = signs.index(r"\approx") if r"\approx" in signs else len(signs)
+    exactly, roughly = relation.args[: cut + 1], relation.args[cut + 1 :]
+    first, last = exactly[0], exactly[-1]
+    if cut == 0 and names(first):
+        return _is_name(first) and len(roughly) == 1 and same(roughly[0], value)
+    if not all(_told_same(each, last) for each in exactly[1:-1]) or not all(_close(last, each) for each in roughly):
         return False
     if _is_name(first) or first.op == "tuple":
         return same(last, value)
-    if names(first) or first.op in FORMS or last.op in FORMS:
+    if first.op in FORMS or last.op in FORMS:
         return False
+    if names(first):
+        return loose and not names(last) and not has_constant_term(first) and same(last, value)
     return same(first, last) and same(last, value)
+
+
+def _close(value: Node, decimal: Node) -> bool:
+    try:
+        return close_to(value, decimal)
+    except NoValue:
+        return False
+
+
+def has_constant_term(node: Node) -> bool:
+    """Whether a sum, multiplied out, has a number among its terms: ``(x-2)(x+2)`` has -4."""
+    if node.op == "add":
+        return any(map(has_constant_term, node.args))
+    if node.op in ("mul", "div"):
+        return all(map(has_constant_term, node.args))
+    if node.op in ("neg", "group", "pow"):
+        return has_constant_term(node.args[0])
+    return not names(node)

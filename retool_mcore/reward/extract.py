@@ -11,6 +11,10 @@ from __future__ import annotations
 import re
 
 OUTPUT_ENDS = ("</tool_response>", "</interpreter>")
+# A tag between backticks is only spoken of: `<code>`.
+_QUOTED = re.compile(r"`</?(?:tool_call|tool_response|code|interpreter)>`")
+# A line of an interpreter's session with what it printed, up to an empty line.
+_SESSION = re.compile(r"^[ \t]*>>>[^\n]*+(?:\n(?![ \t]*(?:\n|```|\Z))[^\n]*+)*+", re.MULTILINE)
 # Blocks that are not answer text; a block that the budget cut off extends to the end.
 _TAG = re.compile(r"<(?P<end>/)?(?P<block>tool_call|tool_response|code|interpreter)>")
 # Code in markdown, which models write without a tool, and what they then say that it printed; a box
@@ -21,7 +25,7 @@ _FENCED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\boxed\s*\{|\\boxed[ \t]++-?\d++(?:[.,]\d++)*+|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(response: str) -> str | None:
@@ -35,6 +39,7 @@ def model_text(response: str) -> str:
     The response may be decoded with or without control tokens. A call or output block without an
     end is left out too.
     """
+    response = _QUOTED.sub("` `", response)
     start = max(response.rfind(end) + len(end) if end in response else 0 for end in OUTPUT_ENDS)
     return _own_words(response[start:])
 
@@ -45,6 +50,7 @@ def _own_words(text: str) -> str:
     What stands before the end of an output that has no beginning may be output: it is left out.
     """
     words: list[str] = []
+    text = _QUOTED.sub("` `", text)
     block, depth, start = "", 0, 0
     for tag in _TAG.finditer(text):
         name, ends = tag["block"], tag["end"] is not None
@@ -59,7 +65,7 @@ def _own_words(text: str) -> str:
             start = tag.end()
     if not depth:
         words.append(text[start:])
-    return _FENCED.sub(" ", " ".join(words))
+    return _SESSION.sub(" ", _FENCED.sub(" ", " ".join(words)))
 
 
 def last_answer(text: str) -> str | None:
@@ -96,6 +102,9 @@ def _boxes(text: str) -> list[tuple[int, int]]:
                 while found and found[-1][0] > start:
                     found.pop()  # drop boxes inside this one
                 found.append((start, match.start()))
+        elif token.startswith("\\boxed") and not token.endswith("{"):
+            start = match.start() + len("\\boxed")  # \boxed 34, as TeX takes it
+            found.append((start + len(token[6:]) - len(token[6:].lstrip()), match.end()))
         elif token.startswith("\\boxed"):
             open_braces.append(match.end())
     return found

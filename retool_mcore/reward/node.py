@@ -9,7 +9,7 @@ from retool_mcore.reward.tokens import Unreadable
 
 MAX_DEPTH = 60  # of nested groups; answers have fewer than ten
 MAX_TREE_DEPTH = 80  # of a tree, where a chain of signs such as !!! counts too
-MAX_DIGITS = 400  # of a number that is compared exactly
+MAX_DIGITS = 2000  # of a number that is compared exactly
 MAX_POWER_OF_TEN = 999
 _ZERO = Fraction(0)
 

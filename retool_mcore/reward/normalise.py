@@ -8,17 +8,19 @@ of the checkers' limits.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
+from retool_mcore.reward.choices import label
+from retool_mcore.reward.fold import folded, unquoted
 from retool_mcore.reward.node import Node
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
 from retool_mcore.reward.value import exact
 
 MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
-MAX_EXACT_DIGITS = 400
+MAX_EXACT_DIGITS = 2000
 MAX_WORDS = 6  # of a truth that is words
 NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted", "notfound"}
 
@@ -34,6 +36,8 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
+_COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 _CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Z])[.):]")
 
 
@@ -43,7 +47,8 @@ class Normal:
 
     ``number`` is its value if it is rational and ``percent`` says that a percent sign stood behind
     it; ``tree`` its reading as mathematics, ``words`` its words without case. Where all three are
-    None, ``problem`` says why it cannot be read.
+    None, ``problem`` says why it cannot be read. ``label`` is the letter of a choice before it:
+    ``(B) 12``.
     """
 
     text: str
@@ -52,12 +57,18 @@ class Normal:
     tree: Node | None = None
     words: str | None = None
     problem: str = ""
+    label: str = ""
 
 
 @lru_cache(maxsize=4096)
 def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
-    text = _joined(_unwrapped(answer)).rstrip(".,; ")
+    text = _joined(_unwrapped(folded(answer))).rstrip(".,; ")
+    letter, rest = label(text)
+    return replace(_read(_joined(_unwrapped(rest)).rstrip(".,; ")), label=letter) if letter else _read(text)
+
+
+def _read(text: str) -> Normal:
     number = plain_number(text)
     if number is not None:
         return Normal(text, number=number)
@@ -94,7 +105,7 @@ def spelling(text: str) -> str:
     if len(text) > MAX_ANSWER_CHARS:
         return text
     try:
-        found = tokens(text)
+        found = tokens(_COLUMNS.sub(r"\\begin{array}", _prose(text)))
     except Unreadable:
         return text
     said: list[str] = []
@@ -109,6 +120,12 @@ def spelling(text: str) -> str:
             text = " " + text
         said.append(text)
     return "".join(said)
+
+
+def _prose(text: str) -> str:
+    """A text with words without their case. Letters that stand alone are names and keep it."""
+    words = _PROSE.findall(text)
+    return _PROSE.sub(lambda match: match[0].lower(), text) if len(words) > 2 else text
 
 
 def judgeable(truth: str) -> str | None:
@@ -162,7 +179,7 @@ def equal_numbers(answer: Normal, truth: Normal) -> bool:
 def _unwrapped(text: str) -> str:
     """Without delimiters, boxes, text commands around all of it, and a full stop behind it."""
     while True:
-        before, text = text, text.strip().rstrip(",;.").rstrip()
+        before, text = text, unquoted(text.strip()).rstrip(",;.").rstrip()
         if text.endswith("\\") and not text.endswith("\\\\"):
             text = text[:-1].rstrip()  # half of a "\\ "
         for opening, closing in _DELIMITERS:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from retool_mcore.reward.atoms import END, Atoms
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Node, nary, number
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
-from retool_mcore.reward.units import SCALES, unit_at
+from retool_mcore.reward.units import CHINESE_SCALES, SCALES, unit_at
 
 RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv", r"\to", ":", r"\parallel", r"\perp",
              r"\notin", r"\sim", r"\cong", r"\subset", r"\subseteq", r"\propto")  # fmt: skip
+BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+         "eleven": 11, "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "hex": 16}  # fmt: skip
 _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
 
 
@@ -105,11 +107,19 @@ class _Reader(Atoms):
             node = Node("mod", (node, self.sum()))
             if braced and not (self._skip(")") or self._skip("}")):
                 raise Unreadable("the modulus has no end")
+        if self._is(r"\over", r"\choose"):
+            op = "div" if self._take().text == r"\over" else "binomial"
+            node = Node(op, (node, self.sum()))
         return self._unit(node) if units else node
 
     def _unit(self, node: Node) -> Node:
         while self.next.kind in ("word", "text"):
             word, _, rest = self.next.text.partition(" ")
+            if word[:1] in CHINESE_SCALES:
+                node = Node("mul", (node, number(CHINESE_SCALES[word[0]])))
+                self._tokens[self._at] = Token("text", word[1:], True)
+                self._at += not word[1:]
+                continue
             if word.lower() not in SCALES:
                 break
             node = Node("mul", (node, number(SCALES[word.lower()])))
@@ -132,15 +142,35 @@ class _Reader(Atoms):
                     parts.append(self._factor())
                 else:
                     parts = [Node("div", (nary("mul", parts), self._factor()))]
-            elif self._starts_factor():
+            elif self._is(r"\frac") and unit_at(self._tokens, self._at)[0]:
+                return nary("mul", parts)
+            elif self._starts_factor() or self._spelt_by_letters(parts):
                 self._juxtapose(parts)
             else:
                 return nary("mul", parts)
+
+    def _spelt_by_letters(self, parts: list[Node]) -> bool:
+        """Letters that also spell a unit, such as ``cm`` in ``3a^2cm`` and ``3cm\\pi``: a product.
+
+        They are when they are glued to a name, or when the product goes on behind them.
+        """
+        token = self.next
+        if token.kind != "word" or len(token.text) > 3 or not token.glued:
+            return False
+        end, here = unit_at(self._tokens, self._at)[1], self._at
+        self._at = end
+        goes_on = end > here and self._starts_factor()
+        self._at = here
+        if not (goes_on or any(map(_holds_name, parts))):
+            return False
+        self._tokens[here : here + 1] = [Token("letter", letter, True) for letter in token.text]
+        return True
 
     def _juxtapose(self, parts: list[Node]) -> None:
         """A product without a sign; a whole number before a proper fraction is a mixed number."""
         last = parts[-1]
         whole = last.args[0] if last.op == "neg" else last
+        glued = self.next.glued
         is_fraction, beside = self._is(r"\frac"), whole.op == "number" and self.next.kind == "number"
         right = self._factor()
         if whole.op == "number" and whole.text.isdigit() and len(parts) == 1:
@@ -155,8 +185,8 @@ class _Reader(Atoms):
                 return
             if is_fraction and right.op == "div" and all(part.text.isdigit() for part in right.args):
                 raise Unreadable("a whole number before a fraction above 1 is neither a product nor mixed")
-        if beside:
-            raise Unreadable("two numbers stand side by side")
+        if beside or (last.op == "name" and right.op == "number" and glued):
+            raise Unreadable("two numbers, or a name and a number, stand side by side")
         parts.append(right)
 
     def _starts_factor(self) -> bool:
@@ -232,26 +262,47 @@ class _Reader(Atoms):
                 node = Node("factorial", (node,))
             elif self._skip(r"\degree"):
                 node = Node("degree", (node,))
-            elif node.op == "number" and self._is("_"):
-                node = self._based(node)
+            elif self._is("_") and (said := _digits_of(node)):
+                node = self._based(said)
             else:
                 return node
 
-    def _based(self, node: Node) -> Node:
-        """``1011_2``: digits in a base."""
+    def _based(self, said: str) -> Node:
+        """``1011_2``, ``(1011)_2``, ``1011_{\\text{two}}``, ``1A_{16}``: digits in a base."""
         self._take()
         braced = self._skip("{")
         while braced and (self._skip("(") or self._skip(")")):
             pass
-        token = self._take()
-        if token.kind != "number" or not token.text.isdigit() or not 2 <= int(token.text[:3]) <= 36:
+        base = self._base()
+        if not 2 <= base <= 36:
             raise Unreadable("the base of a number is no number from 2 to 36")
         if braced:
             self._skip(")")
             self._expect("}")
-        if not node.text.isdigit() or any(int(digit) >= int(token.text) for digit in node.text):
-            raise Unreadable(f"{node.text!r:.40} is no number of base {token.text}")
-        return number(int(node.text, int(token.text)))
+        try:
+            return Node("group", (number(int(said, base)),))
+        except ValueError as error:
+            raise Unreadable(f"{said!r:.40} is no number of base {base}") from error
+
+    def _base(self) -> int:
+        token = self._take()
+        if token.kind == "number" and token.text.isdigit():
+            return int(token.text[:3])
+        said = token.text.lower()
+        while self.next.kind == "letter" and self.next.glued and token.kind == "letter":
+            said += self._take().text.lower()
+        return BASES.get(said, 0)
+
+    def _named_by_words(self, token: Token) -> Node | None:
+        """``\\text{Area} = 33``: words before the first sign of equality are a name."""
+        words, ahead = [token.text], 0
+        while self._peek(ahead).kind in ("word", "text", "letter"):
+            words.append(self._peek(ahead).text)
+            ahead += 1
+        if self._peek(ahead).text not in ("=", r"\approx") or len(words) > 4 or self._at + ahead > len(words):
+            return None
+        self._at += ahead
+        return Node("name", text=" ".join(words).casefold())
 
     def _primary(self) -> Node:
         self._depth += 1
@@ -264,6 +315,10 @@ class _Reader(Atoms):
     def _read_primary(self) -> Node:
         token = self._take()
         if token.kind == "number":
+            if token.text[-1].isalpha() or (
+                not token.text.replace(".", "").isdigit() and "e" not in token.text.lower()
+            ):
+                return Node("digits", text=token.text)
             return self._decimal(token)
         if token.kind == "letter":
             return self._named(token.text)
@@ -271,11 +326,26 @@ class _Reader(Atoms):
             return self._enclosed(token.text)
         if token.kind == "command":
             return self._command(token.text)
+        if token.kind in ("text", "word") and (named := self._named_by_words(token)):
+            return named
+        if token.kind == "word" and len(token.text) < 4:
+            return nary("mul", [self._named(letter) for letter in token.text])
         if token.kind == "text" and token.text.isalpha() and token.text.isascii() and len(token.text) < 3:
             return nary("mul", [self._named(letter) for letter in token.text])
         if token.kind == "text" and token.text and (self._is("=", "_") or self._at > 1):
             raise Unreadable(f"the words {token.text!r:.60} stand inside it")
         raise Unreadable(f"the words {token.text!r:.60} are no mathematics" if token.text else "it breaks off")
+
+
+def _holds_name(node: Node) -> bool:
+    return node.op == "name" or any(map(_holds_name, node.args))
+
+
+def _digits_of(node: Node) -> str:
+    """The digits of a number that a base may follow, as written; "" for anything else."""
+    if node.op == "group" and node.args[0].op in ("number", "digits"):
+        node = node.args[0]
+    return node.text if node.op == "digits" or (node.op == "number" and node.text.isdigit()) else ""
 
 
 def _too_deep(node: Node) -> bool:

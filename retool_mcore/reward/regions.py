@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from retool_mcore.reward.node import Node
-from retool_mcore.reward.value import NoValue, constant, names
+from retool_mcore.reward.points import names
+from retool_mcore.reward.value import NoValue, constant
 
 # Low end, is it in, high end, is it in. Infinite ends are floats and never in.
 Interval = tuple[Any, bool, Any, bool]

@@ -29,11 +29,14 @@ class Token:
 _TOKEN = re.compile(
     r"(?P<space>\s+|~|\\[ ,;:!>]|\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![a-zA-Z])|&nbsp;"
     r"|\\(?:left|right|[bB]ig+[lr]?)(?![a-zA-Z])\s*+\.?)"
+    r"|(?P<digits>\d[\dA-F]*+(?<=[A-F\d])(?=\)?_\{?\(?1[1-6](?!\d)))"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
     r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|mathcal|mbox|hbox|operatorname\*?|bold"
     r"|boldsymbol|bm|textup)\s*+(?=\{|[A-Za-z])"
+    r"|(?P<row>\\\\\s*+\[\s*+-?[\d.]{1,6}\s*+[a-z]{2}\s*+\])"
     r"|(?P<command>\\(?:[a-zA-Z]++|.))"
     r"|(?P<letters>[a-zA-Z]++)"
+    r"|(?P<words>[\u4e00-\u9fff]++)"
     r"|(?P<sign>\*\*|<=|>=|!=|.)",
     re.DOTALL,
 )
@@ -83,6 +86,10 @@ WORDS = {
 }  # fmt: skip
 
 
+# A function of several values has a bracket behind it; letters without one are a product.
+BRACKETED = ("abs", "max", "gcd", "lcm", "det")
+
+
 def tokens(text: str) -> list[Token]:
     """The tokens of an answer. Raises Unreadable for braces that do not match in a text command."""
     text = _METER.sub(r"\\text{m}", text)
@@ -100,10 +107,14 @@ def tokens(text: str) -> list[Token]:
         if kind == "text":
             content, position = _argument(text, position)
             found.append(_text(match["text"], content, glued))
-        elif kind == "number":
+        elif kind in ("number", "digits"):
             found.append(Token("number", said, glued))
+        elif kind == "words":
+            found.append(Token("text", said, glued))
         elif kind == "letters":
-            found.extend(_letters(said, glued))
+            found.extend(_letters(said, glued, text[position : position + 1]))
+        elif kind == "row":
+            found.append(Token("command", "\\\\", glued))
         elif kind == "command":
             said = _COMMANDS.get(said, said)
             if said:
@@ -114,9 +125,9 @@ def tokens(text: str) -> list[Token]:
     return found
 
 
-def _letters(run: str, glued: bool) -> list[Token]:
+def _letters(run: str, glued: bool, following: str) -> list[Token]:
     lower = run if run in WORDS else run.lower()
-    if lower in WORDS:
+    if lower in WORDS and (lower not in BRACKETED or following in tuple("(|{[ _")):
         return [Token("command", WORDS[lower], glued)]
     if len(run) > 3 or run in UNITS or run in ("or", "and"):
         return [Token("word", run, glued)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from retool_mcore.reward.tokens import UNITS, Token
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+CHINESE_SCALES = {"万": 10**4, "亿": 10**8}
 # Units that are written as text or in roman type, where single letters are no names.
 _MARKED = {
     "m": "meter", "meters": "meter", "s": "second", "g": "gram", "h": "hr", "in": "inch", "min": "minute", "L": "ml",
     "l": "liter", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "C": "coulomb", "A": "ampere",
-    "T": "tesla",
+    "T": "tesla", "yuan": "yuan",
     "sec": "second", "cm": "cm", "nm": "nm",
 } | UNITS  # fmt: skip
 _MARKED["L"] = "liter"
@@ -38,12 +39,39 @@ _CLAUSES = (
 )
 
 
+# Words that change a value or deny it: what holds one of them is no unit.
+_TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
+_ONES = "zero one two three four five six seven eight nine eleven twelve thirteen fourteen fifteen sixteen nineteen"
+_ORDINALS = (
+    "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths eighth "
+    "eighths ninth ninths tenth tenths eleventh elevenths twelfth twelfths twentieth twentieths sixteenths hundredth "
+    "hundredths thousandth thousandths millionth millionths"
+)
+_CHANGING = set(
+    f"{_TENS} {_ONES} {_ORDINALS} squared cubed plus minus divided multiplied factorial choose modulo base power "
+    "raised root doubled tripled halved halve double triple twice thrice reciprocal inverse inverted negative negated "
+    "opposite repeating recurring binary octal decimal hexadecimal hundred thousand million billion trillion incorrect "
+    "wrong false never none neither nor except without invalid impossible undefined infinite infinity unknown cannot "
+    "approximately roughly almost nearly maybe perhaps possibly probably least most over under more less fewer than "
+    "greater above below between only but else instead unless incorrectly correct right true equals equal then thus "
+    "hence therefore answer guess error by".split()
+)
+# What stands behind a value in Chinese: units by name, and words that count things.
+_CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "gram",
+            "千克": "kg", "公斤": "kg", "毫克": "mg", "吨": "ton", "升": "liter", "毫升": "ml", "秒": "second",
+            "分": "minute", "分钟": "minute", "时": "hr", "小时": "hr", "天": "day", "日": "day", "周": "week",
+            "月": "month", "个月": "month", "年": "year", "元": "yuan", "度": "degree"}  # fmt: skip
+_COUNTED = set("个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍")
+
+
 def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:
     """The unit that starts at a token and where it ends; None where none starts.
 
     It reads ``cm^2``, ``km / hour``, ``\\text{ m}``, ``\\mathrm{~kg} \\cdot \\mathrm{m}^2``.
     Of words that are no known unit the name is "?" and these words.
     """
+    if (ratio := _ratio(tokens, start)) is not None:
+        return ratio
     parts: list[str] = []
     position, joined = start, ""
     while position < len(tokens):
@@ -67,6 +95,24 @@ def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:
     return ("?" + " ".join(unknown) if unknown else _joined(parts)), position
 
 
+def _ratio(tokens: list[Token], start: int) -> tuple[str, int] | None:
+    """``\\frac{\\text{m}}{\\text{s}}`` behind a value: metres per second."""
+    if start >= len(tokens) or tokens[start].text != r"\frac":
+        return None
+    names: list[str] = []
+    at = start + 1
+    for _ in range(2):
+        if at >= len(tokens) or tokens[at].text != "{":
+            return None
+        named, end = unit_at(tokens, at + 1)
+        if named is None or named.startswith("?") or end >= len(tokens) or tokens[end].text != "}":
+            return None
+        names.append(named)
+        at = end + 1
+    under = " ".join(f"/ {part}" for part in names[1].split())
+    return _joined([names[0], under]), at
+
+
 def same_unit(first: str, second: str) -> bool:
     """Whether two units may stand for one another: equal, or one of them missing or unknown.
 
@@ -87,15 +133,20 @@ def _named(tokens: list[Token], position: int) -> str | None:
         lower = token.text.lower()
         if token.text in UNITS and lower not in SCALES:
             return UNITS[token.text]
-        noun = len(lower) > 3 and not token.glued and VOWELS & set(lower) and lower not in (*SCALES, *_CLAUSES)
+        noun = (
+            len(lower) > 3 and not token.glued and VOWELS & set(lower) and lower not in (*SCALES, *_CLAUSES, *_CHANGING)
+        )
         return "?" + lower.removesuffix("s") if noun else None
     if token.kind == "command" and token.text in (r"\min", r"\sec") and position and following not in ("(", "{", "^"):
         return {r"\min": "minute", r"\sec": "second"}[token.text] if _ends(tokens, position + 1) else None
     if token.kind != "text" or token.text.lower().strip(" ,.") in _SEPARATORS:
         return None
+    if "\u4e00" <= token.text[0] <= "\u9fff":
+        return _chinese(token.text)
     words = token.text.strip(" .").split()
     if (
         not words
+        or _changes(words)
         or any(word.lower().strip(",") in _CLAUSES for word in words)
         or any(c in token.text for c in "=<>\\$")
     ):
@@ -104,6 +155,26 @@ def _named(tokens: list[Token], position: int) -> str | None:
     if None in known:
         return "?" + " ".join(word.lower().strip("().,").removesuffix("s") for word in words)
     return " ".join(word for word in known if word)
+
+
+def _changes(words: list[str]) -> bool:
+    """Whether words say more than a unit: numbers, a list, a word that changes the value."""
+    plain = [word.lower().strip("().,;:!?") for word in words]
+    listed = any("," in word[:-1] or word in (",", ";") for word in words) or words[0][0] in ",;"
+    numbers = any(any(map(str.isdigit, word)) and "^" not in word for word in plain)
+    return listed or numbers or any(word in _CHANGING for word in plain)
+
+
+def _chinese(text: str) -> str | None:
+    """A unit in Chinese, such as square metres or metres per second; None for any other text."""
+    power = {"平方": "^2", "立方": "^3"}.get(text[:2], "")
+    base = text[2:] if power else text
+    if base in _CHINESE:
+        return _CHINESE[base] + power
+    over, per, under = base.replace("每", "/").partition("/")
+    if per and over in _CHINESE and under in _CHINESE:
+        return f"{_CHINESE[over]}/{_CHINESE[under]}"
+    return "?" + text if set(text) <= _COUNTED else None
 
 
 def _ends(tokens: list[Token], position: int) -> bool:

@@ -11,8 +11,8 @@ digits grow; there is no absolute tolerance, so 1/20! and 1/21! differ.
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -20,13 +20,16 @@ from typing import Any
 import mpmath
 from mpmath.ctx_mp import MPContext
 
+from retool_mcore.reward.decimals import DECIMAL, PRINTED_DIGITS
 from retool_mcore.reward.node import Node
+from retool_mcore.reward.points import folds, names, points, steps
 
 MAX_BITS = 4000  # of an exact number
 MAX_EXPONENT = 10**6  # base-2 exponent of a value; greater ones are compared as text only
-SAME = 1e-25  # relative
+SAME = mpmath.mpf("1e-60")  # relative
 ROUNDED_DIGITS = 6  # a decimal with so many digits equals an irrational value that rounds to it
-_DIGITS = (40, 80)
+_DIGITS = (50, 120)
+_MORE_DIGITS = 2500  # the most that huge exact parts of a value without symbols add to them
 
 
 class NoValue(Exception):
@@ -88,14 +91,6 @@ def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
-def names(node: Node) -> frozenset[str]:
-    """The symbols of an expression."""
-    found = {node.text} if node.op == "name" else set[str]()
-    for each in node.args:
-        found |= names(each)
-    return frozenset(found)
-
-
 def same_value(a: Node, b: Node) -> bool:
     """Whether two expressions have the same value wherever they have one.
 
@@ -106,8 +101,9 @@ def same_value(a: Node, b: Node) -> bool:
 
 def _all_same(a: Node, b: Node, ten: bool) -> bool:
     agreed = 0
-    for coarse, fine in _values(a, b, ten):
-        if not _close(coarse, fine):
+    more = 0 if names(a) | names(b) else min(_MORE_DIGITS, _hidden_digits(a) + _hidden_digits(b))
+    for coarse, fine in _values(a, b, ten, more):
+        if not _close(coarse, fine, mpmath.mpf(10) ** -more):
             return False
         agreed += 1
     if agreed < (2 if names(a) | names(b) else 1):
@@ -147,8 +143,47 @@ def rounds_to(decimal: Node, node: Node) -> bool:
     value = constant(node)
     if value.imag or not value.real or not -MAX_EXPONENT < mpmath.log(abs(value.real), 10) < MAX_EXPONENT:
         return False
-    unit = mpmath.mpf(10) ** (int(mpmath.floor(mpmath.log10(abs(value.real)))) + 1 - digits)
-    return bool(abs(value.real - mpmath.mpf(known.numerator) / known.denominator) <= unit * mpmath.mpf("0.5000001"))
+    if digits >= PRINTED_DIGITS and _nearest_float(decimal, value.real):
+        return True
+    slack = Fraction(1 if digits >= PRINTED_DIGITS else "0.5000001")
+    unit = Fraction(10) ** (int(mpmath.floor(mpmath.log10(abs(value.real)))) + 1 - digits)
+    return abs(_fraction(value.real) - known) <= unit * slack
+
+
+def close_to(node: Node, decimal: Node) -> bool:
+    """Whether a number is within one unit of the last digit of a decimal or whole number."""
+    written = decimal.args[0] if decimal.op in ("neg", "group", "unit") else decimal
+    digits = DECIMAL.fullmatch(written.text) or re.fullmatch(r"(\d+)()()", written.text)
+    known = exact(decimal)
+    if written.op != "number" or digits is None or known is None or names(node):
+        return False
+    value = constant(node)
+    return not value.imag and abs(_fraction(value.real) - known) <= Fraction(10) ** (
+        int(digits[3] or 0) - len(digits[2])
+    )
+
+
+def _fraction(value: Any) -> Fraction:
+    """The exact value of a number of mpmath."""
+    sign, mantissa, exponent = value._mpf_[:3]
+    if abs(exponent) > MAX_EXPONENT // 10:
+        raise NoValue
+    return Fraction(-int(mantissa) if sign else int(mantissa)) * Fraction(2) ** int(exponent)
+
+
+def _nearest_float(decimal: Node, value: Any) -> bool:
+    """Whether a decimal is the float nearest to the value, or one beside it, as Python prints it.
+
+    31 * math.pi is one step beside the nearest float: each operation rounds.
+    """
+    while decimal.op in ("neg", "group", "unit"):
+        decimal = decimal.args[0]
+    nearest = float(abs(value))
+    return math.isfinite(nearest) and decimal.text in (
+        repr(nearest),
+        repr(math.nextafter(nearest, 0.0)),
+        repr(math.nextafter(nearest, math.inf)),
+    )
 
 
 def _significant(node: Node) -> int | None:
@@ -169,24 +204,26 @@ def _has_log(node: Node) -> bool:
     return (node.op == "function" and node.text == "log") or any(map(_has_log, node.args))
 
 
-def _close(coarse: tuple[Any, Any], fine: tuple[Any, Any]) -> bool:
+def _close(coarse: tuple[Any, Any], fine: tuple[Any, Any], times: Any) -> bool:
     x, y = fine
     difference = abs(x - y)
-    if difference <= SAME * max(abs(x), abs(y)):
+    if difference <= SAME * times * max(abs(x), abs(y)):
         return True
     # Both may be zero but for rounding errors, which then shrink with the digits.
-    return bool(difference <= 1e-20 * abs(coarse[0] - coarse[1])) and bool(max(abs(x), abs(y)) < 1e-35)
+    return bool(difference <= 1e-40 * abs(coarse[0] - coarse[1])) and bool(max(abs(x), abs(y)) < 1e-45 * times)
 
 
-def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
+def _values(a: Node, b: Node, ten: bool, more: int = 0) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
     """Values of both at each point where they have some, at few and at many digits.
 
     With negative values of symbols only what stays real counts: sqrt(ab) is sqrt(a) sqrt(b) for
     the quantities that answers are about, and sqrt(x^2) is x for no negative x.
     """
-    for point, signed in _points(tuple(sorted(names(a) | names(b))), _steps(a) or _steps(b)):
+    symbols = tuple(sorted(names(a) | names(b)))
+    both = bool(symbols) and (folds(a) or folds(b))
+    for point, signed in points(symbols, steps(a) or steps(b), both):
         try:
-            coarse, fine = (_Evaluator(digits, point, ten) for digits in _DIGITS)
+            coarse, fine = (_Evaluator(digits + more, point, ten) for digits in _DIGITS)
             values = (coarse.value(a), coarse.value(b)), (fine.value(a), fine.value(b))
         except (NoValue, ArithmeticError, ValueError, TypeError):
             continue
@@ -194,33 +231,16 @@ def _values(a: Node, b: Node, ten: bool) -> Iterator[tuple[tuple[Any, Any], tupl
             yield values
 
 
+def _hidden_digits(node: Node) -> int:
+    """Digits of the huge exact parts of a value, in hundreds: they hide what stands beside them."""
+    known = exact(node)
+    if known is None:
+        return min(_MORE_DIGITS, sum(map(_hidden_digits, node.args)))
+    bits = _bits(known)
+    return (bits * 301 // 100_000 + 1) * 100 if bits > 60 else 0
+
+
 @lru_cache(maxsize=64)
-def _points(symbols: tuple[str, ...], steps: bool) -> list[tuple[dict[str, str], bool]]:
-    """Values of the symbols, as decimals, and whether some are negative.
-
-    ``steps``: many more, whole and large ones, since a step function is the same between its steps.
-    """
-    if not symbols:
-        return [({}, False)]
-    points: list[tuple[dict[str, str], bool]] = []
-    for index, (low, high) in enumerate(((0.05, 0.95), (0.3, 3.0), (1.1, 7.0), (-3.0, 3.0), (-4.0, -0.3), (-0.9, 0.9))):
-        draw = random.Random(f"{index}{len(symbols)}")
-        values = {symbol: f"{draw.uniform(low, high):.15f}{draw.randrange(10**12)}" for symbol in symbols}
-        points.append((values, low < 0))
-    for index in range(60 if steps else 0):
-        draw = random.Random(f"{index}steps{len(symbols)}")
-        high = 10 ** (2 + index % 4)
-        points.append(({symbol: str(draw.randint(1, high) + index % 2 * draw.random()) for symbol in symbols}, False))
-    return points
-
-
-def _steps(node: Node) -> bool:
-    if node.op in ("floor", "ceil", "mod") or (node.op == "function" and node.text in ("gcd", "lcm", "max", "min")):
-        return True
-    return any(map(_steps, node.args))
-
-
-@lru_cache(maxsize=4)
 def _context(digits: int) -> Any:
     context: Any = MPContext()
     context.dps = digits
@@ -316,13 +336,18 @@ class _Evaluator:
         return self._mp.binomial(a, b)
 
     def _mod(self, a: Any, b: Any) -> Any:
-        return self._mp.mpf(a.real) % b.real
+        return a.real - b.real * self._floor(a.real / b.real)
 
     def _floor(self, a: Any) -> Any:
-        return self._mp.floor(a.real)
+        return self._whole(a.real, self._mp.floor)
 
     def _ceil(self, a: Any) -> Any:
-        return self._mp.ceil(a.real)
+        return self._whole(a.real, self._mp.ceil)
+
+    def _whole(self, a: Any, step: Callable[[Any], Any]) -> Any:
+        """A step of a value, which is a whole number where only a rounding error is between."""
+        nearest = self._mp.nint(a)
+        return nearest if abs(a - nearest) < 1e-30 * (1 + abs(a)) else step(a)
 
     def _small(self, a: Any, limit: float) -> None:
         if abs(a) > limit:

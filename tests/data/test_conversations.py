@@ -134,3 +134,20 @@ def test_a_truth_that_is_no_column_is_told_with_the_option(tmp_path):
     assert (
         "line 1: no column nope; it has messages, answer. --truth names the column of the ground truth" in result.output
     )
+
+
+def test_openais_other_forms_are_read_and_two_calls_of_one_id_keep_their_results():
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "2+5"}, {"type": "text", "text": "is?"}]},
+        {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "content": "7"},
+    ]
+    read = openai_messages(turns)
+    assert [turn["role"] for turn in read] == ["system", "user", "assistant", "tool"]
+    assert read[1]["content"] == "2+5\nis?"
+    assert read[2]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    calls = [{"id": "a", "function": {}}, {"id": "a", "function": {}}]
+    results = [{"role": "tool", "tool_call_id": "a", "content": text} for text in ("1", "2")]
+    kept = openai_messages([{"role": "assistant", "tool_calls": calls}, *results])
+    assert [turn["content"] for turn in kept[1:]] == ["1", "2"]

@@ -191,3 +191,22 @@ def test_a_broken_json_file_is_one_error(tmp_path, text, told):
     (tmp_path / "in.json").write_text(text)
     result = CliRunner().invoke(app, ["rl", str(tmp_path / "in.json"), "--out", str(tmp_path / "out.parquet")])
     assert result.exit_code == 2 and told in result.output
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [{"role": "user", "content": "2+5?"}], "reward_model": {"ground_truth": '["7"]'}},
+        {"prompt": [{"role": "user", "content": "2+5?"}], "reward_model": {"ground_truth": [["7"]]}},
+        {"question": "2+5?", "gt": "7"},
+        {"question": "2+5?", "golden": "7"},
+        {"question": "2+5?", "answer": None, "answer_number": 7},
+    ],
+)
+def test_a_list_of_one_and_the_columns_of_tora_cmath_and_mgsm_are_read(row):
+    assert read_problem(row, "line 1") == ("2+5?", "7")
+
+
+def test_a_list_of_two_is_no_truth():
+    row = {"question": "2+5?", "gt": '["7", "8"]'}
+    assert read_problem(row, "line 1")[1] == '["7", "8"]'

@@ -56,7 +56,7 @@ def test_known_schemas_are_read(row, problem, truth):
     [
         ({"text": "P?"}, "here: columns text; known are prompt/reward_model, problem/answer"),
         ({"problem": "P?", "answer": None}, "here, column answer: the answer is None"),
-        ({"problem": "P?", "answer": ["4"]}, "here, column answer: the answer is ['4']"),
+        ({"problem": "P?", "answer": ["4", "5"]}, "here, column answer: the answer is ['4', '5']"),
         ({"problem": "", "answer": "4"}, "here, column problem: the problem is ''"),
         ({"problem": "P?", "answer": float("nan")}, "here, column answer: the answer is nan"),
         ({"problem": "P?", "answer": " "}, "here, column answer: the answer is empty"),
@@ -123,7 +123,7 @@ def test_the_command_reads_files_and_folders(tmp_path):
 
 BAD_LINES = [
     b'{"problem": "P?"}',
-    b'{"problem": "P?", "answer": ["4"]}',
+    b'{"problem": "P?", "answer": ["4", "5"]}',
     b'{"problem": 5, "answer": "4"}',
     b'{"problem": "\xff", "answer": "4"}',
     b'{"problem": "\\ud800", "answer": "4"}',

@@ -117,3 +117,26 @@ def test_a_hostile_megabyte_takes_linear_time(unit):
     started = time.process_time()
     extract_answer(unit * (1_000_000 // len(unit)))
     assert time.process_time() - started < 3
+
+
+@pytest.mark.parametrize("tag", ["<code>", "<interpreter>", "<tool_call>", "</interpreter>", "</tool_response>"])
+def test_a_tag_in_backticks_is_spoken_of_and_hides_no_box(tag):
+    assert extract_answer(f"First \\boxed{{4}}. I close the `{tag}` block. It is \\boxed{{5}}.") == "5"
+    assert extract_answer(f"It is \\boxed{{5}}, without a `{tag}`.") == "5"
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("```text\n\\boxed{5}\n```", "5"),
+        ("<think>so \\boxed{5}", "5"),
+        (">>> print(x)\n\\boxed{5}\n", None),
+        ("```\n>>> print(x)\n\\boxed{5}\n```", None),
+        (">>> print(x)\n6\n\nSo \\boxed{5}", "5"),
+        (r"so \boxed 34.", "34"),
+        (r"so \boxed 3.5, yes", "3.5"),
+        (r"\boxed{34} stands in a \boxed form", "34"),
+    ],
+)
+def test_all_that_the_model_says_counts_but_code_and_output(text, answer):
+    assert extract_answer(text) == answer

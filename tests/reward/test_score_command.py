@@ -48,7 +48,6 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
         ('{"response": 5, "answer": "5"}', "line 1, column response: 5 is no response"),
         ('{"response": "x", "answer": ["5"]}', "line 1, column answer: ['5'] is no answer"),
         ('{"response": "x", "answer": NaN}', "line 1, column answer: nan is no answer"),
-        ('{"response": "x", "answer": " "}', "line 1, column answer: ' ' is no answer"),
         ('{"response": "\\ud800", "answer": "5"}', "line 1: a text holds '\\ud800', half a character"),
         ('{"response": ' + "[" * 100_000, "line 1: not JSON"),
         ('{"response": "x", "answer": "5"}\n{', "line 2: not JSON"),
@@ -83,3 +82,13 @@ def test_a_check_that_was_given_up_is_told_in_its_row(tmp_path):
     assert result.exit_code == 0, result.output
     assert [(row["correct"], row["check_failed"]) for _, row in read_jsonl(out)] == [(False, True), (True, False)]
     assert "1 checks given up" in result.output.replace("\n", " ")
+
+
+def test_a_row_with_an_empty_truth_is_told_and_the_others_are_judged(tmp_path):
+    rows = [{"response": r"\boxed{5}", "answer": answer} for answer in ("5", " ", "6")]
+    result, out = run(tmp_path, "\n".join(map(json.dumps, rows)))
+    assert result.exit_code == 0, result.output
+    assert [(row["correct"], row["reward"]) for _, row in read_jsonl(out)] == [(True, 1.0), (None, None), (False, -1.0)]
+    told = " ".join(result.output.split())
+    assert "line 2, column answer: it is empty" in told
+    assert "3 rows, 1 correct" in told and "1 without truth" in told

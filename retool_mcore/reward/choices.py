@@ -1,0 +1,41 @@
+"""Answers of multiple-choice questions: a letter, several, a letter with what it stands for.
+
+``(B) 12`` is B and is 12. Letters of a choice are one in both cases: b is B.
+"""
+
+from __future__ import annotations
+
+import re
+
+_LABEL = re.compile(
+    r"(?:\\(?:text|textbf|mathbf|mathrm|textrm|bf)\s*+\{\s*+(?=\(?[A-J][).:]\s*+\}))?"
+    r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\})|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
+    r"(?=[^\s=^_!/*+)\]}<>,;.&|])"
+)
+_SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
+_RUN = re.compile(r"[A-J]{2,10}")
+
+
+def label(text: str) -> tuple[str, str]:
+    """The letter in front of an answer and the answer behind it; ("", text) where there is none."""
+    match = _LABEL.match(text)
+    if match is None or (match[3] is not None) != text.startswith("\\"):
+        return "", text
+    return match[1] or match[2], text[match.end() :]
+
+
+def same_choice(answer: str, truth: str) -> bool:
+    """Whether two single letters, or groups of letters in any order, are the same choices."""
+    if len(answer) == len(truth) == 1:
+        return answer.isalpha() and answer.upper() == truth.upper()
+    mine, theirs = _letters(answer), _letters(truth)
+    return mine is not None and mine == theirs
+
+
+def _letters(text: str) -> str | None:
+    if _RUN.fullmatch(text) and list(text) == sorted(set(text)):
+        return text
+    if len(text) < 60 and _SEVERAL.fullmatch(text):
+        found = sorted(re.sub("[^A-J]", "", text))
+        return "".join(found) if len(set(found)) == len(found) else None
+    return None

@@ -1,0 +1,42 @@
+r"""Take off what only looks: invisible characters, full-width forms, sizes, colours and quotes.
+
+It runs before anything else reads an answer, and takes linear time.
+"""
+
+from __future__ import annotations
+
+import re
+
+_INVISIBLE = dict.fromkeys(
+    [0xAD, 0x34F, 0x61C, 0x180E, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070)]
+)
+_WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
+    0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
+    ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
+    ord("㎡"): "m²", ord("℃"): "°C",
+}  # fmt: skip
+_FOLDED = _INVISIBLE | _WIDE
+_DOTTED = re.compile("(\\d)\u0307")  # 0.3̇6̇: repeating digits
+_SIZES = "tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
+_STYLES = "displaystyle|textstyle|scriptstyle|scriptscriptstyle|bfseries|itshape|sffamily|ttfamily|rmfamily|strut|relax"
+_LOOKS = re.compile(
+    rf"\\(?:{_SIZES}|{_STYLES}|mathstrut|centering|noindent|[bB]igg?[lrm]?)(?![a-zA-Z])"
+    r"|\\(?:(?:text)?color|colorbox|fcolorbox\{[^{}]{1,40}\})(?:\[[^][{}]{1,20}\])?\s*+\{[^{}]{1,40}\}"
+    r"|\\[hv]space\*?\{[^{}]{1,20}\}|\\(?:hphantom|vphantom|phantom)\{[^{}]{0,40}\}"
+)
+_QUOTES = ("'", '"', "`")
+
+
+def folded(text: str) -> str:
+    r"""The text without invisible characters, sizes, colours; its wide forms as ASCII."""
+    if not text.isascii():
+        text = _DOTTED.sub(r"\\dot{\1}", text.translate(_FOLDED))
+    return _LOOKS.sub(" ", text) if "\\" in text else text
+
+
+def unquoted(text: str) -> str:
+    """The text without one pair of quotes around all of it, as Python prints a string."""
+    if len(text) > 2 and text.startswith("``") and text.endswith("''"):
+        return text[2:-2].strip()
+    quoted = len(text) > 2 and text[0] in _QUOTES and text[0] == text[-1] and text[0] not in text[1:-1]
+    return text[1:-1].strip() if quoted else text

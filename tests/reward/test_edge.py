@@ -1,0 +1,151 @@
+r"""What a policy with an interpreter really prints, and what it would print to be paid."""
+
+# One pair a line would be twenty screens.
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import pytest
+
+from retool_mcore.reward.equivalence import equivalent
+from tests.reward.generated import pairs, product
+
+# fmt: off
+EQUAL = [
+    (r"1+2^{2024}", r"2^{2024}+1"),
+    ("5-x", "5-x"),
+    (r"|5-x|", r"|x-5|"),
+    (r"\sqrt{(5-x)^2}", "|x-5|"),
+    ("1.4142135623730951", r"\sqrt2"),
+    (r"|AB|^2=34", "34"),
+    ("m + n = 25 + 9 = 34", "34"),
+    ("m+n=33", "33"),
+    ("AB=5", "5"),
+    ("|z|=33", "33"),
+    (r"\text{Area}=33", "33"),
+    ("33", r"\text{Area}=33"),
+    (r"\frac{13}{4} \approx 3.25", "13/4"),
+    (r"\frac{13}{4} \approx 3.25", "3.25"),
+    (r"2\sqrt3 \approx 3.46", r"2\sqrt3"),
+    (r"{3 \over 4}", "0.75"),
+    (r"{10 \choose 3}", "120"),
+    ("C_{10}^3", "120"),
+    ("(1011)_2", "11"),
+    (r"1011_{\text{two}}", "1011_2"),
+    (r"0.\dot3\dot6", "4/11"),
+    ("0.(36)", "4/11"),
+    (r"12\frac{\text{m}}{\text{s}}", "12"),
+    ("(B) 12", "B"),
+    ("(B) 12", "12"),
+    ("A,B,D", "ABD"),
+    ("A, B, and D", "ABD"),
+    ("(A)(B)(D)", "ABD"),
+    ("b", "B"),
+    ("(g)", "G"),
+    ("(G)", "G"),
+    ("6:8", "3:4"),
+    ("2:4:6", "1:2:3"),
+    ("'34'", "34"),
+    ("\u200b34", "34"),
+    ("The function is Even at x=0", "the function is even at x=0"),
+    (r"3a^2cm\pi", r"a^2 \cdot c \cdot \pi \cdot 3 \cdot m"),
+    ("0.3333333333333333", r"\frac13"),
+    (r"\frac{2024!}{2023!}", "2024"),
+    (r"2\cdot 2^{9999}", "2^{10000}"),
+    (r"\frac{3^{2021}-1}{2}", r"\frac{3^{2021}}{2}-\frac12"),
+    (r"x \approx 3.464102", r"2\sqrt3"),
+    (r"\{1,\sqrt2\}", r"\{\sqrt2,1\}"),
+]
+UNEQUAL = [
+    (r"2^{2024}+1", r"2^{2024}-1"),
+    ("1", r"1-\frac{1}{2023!}"),
+    (r"\frac{3^{2021}-1}{2}", r"\frac{3^{2021}+1}{2}"),
+    ("5-x", "|x-5|"),
+    ("5-x", r"\sqrt{(x-5)^2}"),
+    ("2023-x", "|x-2023|"),
+    ("x-y", "|x-y|"),
+    ("42 squared", "42"),
+    ("42 thirds", "42"),
+    ("42 base five", "42"),
+    (r"42\text{ incorrect}", "42"),
+    (r"42\text{, 43, 44}", "42"),
+    ("A0B0C", "0"),
+    ("m+n=35-1=33", "33"),
+    ("m+n=35-1=33", "34"),
+    ("34=35", "34"),
+    ("34=35", "35"),
+    ("n=5", "(5,6)"),
+    ("n=5", "5,6"),
+    (r"x \approx 3.5", r"2\sqrt3"),
+    ("x^2-4=0", "0"),
+    ("(x-2)(x+2)=0", "0"),
+    ("1.4142135623730961", r"\sqrt2"),
+    ("(C) 12", "B"),
+    ("(B) 13", "12"),
+    ("(B) 12", "(C) 12"),
+    ("(B) 12", "(B) 13"),
+    ("A,B", "ABD"),
+    ("AB", "BA"),
+    ("6:8", "4:3"),
+    (r"2\sqrt3 \approx 99", r"2\sqrt3"),
+    ("0.(36)", "0.36"),
+    ("2x+3y=12 ", "13"),
+    ("12", "2x+3y=12"),
+    (r"2^{200}+\sqrt2", r"2^{200}+\sqrt3"),
+    (r"2^{2000}+\sqrt2", r"2^{2000}+\sqrt3"),
+    (r"\sqrt2+\frac{1}{50!}", r"\sqrt2"),
+    ("0.33333333333333333", "0.3333333333333333"),
+    ("3.0000000000000001", "3"),
+    ("x", "X"),
+    ("g", "G"),
+    ("B", "12"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("pair", EQUAL, ids=" | ".join)
+def test_what_a_policy_prints_is_right(pair):
+    assert equivalent(*pair)
+
+
+@pytest.mark.parametrize("pair", UNEQUAL, ids=" | ".join)
+def test_what_it_would_print_to_be_paid_is_wrong(pair):
+    assert not equivalent(*pair)
+
+
+@pytest.mark.parametrize("seed", [309, 1294793, *range(60)])
+def test_letters_that_spell_a_unit_or_a_function_are_a_product(seed):
+    for answer, truth, equal in pairs(product, random.Random(seed)):
+        assert equivalent(answer, truth) == equal, (answer, truth)
+
+
+@pytest.mark.parametrize("number", [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31])
+def test_floats_as_python_prints_them_are_their_value_and_others_are_not(number):
+    for times in range(1, 8):
+        printed, truth = repr(math.sqrt(times**2 * number)), rf"{times}\sqrt{{{number}}}"
+        assert equivalent(printed, truth), (printed, truth)
+        off = repr(float(printed) * (1 + 4e-14))
+        assert not equivalent(off, truth), (off, truth)
+
+
+def test_huge_values_are_compared_exactly():
+    draw = random.Random(0)
+    for _ in range(60):
+        base, power, more = draw.randint(2, 9), draw.randint(1300, 20000), draw.randint(1, 99)
+        assert equivalent(rf"{base}^{{{power}}}+{more}", rf"{more}+{base}\cdot {base}^{{{power - 1}}}")
+        assert not equivalent(rf"{base}^{{{power}}}+{more}", rf"{base}^{{{power}}}-{more}")
+        assert not equivalent(rf"1-\frac{{1}}{{{power}!}}", "1")
+
+
+def test_a_fraction_is_a_float_only_where_it_has_no_decimal_of_so_many_digits():
+    assert equivalent(repr(float(Fraction(22, 7))), r"\frac{22}{7}")
+    assert not equivalent("0.30000000000000004", r"\frac{3}{10}")
+    assert not equivalent("0.333333333", r"\frac{1}{3}")
+
+
+@pytest.mark.parametrize("times", range(2, 60))
+def test_floats_that_were_multiplied_are_their_value(times):
+    assert equivalent(repr(times * math.pi), rf"{times}\pi")
+    assert not equivalent(repr(times * math.pi * (1 + 4e-14)), rf"{times}\pi")
