@@ -24,7 +24,7 @@ from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.process import ChildProcess, Turn
 from retool_mcore.sandbox.seats import Seat
-from retool_mcore.sandbox.sessions import Sessions
+from retool_mcore.sandbox.sessions import WAIT_S, Sessions
 from retool_mcore.sandbox.state import StateDirectory
 
 logger = logging.getLogger(__name__)
@@ -71,10 +71,12 @@ class LocalSandbox(Sandbox):
         max_level: Level = Level.GVISOR,
         workers: int | None = None,
         sessions: int = 0,
+        session_wait_s: float = WAIT_S,
         attempts: int = 3,
         interpreter: Interpreter | None = None,
     ) -> None:
-        """``max_level`` caps the level (for tests); ``attempts`` counts tries per execution.
+        """``max_level`` caps the level (for tests); ``attempts`` counts tries per execution;
+        ``session_wait_s`` bounds how long a new session waits while all are kept.
 
         ``interpreter``: the Python that runs the code, and what its full image holds; None: ours.
         """
@@ -84,7 +86,7 @@ class LocalSandbox(Sandbox):
         self._workers = workers or len(os.sched_getaffinity(0))
         if 0 < sessions < self._workers:
             raise ConfigError(f"sessions = {sessions} is below workers = {self._workers}: each worker may need one.")
-        self._num_sessions = sessions
+        self._num_sessions, self._session_wait_s = sessions, session_wait_s
         self._attempts = attempts
         self._slots = asyncio.Semaphore(self._workers)
         self._opening = asyncio.Lock()
@@ -98,6 +100,8 @@ class LocalSandbox(Sandbox):
         self._closed = False
         self.num_zygote_deaths = 0
         self.on_zygote_death: Callable[[], None] = lambda: None  # what a server counts them with
+        self.num_session_waits = self.num_sessions_refused = 0  # new sessions that found no place at once, or none
+        self.count_session_wait: Callable[[bool], None] = lambda _: None  # what a server counts them with
 
     @property
     def level(self) -> Level:
@@ -160,7 +164,8 @@ class LocalSandbox(Sandbox):
         for number in range(self._workers + self._num_sessions):
             self._seats.append(self._make_seat(level, number))
         if self._num_sessions:
-            self._sessions = Sessions(self._num_sessions)
+            self._sessions = Sessions(self._num_sessions, wait_s=self._session_wait_s)
+            self._sessions.on_wait = self._session_waited
         self._level = level
         self._log_opening(level)
 
@@ -198,6 +203,12 @@ class LocalSandbox(Sandbox):
     def _zygote_died(self) -> None:
         self.num_zygote_deaths += 1
         self.on_zygote_death()
+
+    def _session_waited(self, in_vain: bool) -> None:
+        """Count a new session that had to wait for a place, or waited in vain."""
+        self.num_session_waits += 1
+        self.num_sessions_refused += in_vain
+        self.count_session_wait(in_vain)
 
     def _log_opening(self, level: Level) -> None:
         memory = "execution" if self.memory_is_bounded_per_execution else "process (no writable memory cgroup)"
@@ -240,12 +251,12 @@ class LocalSandbox(Sandbox):
         raise AssertionError("tenacity neither returned nor raised")
 
     async def _execute_once(self, request: ExecRequest, asked: float) -> ExecResult:
+        if request.session is not None:
+            return await self._run_in_session(request, request.session, asked)
         async with self._slots:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
             queue_s = time.monotonic() - asked
-            if request.session is not None:
-                return replace(await self._run_in_session(request, request.session), queue_s=queue_s)
             seat = self._take_seat()
             try:
                 heavy = self._may_import_heavy(request.code)
@@ -319,18 +330,26 @@ class LocalSandbox(Sandbox):
             if self._closed:
                 await spare.close()
 
-    async def _run_in_session(self, request: ExecRequest, name: str) -> ExecResult:
+    async def _run_in_session(self, request: ExecRequest, name: str, asked: float) -> ExecResult:
+        """Run in the session's own child.
+
+        The place is taken before the slot: a newcomer that waits must not keep those at work from
+        running, whose end it waits for.
+        """
         assert self._sessions is not None, "run() checked that sessions are on"
-        async with self._sessions.turn(name) as entry:
-            restarted = entry.lost
+        async with self._sessions.turn(name) as entry, self._slots:
+            if self._closed:
+                raise SandboxUnavailable("the sandbox was closed.")
+            queue_s = time.monotonic() - asked
+            restarted, started = entry.lost, entry.process is None
             if entry.process is None:
-                await self._sessions.make_room()
                 seat = self._take_seat()
                 entry.own(seat, give_back=self._seats.append)
                 image = min(self._full, key=lambda image: image.num_running)
                 entry.process = await self._child(image, seat, request.memory_limit_mb)
             turn = await entry.process.run(request, session=True)
-            return replace(self._result(turn, out_of_memory=False), session_restarted=restarted)
+            result = self._result(turn, out_of_memory=False)
+            return replace(result, queue_s=queue_s, session_restarted=restarted, session_started=started)
 
     def _result(self, turn: Turn, *, out_of_memory: bool) -> ExecResult:
         killed = out_of_memory and turn.return_code is not None and turn.return_code < 0
