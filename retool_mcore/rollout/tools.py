@@ -49,7 +49,9 @@ class Tool(ABC):
 
     ``max_calls``: of one trajectory, None for no limit beside those of [rollout]. ``timeout_s``: of
     one attempt of a call, after which it is cancelled and the model is told; outages are retried.
-    None: the call raises TimeoutError itself.
+    None: the call raises TimeoutError itself. ``hook_timeout_s``: of ``start`` and of ``end``. A
+    hook that goes on after it was cancelled is left alone; faults are logged and counted
+    (``hooks.faults``).
     """
 
     name: str
@@ -57,6 +59,7 @@ class Tool(ABC):
     parameters: Mapping[str, Any]
     max_calls: int | None = None
     timeout_s: float | None = 30.0
+    hook_timeout_s: float = 30.0
 
     async def start(self, trajectory_id: str) -> Any:
         """The state of one trajectory, made before its first call of this tool."""
@@ -71,7 +74,7 @@ class Tool(ABC):
         """
 
     async def end(self, state: Any) -> None:  # noqa: B027  not every tool has something to end
-        """The trajectory is over. Called where ``start`` was."""
+        """The trajectory is over. Called where ``start`` was; what it raises is counted, no more."""
 
     @property
     def schema(self) -> dict[str, Any]:
