@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import tenacity
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import levels
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
+from retool_mcore.sandbox.guess import ImportGuess
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.process import ChildProcess, Turn
@@ -32,33 +32,7 @@ logger = logging.getLogger(__name__)
 # One zygote forks serially, a few milliseconds per fork; more workers than this get another zygote.
 _WORKERS_PER_ZYGOTE = 16
 _WAITING_MEMORY_MB = 1024  # of a container that waits for its request, where a cgroup bounds it
-_IMPORT_BEFORE = re.compile(r"(?:^|[\n;:])[ \t]*(?:import|from)[ \t][^\n;]*\Z")
-_GUESSED_CHARS, _GUESSED_NAMES = 32_000, 100
-
-
-class ImportGuess:
-    """Guesses from its text whether code imports a package of the full image.
-
-    Only to start in the right image: this process never parses hostile code. The child reads the
-    AST, and asks for the full image where the guess was wrong.
-    """
-
-    def __init__(self, heavy: Iterable[str]) -> None:
-        self._name = re.compile(r"\b(?:" + "|".join(sorted(heavy)) + r")\b")
-
-    def __call__(self, code: str) -> bool:
-        """Takes time that code cannot stretch.
-
-        Of longer code, and code that names the packages more often, the guess is yes: the full
-        image runs any code.
-        """
-        if len(code) > _GUESSED_CHARS:
-            return True
-        for number, name in enumerate(self._name.finditer(code)):
-            before = code[max(0, name.start() - 200) : name.start()]
-            if number >= _GUESSED_NAMES or _IMPORT_BEFORE.search(before, max(0, before.rfind("\n"))):
-                return True
-        return False
+_LEAST_SECOND_RUN_S = 0.001  # a limit must be positive
 
 
 class LocalSandbox(Sandbox):
@@ -260,18 +234,29 @@ class LocalSandbox(Sandbox):
             seat = self._take_seat()
             try:
                 heavy = self._may_import_heavy(request.code)
-                result = await self._run_stateless(request, self._full if heavy else self._light, seat)
-                if result is None:
-                    result = await self._run_stateless(request, self._full, seat)
+                result = await self._run_in_budget(request, self._full if heavy else self._light, seat)
                 if self._level == Level.GVISOR:
                     await self._leave_spare(seat)
             finally:
                 self._seats.append(seat)
-            assert result is not None, "the full image does not ask for the full image"
             return replace(result, queue_s=queue_s)
 
-    async def _run_stateless(self, request: ExecRequest, images: list[WarmImage], seat: Seat) -> ExecResult | None:
-        """Run in a fresh child. Returns None when the light image will not do for the code."""
+    async def _run_in_budget(self, request: ExecRequest, images: list[WarmImage], seat: Seat) -> ExecResult:
+        """Run; once more in the full image where the light one will not do, for the time that is left.
+
+        The code itself can ask for the full image at any time: it gets no second time limit by that.
+        """
+        first, again = await self._run_stateless(request, images, seat)
+        if not again:
+            return first
+        left_s = max(request.run_timeout_s - first.run_s, _LEAST_SECOND_RUN_S)
+        result, _ = await self._run_stateless(replace(request, run_timeout_s=left_s), self._full, seat)
+        return replace(result, run_s=first.run_s + result.run_s, cpu_s=first.cpu_s + result.cpu_s)
+
+    async def _run_stateless(
+        self, request: ExecRequest, images: list[WarmImage], seat: Seat
+    ) -> tuple[ExecResult, bool]:
+        """Run in a fresh child. True where the light image will not do for the code."""
         image = min(images, key=lambda image: image.num_running)
         kills_before = seat.oom_kills()
         try:
@@ -282,9 +267,8 @@ class LocalSandbox(Sandbox):
                 await process.close()
         finally:
             await seat.clean()
-        if turn.needs_full and image.light:
-            return None
-        return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
+        result = self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
+        return result, turn.needs_full and image.light
 
     def _take_seat(self) -> Seat:
         """The free seat whose container has waited longest, or any free seat if none has one.
