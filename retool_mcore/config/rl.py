@@ -296,7 +296,7 @@ class RlConfig(RunConfig):
 
     @model_validator(mode="after")
     def _each_trajectory_keeps_its_session(self) -> RlConfig:
-        """A trajectory at work keeps its interpreter, so each process needs one for each of them."""
+        """A trajectory at work keeps its interpreter, one for each in a process."""
         if not self.sandbox.sessions:
             return self
         t, r, nodes = self.train, self.rollout, self.cluster.nodes

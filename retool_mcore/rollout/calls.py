@@ -182,7 +182,7 @@ class Calls:
 
 
 def _checked(tool: Tool, answer: object) -> ToolResult:
-    """The answer as a result. What is neither text nor a result of text is told as a failed call."""
+    """The answer as a result; what is neither text nor a result of text is a failed call."""
     if isinstance(answer, str):
         return ToolResult(text=answer)
     text = cast("object", answer.text) if isinstance(answer, ToolResult) else None

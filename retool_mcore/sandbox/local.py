@@ -242,9 +242,9 @@ class LocalSandbox(Sandbox):
             return replace(result, queue_s=queue_s)
 
     async def _run_in_budget(self, request: ExecRequest, images: list[WarmImage], seat: Seat) -> ExecResult:
-        """Run; once more in the full image where the light one will not do, for the time that is left.
+        """Run; once more in the full image where the light one will not do, for the time left.
 
-        The code itself can ask for the full image at any time: it gets no second time limit by that.
+        The code itself can ask for the full image at any time: it gets no second limit by that.
         """
         first, again = await self._run_stateless(request, images, seat)
         if not again:

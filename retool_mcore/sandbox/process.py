@@ -189,8 +189,7 @@ class ChildProcess:
     def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
         self._turn = self._loop.create_future()
         self._cell += 1
-        # The frames that may end this turn. The code can forge any frame, so one that is not
-        # expected must be ignored.
+        # The frames that may end this turn; the code can forge any, so others are ignored.
         self._endings = {runner.ENDED} if self.image.in_containers else set[bytes]()
         self._endings |= {runner.DONE} if session else set[bytes]()
         self._endings |= {runner.NEEDS_FULL} if self.image.light else set[bytes]()

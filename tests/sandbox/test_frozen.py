@@ -1,4 +1,4 @@
-"""What a session's code does by forging the runner's frames: it gets nothing that is not charged."""
+"""A session's code that forges the runner's frames gets nothing that is not charged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: a trajectory at work keeps its interpreter, newcomers wait, and what is lost is told."""
+"""A trajectory at work keeps its session, newcomers wait, and what is lost is told."""
 
 from __future__ import annotations
 
