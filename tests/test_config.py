@@ -37,6 +37,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
     ("path", "override", "message"),
     [
         (RL, "sandbox.sessions=1", "sandbox.sessions = 1 is below sandbox.workers = "),
+        (RL, "sandbox.sessions=95", "sandbox.sessions = 95 on each of 1 nodes, and 96 trajectories can be at work"),
         (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean steps?"),
         (SFT, "train.steps=many", 'train.steps = "many": input should be a valid integer'),
         (SFT, "train.steps=0", "train.steps = 0: input should be greater than 0"),

@@ -25,6 +25,7 @@ from retool_mcore.sandbox.observe import OnlyObserved
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.processes import Plan, Processes, inherit, serve_and_tell
 from retool_mcore.sandbox.server import MAX_PENDING, create_app
+from retool_mcore.sandbox.sessions import SERVER_WAIT_S
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,10 @@ def serve(
                 plan = Plan(arguments, listeners, processes, workers, sessions, drain_s)
                 raise typer.Exit(128 + asyncio.run(Processes(plan, lambda: typer.echo(url)).run()))
         interpreter = Interpreter(python, tuple(preload or ()))
-        sandbox = LocalSandbox(min_level=min_level, workers=workers, sessions=sessions, interpreter=interpreter)
+        sandbox = LocalSandbox(
+            min_level=min_level, workers=workers, sessions=sessions, session_wait_s=SERVER_WAIT_S,
+            interpreter=interpreter,
+        )  # fmt: skip
         asyncio.run(_serve(sandbox, listeners, url, token, drain_s=drain_s, is_replacement=again))
     except ReToolError as error:
         typer.echo(f"error: {error}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -290,6 +291,25 @@ class RlConfig(RunConfig):
                 'rollout.precision = "fp8" samples from probabilities that differ from the actor\'s, and '
                 'algorithm.importance_sampling = "off" does not correct for that. Set it to "token", or precision = '
                 '"model"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _each_trajectory_keeps_its_session(self) -> RlConfig:
+        """A trajectory at work keeps its interpreter, one for each in a process."""
+        if not self.sandbox.sessions:
+            return self
+        t, r, nodes = self.train, self.rollout, self.cluster.nodes
+        batches = 1.0 if t.mode == "sync" else 1.0 + t.prefetch_batches
+        at_work = math.ceil(t.prompts_per_step * batches) * r.group_size
+        per_node = max(1, r.agent_workers // nodes)
+        needed = math.ceil(at_work / (per_node * nodes)) * per_node
+        if self.sandbox.sessions < needed:
+            raise ValueError(
+                f"sandbox.sessions = {self.sandbox.sessions} on each of {nodes} nodes, and {at_work} trajectories can "
+                f"be at work: train.prompts_per_step * rollout.group_size = {t.prompts_per_step} * {r.group_size}"
+                f"{'' if t.mode == 'sync' else ', and train.prefetch_batches more'}, over {per_node} of "
+                f"rollout.agent_workers a node. Each keeps its interpreter to its end. Set at least {needed}"
             )
         return self
 

@@ -210,7 +210,7 @@ class SandboxSettings(Section):
     """Interpreters per node that live on between a trajectory's calls; 0: each call has a new one.
 
     What a call defines is then there in the next ones. At least workers, and as many as
-    trajectories are in flight: of more, those idle longest are ended, and the model is told.
+    trajectories can be at work on a node: each keeps its own to its end, and others wait.
     """
 
     run_timeout_s: PositiveFloat = 10.0

@@ -7,15 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.rollout import hooks
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Call
+from retool_mcore.rollout.tool_output import without_middle
 from retool_mcore.rollout.tools import Tool, ToolError, ToolResult
 from retool_mcore.sandbox.base import ExecResult, Sandbox, Status
 
@@ -64,23 +66,38 @@ class Calls:
         """Side by side, but those of one interpreter in their order.
 
         Raises SandboxUnavailable for an outage that lasts, and what a tool of the user's own raises
-        beside ToolError.
+        beside ToolError; the other calls of the turn have ended by then.
         """
         if self._limits.sessions:
             outcomes = [await self._run(call) for call in calls]
         else:
-            outcomes = await asyncio.gather(*(self._run(call) for call in calls))
+            running = [asyncio.ensure_future(self._run(call)) for call in calls]
+            try:
+                outcomes = await asyncio.gather(*running)
+            finally:
+                await hooks.cancel("a call", running)
         return [self._result(call, outcome) for call, outcome in zip(calls, outcomes, strict=True)]
 
     async def close(self) -> None:
-        """End what the trajectory's calls have started."""
+        """End what the trajectory's calls have started.
+
+        Every tool's end is called, whatever the others do: a fault of it is counted, and costs
+        neither the trajectory, which is over, nor another tool its end.
+        """
         if self._limits.sessions and self._sandbox is not None:
             await self._sandbox.end_session(self._trajectory_id)
-        for name, state in self._states.items():
-            if not state.done():
-                state.cancel()
-            elif not state.cancelled() and state.exception() is None:
-                await self._tools[name].end(state.result())
+        await asyncio.gather(*(self._end(name, state) for name, state in self._states.items()))
+
+    async def _end(self, name: str, started: asyncio.Task[Any]) -> None:
+        tool, what = self._tools[name], f"{name}.end"
+        if not started.done():
+            await hooks.cancel(f"{name}.start", [started])
+        if not started.done() or started.cancelled() or started.exception() is not None:
+            return
+        try:
+            await hooks.bounded(what, tool.end(started.result()), tool.hook_timeout_s)
+        except Exception as error:  # noqa: BLE001  whatever the user's code raises
+            hooks.count(what, error)
 
     async def _run(self, call: Call) -> _Outcome:
         tool = self._tools.get(call.tool)
@@ -122,12 +139,22 @@ class Calls:
         return _Outcome(text=answer.text, ok=answer.ok, run_s=took_s, wall_s=took_s)
 
     async def _call(self, tool: Tool, call: Call) -> ToolResult:
-        async with asyncio.timeout(tool.timeout_s):  # of one attempt: an outage is no fault of the call
-            if tool.name not in self._states:  # one start, also for calls side by side
-                self._states[tool.name] = asyncio.ensure_future(tool.start(self._trajectory_id))
-            state = await asyncio.shield(self._states[tool.name])
-            answer = await tool.call(call.arguments, state)
-        return answer if isinstance(answer, ToolResult) else ToolResult(text=str(answer))
+        """One attempt: an outage is no fault of the call."""
+        try:
+            answer = await hooks.bounded(f"{tool.name}.call", self._started_call(tool, call), tool.timeout_s)
+        except (ToolError, SandboxUnavailable, TimeoutError):
+            raise
+        except Exception as error:
+            hooks.count(f"{tool.name}.call", error)
+            raise
+        return _checked(tool, answer)
+
+    async def _started_call(self, tool: Tool, call: Call) -> str | ToolResult:
+        if tool.name not in self._states:  # one start, also for calls side by side
+            work = hooks.bounded(f"{tool.name}.start", tool.start(self._trajectory_id), tool.hook_timeout_s)
+            self._states[tool.name] = asyncio.ensure_future(work)
+        state = await asyncio.shield(self._states[tool.name])
+        return await tool.call(call.arguments, state)
 
     def _retrying(self) -> AsyncRetrying:
         return AsyncRetrying(
@@ -138,7 +165,9 @@ class Calls:
         )
 
     def _result(self, call: Call, outcome: _Outcome) -> CallResult:
-        shown, cut_tokens = self._protocol.shown(outcome.text, self._limits.max_tool_output_tokens)
+        # Cleaning reads the whole text; the middle of a huge one would be cut afterwards anyway.
+        text = without_middle(outcome.text, self._limits.max_tool_output_tokens)
+        shown, cut_tokens = self._protocol.shown(text, self._limits.max_tool_output_tokens)
         return CallResult(
             tool=call.tool,
             code=call.code,
@@ -150,3 +179,19 @@ class Calls:
             queue_s=outcome.queue_s,
             wall_s=outcome.wall_s,
         )
+
+
+def _checked(tool: Tool, answer: object) -> ToolResult:
+    """The answer as a result; what is neither text nor a result of text is a failed call."""
+    if isinstance(answer, str):
+        return ToolResult(text=answer)
+    text = cast("object", answer.text) if isinstance(answer, ToolResult) else None
+    if isinstance(answer, ToolResult) and isinstance(text, str):
+        return answer
+    held = (
+        f"a ToolResult with a text of type {type(text).__name__}"
+        if isinstance(answer, ToolResult)
+        else repr(type(answer))
+    )
+    hooks.count(f"{tool.name}.call", TypeError(f"it returned {held}; return a str or a ToolResult of a str"))
+    return ToolResult(text=f"Error: {tool.name} gave no text.", ok=False)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 CHARS_PER_TOKEN = 16  # per token of budget; a longer text is cut before it is tokenized. Prose has 4, code 3
 
+_KEPT_WINDOWS = 64  # of a huge text, before it is cleaned
+
 _Span = tuple[int, int]  # characters [start, end) of one token
 
 
@@ -41,6 +43,16 @@ def cut_middle(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -
         tokens_per_char = (len(front_spans) + len(back_spans)) / (len(front) + len(back))
         cut_tokens, told = round((len(text) - len(head) - len(tail)) * tokens_per_char), "about "
     return f"{head}\n[... {told}{cut_tokens} tokens cut here ...]\n{tail}", cut_tokens
+
+
+def without_middle(text: str, max_tokens: int) -> str:
+    """``text``, of which a middle that ``cut_middle`` never looks at is gone.
+
+    What is left is still longer than its window, so it is cut and the model is told; the number of
+    tokens told is then that of what is left.
+    """
+    kept = _KEPT_WINDOWS * CHARS_PER_TOKEN * max_tokens
+    return text if len(text) <= kept else text[: kept // 2] + text[-kept // 2 :]
 
 
 def _head(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[_Span], max_tokens: int) -> tuple[str, int]:

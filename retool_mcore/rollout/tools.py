@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import jsonschema
-from jsonschema.exceptions import relevance
-
 from retool_mcore.config.named import load_named
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import ConfigError
+from retool_mcore.rollout import schemas
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # as OpenAI's schemas have it
 
@@ -49,7 +47,9 @@ class Tool(ABC):
 
     ``max_calls``: of one trajectory, None for no limit beside those of [rollout]. ``timeout_s``: of
     one attempt of a call, after which it is cancelled and the model is told; outages are retried.
-    None: the call raises TimeoutError itself.
+    None: the call raises TimeoutError itself. ``hook_timeout_s``: of ``start`` and of ``end``. A
+    hook that goes on after it was cancelled is left alone; faults are logged and counted
+    (``hooks.faults``).
     """
 
     name: str
@@ -57,6 +57,7 @@ class Tool(ABC):
     parameters: Mapping[str, Any]
     max_calls: int | None = None
     timeout_s: float | None = 30.0
+    hook_timeout_s: float = 30.0
 
     async def start(self, trajectory_id: str) -> Any:
         """The state of one trajectory, made before its first call of this tool."""
@@ -71,7 +72,7 @@ class Tool(ABC):
         """
 
     async def end(self, state: Any) -> None:  # noqa: B027  not every tool has something to end
-        """The trajectory is over. Called where ``start`` was."""
+        """The trajectory is over. Called where ``start`` was; what it raises is counted."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -92,9 +93,12 @@ def check_tool(where: str, tool: Any) -> Tool:
             f"{where}: a tool cannot be named {tool.name!r}. Use letters, digits, _ and -; not {TOOL_NAME}."
         )
     try:
-        jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
-    except (AttributeError, TypeError, ValueError, jsonschema.SchemaError) as error:
-        raise ConfigError(f"{where}: parameters of {tool.name} are no JSON schema: {error}") from error
+        schemas.check(dict(tool.parameters))
+    except (TypeError, ValueError) as error:  # SchemaRefused, or what is no table
+        raise ConfigError(
+            f"{where}: parameters of {tool.name} are no JSON schema that can be used: {error}. Change the schema, or "
+            "leave this tool out."
+        ) from error
     if tool.parameters.get("type") != "object":
         raise ConfigError(f'{where}: parameters of {tool.name} describe no object: write "type": "object".')
     return tool
@@ -121,13 +125,7 @@ def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
 
 def complaint(tool: Tool, arguments: Any) -> str | None:
     """Why ``arguments`` do not fit the tool, in words for the model; None where they do."""
-    validator: Any = jsonschema.Draft202012Validator(dict(tool.parameters))
-    errors: list[Any] = sorted(validator.iter_errors(arguments), key=relevance)
-    if not errors:
-        return None
-    first = errors[0]
-    at = "".join(f"[{part!r}]" for part in first.absolute_path)
-    return f"arguments{at} of {tool.name}: {first.message}"
+    return schemas.complaint(tool.name, tool.parameters, arguments)
 
 
 def names_of(tools: Sequence[Tool]) -> str:

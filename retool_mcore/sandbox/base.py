@@ -56,7 +56,8 @@ class ExecResult:
     that gives the number of bytes dropped; bytes that are not UTF-8 are escaped. ``run_s`` is wall
     time from the start of the code, ``queue_s`` the wait before it, ``cpu_s`` user and system time
     (0.0 where the server does not report it). ``files`` holds those of ``fetch_files`` that existed
-    at the end.
+    at the end. ``session_started``: the code was the first of its session's interpreter, and
+    ``session_restarted``: earlier definitions of the session are gone.
     """
 
     status: Status
@@ -71,6 +72,7 @@ class ExecResult:
     level: str = Level.NONE
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     session_restarted: bool = False
+    session_started: bool = False
 
     @property
     def ok(self) -> bool:

@@ -16,6 +16,7 @@ import random
 import time
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
@@ -64,6 +65,7 @@ class RemoteSandbox(Sandbox):
         self._fleet = Fleet(nodes, min_nodes=min_nodes or -(-len(nodes) // 2), attempts=attempts)
         self._opening = asyncio.Lock()
         self._opened = False
+        self._answered = set[str]()  # sessions of which a result was seen, until they are ended
 
     async def open(self) -> None:
         """Ask every server for its level.
@@ -85,9 +87,12 @@ class RemoteSandbox(Sandbox):
         await self.open()
         if session is None:
             race = _Race(self._fleet, body, request.run_timeout_s, attempts=self._attempts)
-        else:
-            race = _Race(self._fleet, body, request.run_timeout_s, attempts=1, only=self._holder(session))
-        return await race.run()
+            return await race.run()
+        result = await _Race(self._fleet, body, request.run_timeout_s, attempts=1, only=self._holder(session)).run()
+        # A server that was restarted does not know what it has lost.
+        lost = result.session_started and session in self._answered
+        self._answered.add(session)
+        return replace(result, session_restarted=True) if lost else result
 
     def _holder(self, session: str) -> Node:
         """The server that a session's definitions live on."""
@@ -96,6 +101,7 @@ class RemoteSandbox(Sandbox):
     async def end_session(self, session: str) -> None:
         """See ``base.Sandbox.end_session``."""
         node = self._holder(session)
+        self._answered.discard(session)
         try:
             answer = await node.http.delete(f"/v1/sessions/{quote(session, safe='')}", timeout=_CONNECT_TIMEOUT_S)
             answer.raise_for_status()

@@ -98,6 +98,11 @@ class WarmImage:
         return self._level == Level.GVISOR
 
     @property
+    def child_is_init(self) -> bool:
+        """Whether a child is the code itself, pid 1 of its namespace, rather than its guardian."""
+        return self._level == Level.NAMESPACES
+
+    @property
     def num_running(self) -> int:
         """Children that have not ended."""
         return len(self._exits)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +19,12 @@ import tenacity
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import levels
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
+from retool_mcore.sandbox.guess import ImportGuess
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.process import ChildProcess, Turn
 from retool_mcore.sandbox.seats import Seat
-from retool_mcore.sandbox.sessions import Sessions
+from retool_mcore.sandbox.sessions import WAIT_S, Sessions
 from retool_mcore.sandbox.state import StateDirectory
 
 logger = logging.getLogger(__name__)
@@ -32,33 +32,7 @@ logger = logging.getLogger(__name__)
 # One zygote forks serially, a few milliseconds per fork; more workers than this get another zygote.
 _WORKERS_PER_ZYGOTE = 16
 _WAITING_MEMORY_MB = 1024  # of a container that waits for its request, where a cgroup bounds it
-_IMPORT_BEFORE = re.compile(r"(?:^|[\n;:])[ \t]*(?:import|from)[ \t][^\n;]*\Z")
-_GUESSED_CHARS, _GUESSED_NAMES = 32_000, 100
-
-
-class ImportGuess:
-    """Guesses from its text whether code imports a package of the full image.
-
-    Only to start in the right image: this process never parses hostile code. The child reads the
-    AST, and asks for the full image where the guess was wrong.
-    """
-
-    def __init__(self, heavy: Iterable[str]) -> None:
-        self._name = re.compile(r"\b(?:" + "|".join(sorted(heavy)) + r")\b")
-
-    def __call__(self, code: str) -> bool:
-        """Takes time that code cannot stretch.
-
-        Of longer code, and code that names the packages more often, the guess is yes: the full
-        image runs any code.
-        """
-        if len(code) > _GUESSED_CHARS:
-            return True
-        for number, name in enumerate(self._name.finditer(code)):
-            before = code[max(0, name.start() - 200) : name.start()]
-            if number >= _GUESSED_NAMES or _IMPORT_BEFORE.search(before, max(0, before.rfind("\n"))):
-                return True
-        return False
+_LEAST_SECOND_RUN_S = 0.001  # a limit must be positive
 
 
 class LocalSandbox(Sandbox):
@@ -71,10 +45,12 @@ class LocalSandbox(Sandbox):
         max_level: Level = Level.GVISOR,
         workers: int | None = None,
         sessions: int = 0,
+        session_wait_s: float = WAIT_S,
         attempts: int = 3,
         interpreter: Interpreter | None = None,
     ) -> None:
-        """``max_level`` caps the level (for tests); ``attempts`` counts tries per execution.
+        """``max_level`` caps the level (for tests); ``attempts`` counts tries per execution;
+        ``session_wait_s`` bounds how long a new session waits while all are kept.
 
         ``interpreter``: the Python that runs the code, and what its full image holds; None: ours.
         """
@@ -84,7 +60,7 @@ class LocalSandbox(Sandbox):
         self._workers = workers or len(os.sched_getaffinity(0))
         if 0 < sessions < self._workers:
             raise ConfigError(f"sessions = {sessions} is below workers = {self._workers}: each worker may need one.")
-        self._num_sessions = sessions
+        self._num_sessions, self._session_wait_s = sessions, session_wait_s
         self._attempts = attempts
         self._slots = asyncio.Semaphore(self._workers)
         self._opening = asyncio.Lock()
@@ -98,6 +74,8 @@ class LocalSandbox(Sandbox):
         self._closed = False
         self.num_zygote_deaths = 0
         self.on_zygote_death: Callable[[], None] = lambda: None  # what a server counts them with
+        self.num_session_waits = self.num_sessions_refused = 0  # new sessions that found no place at once, or none
+        self.count_session_wait: Callable[[bool], None] = lambda _: None  # what a server counts them with
 
     @property
     def level(self) -> Level:
@@ -160,7 +138,8 @@ class LocalSandbox(Sandbox):
         for number in range(self._workers + self._num_sessions):
             self._seats.append(self._make_seat(level, number))
         if self._num_sessions:
-            self._sessions = Sessions(self._num_sessions)
+            self._sessions = Sessions(self._num_sessions, wait_s=self._session_wait_s)
+            self._sessions.on_wait = self._session_waited
         self._level = level
         self._log_opening(level)
 
@@ -198,6 +177,12 @@ class LocalSandbox(Sandbox):
     def _zygote_died(self) -> None:
         self.num_zygote_deaths += 1
         self.on_zygote_death()
+
+    def _session_waited(self, in_vain: bool) -> None:
+        """Count a new session that had to wait for a place, or waited in vain."""
+        self.num_session_waits += 1
+        self.num_sessions_refused += in_vain
+        self.count_session_wait(in_vain)
 
     def _log_opening(self, level: Level) -> None:
         memory = "execution" if self.memory_is_bounded_per_execution else "process (no writable memory cgroup)"
@@ -240,27 +225,38 @@ class LocalSandbox(Sandbox):
         raise AssertionError("tenacity neither returned nor raised")
 
     async def _execute_once(self, request: ExecRequest, asked: float) -> ExecResult:
+        if request.session is not None:
+            return await self._run_in_session(request, request.session, asked)
         async with self._slots:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
             queue_s = time.monotonic() - asked
-            if request.session is not None:
-                return replace(await self._run_in_session(request, request.session), queue_s=queue_s)
             seat = self._take_seat()
             try:
                 heavy = self._may_import_heavy(request.code)
-                result = await self._run_stateless(request, self._full if heavy else self._light, seat)
-                if result is None:
-                    result = await self._run_stateless(request, self._full, seat)
+                result = await self._run_in_budget(request, self._full if heavy else self._light, seat)
                 if self._level == Level.GVISOR:
                     await self._leave_spare(seat)
             finally:
                 self._seats.append(seat)
-            assert result is not None, "the full image does not ask for the full image"
             return replace(result, queue_s=queue_s)
 
-    async def _run_stateless(self, request: ExecRequest, images: list[WarmImage], seat: Seat) -> ExecResult | None:
-        """Run in a fresh child. Returns None when the light image will not do for the code."""
+    async def _run_in_budget(self, request: ExecRequest, images: list[WarmImage], seat: Seat) -> ExecResult:
+        """Run; once more in the full image where the light one will not do, for the time left.
+
+        The code itself can ask for the full image at any time: it gets no second limit by that.
+        """
+        first, again = await self._run_stateless(request, images, seat)
+        if not again:
+            return first
+        left_s = max(request.run_timeout_s - first.run_s, _LEAST_SECOND_RUN_S)
+        result, _ = await self._run_stateless(replace(request, run_timeout_s=left_s), self._full, seat)
+        return replace(result, run_s=first.run_s + result.run_s, cpu_s=first.cpu_s + result.cpu_s)
+
+    async def _run_stateless(
+        self, request: ExecRequest, images: list[WarmImage], seat: Seat
+    ) -> tuple[ExecResult, bool]:
+        """Run in a fresh child. True where the light image will not do for the code."""
         image = min(images, key=lambda image: image.num_running)
         kills_before = seat.oom_kills()
         try:
@@ -271,9 +267,8 @@ class LocalSandbox(Sandbox):
                 await process.close()
         finally:
             await seat.clean()
-        if turn.needs_full and image.light:
-            return None
-        return self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
+        result = self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
+        return result, turn.needs_full and image.light
 
     def _take_seat(self) -> Seat:
         """The free seat whose container has waited longest, or any free seat if none has one.
@@ -319,18 +314,26 @@ class LocalSandbox(Sandbox):
             if self._closed:
                 await spare.close()
 
-    async def _run_in_session(self, request: ExecRequest, name: str) -> ExecResult:
+    async def _run_in_session(self, request: ExecRequest, name: str, asked: float) -> ExecResult:
+        """Run in the session's own child.
+
+        The place is taken before the slot: a newcomer that waits must not keep those at work from
+        running, whose end it waits for.
+        """
         assert self._sessions is not None, "run() checked that sessions are on"
-        async with self._sessions.turn(name) as entry:
-            restarted = entry.lost
+        async with self._sessions.turn(name) as entry, self._slots:
+            if self._closed:
+                raise SandboxUnavailable("the sandbox was closed.")
+            queue_s = time.monotonic() - asked
+            restarted, started = entry.lost, entry.process is None
             if entry.process is None:
-                await self._sessions.make_room()
                 seat = self._take_seat()
                 entry.own(seat, give_back=self._seats.append)
                 image = min(self._full, key=lambda image: image.num_running)
                 entry.process = await self._child(image, seat, request.memory_limit_mb)
             turn = await entry.process.run(request, session=True)
-            return replace(self._result(turn, out_of_memory=False), session_restarted=restarted)
+            result = self._result(turn, out_of_memory=False)
+            return replace(result, queue_s=queue_s, session_restarted=restarted, session_started=started)
 
     def _result(self, turn: Turn, *, out_of_memory: bool) -> ExecResult:
         killed = out_of_memory and turn.return_code is not None and turn.return_code < 0

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox import gvisor, runner
+from retool_mcore.sandbox import freeze, gvisor, runner
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
 from retool_mcore.sandbox.images import Child, Exit, WarmImage
 from retool_mcore.sandbox.output import MAX_SCRIPT_STREAM_BYTES, BoundedOutput, CellOutput
@@ -75,6 +75,8 @@ class ChildProcess:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._turn: asyncio.Future[bytes] = self._loop.create_future()
         self._return_code: int | None = None
+        self._cell = 0
+        self._frozen, self._used_s = 0, 0.0  # the root of a stopped tree, and what it had used by then
         self._frames = _Frames()
         self._endings: set[bytes] = set()
         self._paused: dict[int, asyncio.TimerHandle] = {}
@@ -133,6 +135,7 @@ class ChildProcess:
         call is cancelled, the child is killed before the cancellation propagates.
         """
         self._begin_turn(request, session=session)
+        self._thaw()
         sending = asyncio.ensure_future(self._send(request, session=session))
         try:
             limit_s = _CONTAINER_SETUP_TIMEOUT_S if self.image.in_containers else _SETUP_TIMEOUT_S
@@ -146,8 +149,9 @@ class ChildProcess:
             run_s = time.monotonic() - started
             ended_as = b"" if timed_out else self._turn.result()
             if session and ended_as == runner.DONE:
+                cpu_s = self._freeze()
                 self._drain()
-                return self._result(request, run_s, cpu_s=0.0, return_code=self._return_code)
+                return self._result(request, run_s, cpu_s=cpu_s, return_code=self._return_code)
             exit_ = await self._end(kill=timed_out or ended_as != b"")
         except BaseException:
             await asyncio.shield(self._kill_and_wait())
@@ -165,10 +169,27 @@ class ChildProcess:
             needs_full=ended_as == runner.NEEDS_FULL,
         )
 
+    def _freeze(self) -> float:
+        """Stop a session's processes until its next cell. Returns the CPU seconds of this one.
+
+        What ran between the frame that ended the cell and the stop is among them. A container is
+        not stopped: signals do not reach the processes of gVisor's kernel one by one.
+        """
+        if self.image.in_containers or not (root := freeze.pid_of(self.child.pidfd)):
+            return 0.0
+        used_s = freeze.stop(root, with_root=self.image.child_is_init)
+        cpu_s, self._used_s = max(0.0, used_s - self._used_s), used_s
+        self._frozen = root
+        return cpu_s
+
+    def _thaw(self) -> None:
+        if self._frozen and self.alive:
+            freeze.go_on(self._frozen, with_root=self.image.child_is_init)
+
     def _begin_turn(self, request: ExecRequest, *, session: bool) -> None:
         self._turn = self._loop.create_future()
-        # The frames that may end this turn. The code can forge any frame, so one that is not
-        # expected must be ignored.
+        self._cell += 1
+        # The frames that may end this turn; the code can forge any, so others are ignored.
         self._endings = {runner.ENDED} if self.image.in_containers else set[bytes]()
         self._endings |= {runner.DONE} if session else set[bytes]()
         self._endings |= {runner.NEEDS_FULL} if self.image.light else set[bytes]()
@@ -332,6 +353,11 @@ class ChildProcess:
         ):
             self._frames.wanted.discard(number)
             self._frames.files.append((number, payload[4:]))
+        elif kind == runner.DONE and kind in self._endings and not self._turn.done():
+            return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
+            if cell == self._cell:  # else an earlier cell's, whose end was forged before it ended
+                self._return_code = return_code
+                self._turn.set_result(kind)
         elif kind in self._endings and not self._turn.done():
             if kind != runner.NEEDS_FULL and len(payload) == 4:
                 (self._return_code,) = struct.unpack("=i", payload)

@@ -14,6 +14,7 @@ import gc
 import importlib.abc
 import importlib.machinery
 import io
+import itertools
 import linecache
 import marshal
 import os
@@ -41,6 +42,7 @@ READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE, ENDED = b"R", b"E", b"H", b"N", b"D"
 _MAX_CORES = 8
 _CO_COROUTINE = 0x80  # as in inspect, which is slow to import
 _leave = os._exit  # the code may replace it
+CELL_END = struct.Struct("=ii")  # of DONE: return code, the number of the cell
 FRAME = struct.Struct("=cI")  # kind, length of the payload that follows
 
 
@@ -119,7 +121,7 @@ class Interpreter:
     def serve(self) -> NoReturn:
         """Run the request that waits on the control socket; in a session, all later ones too."""
         self._become_main()
-        while True:
+        for number in itertools.count(1):
             request = read_request(self._control)
             session: bool = request["session"]
             if self._cells == 0:
@@ -136,7 +138,9 @@ class Interpreter:
             self._send_files(request["fetch_files"])
             if not session:
                 _leave(return_code)
-            send_frame(self._control, DONE, struct.pack("=i", return_code))
+            send_frame(self._control, DONE, CELL_END.pack(return_code, number))
+
+        raise AssertionError("the count of cells has no end")
 
     def prepare(self, request: dict[str, Any]) -> None:
         """A hook between the first request's arrival and its limits. Here it does nothing."""

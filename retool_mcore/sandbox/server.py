@@ -92,6 +92,10 @@ class Metrics:
         self.zygote_deaths = Counter(
             "retool_sandbox_zygote_deaths", "Warm processes that died and were started anew.", registry=self.registry
         )
+        self.session_waits = Counter(
+            "retool_sandbox_session_waits", "New sessions that found no free place, by outcome.", ["outcome"],
+            registry=self.registry,
+        )  # fmt: skip
         self.process_restarts = Counter(
             "retool_sandbox_process_restarts", "Server processes that were replaced.", registry=self.registry
         )
@@ -126,6 +130,9 @@ def create_app(
     memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
     metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
     sandbox.on_zygote_death = metrics.zygote_deaths.inc
+    sandbox.count_session_wait = lambda in_vain: metrics.session_waits.labels(
+        outcome="refused" if in_vain else "waited"
+    ).inc()
     health = Health(sandbox)
     app = FastAPI(title="retool sandbox")
     num_pending = 0

@@ -1,16 +1,27 @@
-"""Interpreters that live on between a trajectory's calls, bounded in number and in idle time."""
+"""Interpreters that live on between a trajectory's calls, bounded in number and in idle time.
+
+A trajectory at work keeps its interpreter. A newcomer waits for a place, for a bounded time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
+from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.process import ChildProcess
 from retool_mcore.sandbox.seats import Seat
 
 IDLE_S = 600.0
+WAIT_S = 600.0  # for a place; a server has less (cli/sandbox.py), since its clients wait for an answer
+SERVER_WAIT_S = 90.0
+# Names without an interpreter that are remembered, to tell their trajectory that it was restarted.
+_MAX_REMEMBERED = 16_384
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -21,42 +32,61 @@ class Session:
     lost: bool = False
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     expiry: asyncio.TimerHandle | None = None
+    _places: asyncio.Semaphore | None = None  # where it holds a place
     _seat: Seat | None = None
     _give_back: Callable[[Seat], None] | None = None
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it counts among the live ones."""
+        return self._places is not None
+
+    def hold(self, places: asyncio.Semaphore) -> None:
+        """Keep a place that was acquired of ``places`` until ``end``."""
+        self._places = places
 
     def own(self, seat: Seat, give_back: Callable[[Seat], None]) -> None:
         """Hold ``seat`` until ``end``."""
         self._seat, self._give_back = seat, give_back
 
     async def end(self) -> None:
-        """Kill the interpreter and give the seat back."""
-        if self.process is not None:
-            self.lost = True
-            await self.process.close()
-            self.process = None
-        if self._seat is not None and self._give_back is not None:
-            seat, self._seat = self._seat, None
-            try:
-                await seat.clean()
-            finally:
+        """Kill the interpreter, give back the seat and then the place, cancelled or not."""
+        await asyncio.shield(asyncio.ensure_future(self._end()))
+
+    async def _end(self) -> None:
+        try:
+            if self.process is not None:
+                self.lost = True
+                process, self.process = self.process, None
+                await process.close()
+            if self._seat is not None:
+                await self._seat.clean()
+        finally:
+            if self._seat is not None and self._give_back is not None:
+                seat, self._seat = self._seat, None
                 self._give_back(seat)
+            if self._places is not None:  # after the seat: whoever gets the place finds one
+                places, self._places = self._places, None
+                places.release()
 
 
 class Sessions:
-    """At most ``limit`` live interpreters; the one idle longest makes room.
+    """At most ``limit`` live interpreters. A name is remembered until its session is ended."""
 
-    A name is remembered until its session is ended.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, *, wait_s: float = WAIT_S) -> None:
+        """``wait_s`` bounds how long a new session waits for a place."""
+        self._limit, self._wait_s = limit, wait_s
+        self._places = asyncio.Semaphore(limit)
         self._sessions: dict[str, Session] = {}  # in order of last use
+        self.on_wait: Callable[[bool], None] = lambda _: None  # told whether the wait was in vain
+        self._ending = set[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[Session]:
-        """Hold the session for one call at a time.
+        """Hold the session, with a place for its interpreter, for one call at a time.
 
-        A child that is dead afterwards is cleaned up, and the session is marked lost.
+        A child that is dead afterwards is cleaned up, and the session is marked lost. Raises
+        SandboxUnavailable when no place was free for ``wait_s``.
         """
         session = self._sessions.setdefault(name, Session())
         async with session.busy:
@@ -65,27 +95,54 @@ class Sessions:
             self._sessions.pop(name, None)
             self._sessions[name] = session
             try:
+                if not session.has_place:
+                    await self._take_place(name)
+                    session.hold(self._places)
                 yield session
                 session.lost = False
             finally:
                 if session.process is None or not session.process.alive:
                     await session.end()
+                    self._forget_oldest()
                 loop = asyncio.get_running_loop()
                 session.expiry = loop.call_later(IDLE_S, self._expire, session)
 
+    async def _take_place(self, name: str) -> None:
+        waits = self._places.locked()
+        if waits:
+            logger.warning(
+                "session %s waits for a place: %d sessions are at work, and a trajectory at work keeps its own. "
+                "Raise sessions to the number of trajectories in flight.", name, self._limit,
+            )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._places.acquire()
+        except TimeoutError:
+            self.on_wait(True)
+            raise SandboxUnavailable(
+                f"no session was free for {self._wait_s:g} s: all {self._limit} are kept by trajectories at work. "
+                "Raise sessions to the number of trajectories in flight."
+            ) from None
+        if waits:
+            self.on_wait(False)
+
+    def _forget_oldest(self) -> None:
+        """Bound what is remembered of sessions whose client never ended them."""
+        if len(self._sessions) <= _MAX_REMEMBERED + self._limit:
+            return
+        oldest = next((name for name, each in self._sessions.items() if not each.has_place), None)
+        if oldest is not None:
+            session = self._sessions.pop(oldest)
+            if session.expiry is not None:
+                session.expiry.cancel()
+
     def _expire(self, session: Session) -> None:
-        self._ending = asyncio.ensure_future(self._end_idle(session))
+        self._ending.add(task := asyncio.ensure_future(self._end_idle(session)))
+        task.add_done_callback(self._ending.discard)
 
     async def _end_idle(self, session: Session) -> None:
         async with session.busy:
             await session.end()
-
-    async def make_room(self) -> None:
-        """End the interpreter that has been idle longest, if all places are taken."""
-        live = [session for session in self._sessions.values() if session.process is not None]
-        if len(live) >= self._limit:
-            idle = next(session for session in live if not session.busy.locked())
-            await self._end_idle(idle)
 
     async def end(self, name: str) -> None:
         """Forget a session; unknown names are ignored."""

@@ -81,6 +81,7 @@ class Extras(BaseModel):
     stdout_dropped_bytes: int
     stderr_dropped_bytes: int
     session_restarted: bool
+    session_started: bool = False  # servers of before do not tell it
 
 
 class RunCodeResponse(BaseModel):
@@ -117,6 +118,7 @@ class RunCodeResponse(BaseModel):
                 stdout_dropped_bytes=result.stdout_dropped_bytes,
                 stderr_dropped_bytes=result.stderr_dropped_bytes,
                 session_restarted=result.session_restarted,
+                session_started=result.session_started,
             ),
         )
 
@@ -143,4 +145,5 @@ class RunCodeResponse(BaseModel):
             level=extras.level if extras else Level.NONE,
             files={name: base64.b64decode(content) for name, content in self.files.items()},
             session_restarted=extras.session_restarted if extras else False,
+            session_started=extras.session_started if extras else False,
         )

@@ -98,7 +98,7 @@ async def test_tool_time_is_that_of_all_turns(tokenizer, run_s: tuple[float, ...
     assert trajectory.answer == ("1379" if reason == StopReason.FINISHED else None)
 
 
-@pytest.mark.parametrize(("sessions", "session"), [(0, None), (8, "t")])
+@pytest.mark.parametrize(("sessions", "session"), [(0, None), (96, "t")])
 async def test_the_sandbox_is_asked_for_the_limits_of_the_run_file(tokenizer, sessions: int, session: str | None):
     sandbox = Recording()
     settings = ("sandbox.run_timeout_s=7.5", "sandbox.memory_limit_mb=333", f"sandbox.sessions={sessions}")

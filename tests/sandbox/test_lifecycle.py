@@ -162,17 +162,6 @@ async def test_a_time_limit_ends_the_session_and_the_next_result_says_so(interpr
     await interpreter.end_session("slow")
 
 
-async def test_sessions_are_bounded_and_the_longest_idle_makes_room(interpreter: LocalSandbox):
-    for name in ("a", "b", "c"):  # the fixture allows two
-        assert (await interpreter.execute("x = 1", session=name)).ok
-    assert (await interpreter.execute("x", session="c")).stdout == "1\n"
-    assert (await interpreter.execute("x", session="b")).stdout == "1\n"
-    result = await interpreter.execute("x", session="a")
-    assert result.session_restarted and "NameError" in result.stderr
-    for name in ("a", "b", "c"):
-        await interpreter.end_session(name)
-
-
 async def test_sessions_are_off_by_default(sandbox: LocalSandbox):
     with pytest.raises(ConfigError, match="without sessions"):
         await sandbox.execute("1", session="a")
