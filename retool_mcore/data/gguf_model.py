@@ -182,7 +182,8 @@ def _write_weights(file: Path, vocabulary: Vocabulary, folder: Path, dtype: str)
 def _distance(a: Any, b: Any) -> float:
     """How far two matrices are apart, relative to the second: from rows of the whole table."""
     rows = slice(None, None, 64)
-    return float((a[rows].float() - b[rows].float()).norm() / b[rows].float().norm())
+    a, b = a.detach()[rows].float(), b.detach()[rows].float()
+    return float((a - b).norm() / b.norm())
 
 
 def _require_ids(folder: Path, vocabulary: Vocabulary) -> None:
