@@ -18,6 +18,7 @@ from retool_mcore.model.check import check_model
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.preflight.findings import Finding, error, ok, warning
+from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.rollout.protocol import protocol_of, tools_of
 from retool_mcore.sandbox.open import open_sandbox
 
@@ -47,12 +48,11 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
     loaded = load_tokenizer(config.model.path)
     if isinstance(config, RlConfig):
         protocol_of(config.rollout.model_copy(update={"tools": [TOOL_NAME], "mcp": {}}), loaded)
-        yield ok(
-            "tokenizer", f"{len(loaded)} tokens; a call of protocol {config.rollout.protocol} ends on tokens of its own"
-        )
+        served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "text alone"
+        yield ok("tokenizer", f"{len(loaded)} tokens; it and its chat template serve {served}")
     else:
-        chat_format(loaded)
-        yield ok("tokenizer", f"{len(loaded)} tokens; the chat template renders tools and their results")
+        ending = chat_format(loaded).end_of_turn
+        yield ok("tokenizer", f"{len(loaded)} tokens; the chat template closes a turn by {ending}")
 
 
 def data(config: RunConfig) -> Iterator[Finding]:
@@ -66,6 +66,8 @@ def data(config: RunConfig) -> Iterator[Finding]:
         return
     loaded = load_tokenizer(config.model.path)
     if isinstance(config, SftConfig):
+        forms = " and ".join(check_protocols(config, loaded))
+        yield ok("data", f"rows of protocol {forms}, which the model serves" if forms else "rows in words alone")
         for name, path in (("data.train_file", config.data.train_file), ("data.val_file", config.data.val_file)):
             rows = load_sft(path, loaded, config.data.max_length_tokens)
             yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
