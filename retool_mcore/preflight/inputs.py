@@ -15,7 +15,7 @@ from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
-from retool_mcore.model.files import read_config
+from retool_mcore.model.files import is_hub_name, read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.preflight.protocols import check_protocols
@@ -24,12 +24,12 @@ from retool_mcore.sandbox.open import open_sandbox
 
 
 def model(config: RunConfig) -> Iterator[Finding]:
-    shape = read_config(config.model.path)
-    if not shape:
-        yield warning("model", f"{config.model.path} is not a folder here, so it will be fetched from the hub. "
-                      "Fetch it once, and set model.path to the folder")  # fmt: skip
-        return
     check_model(config)
+    if is_hub_name(config.model.path):
+        yield warning("model", f"{config.model.path} is not a folder here: the run fits its config.json, and its "
+                      "weights come from the hub or its cache. Better fetch it once, before all nodes do")  # fmt: skip
+        return
+    shape = read_config(config.model.path)
     kind, billions = shape.get("model_type", "unknown"), shape_of_config(shape).params / 1e9
     yield ok("model", f"{config.model.path}: {kind}, {billions:.3g} G parameters, every shard readable")
 

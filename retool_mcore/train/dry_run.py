@@ -14,6 +14,7 @@ from retool_mcore.config import RunConfig, SftConfig
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.errors import PlatformError
 from retool_mcore.model.check import check_model
+from retool_mcore.model.files import is_hub_name, read_config
 from retool_mcore.platforms.base import Platform, get_platform, without_devices
 from retool_mcore.preflight.protocols import check_protocols, data_is_here
 from retool_mcore.verl.resolve import differences, resolve
@@ -32,7 +33,8 @@ def dry_run(config: RunConfig) -> str:
         if not notes:
             raise  # the run is for this machine, which lacks a package
         notes.append(str(error))
-    if Path(config.model.path).exists():
+    here = Path(config.model.path).exists() or (is_hub_name(config.model.path) and read_config(config.model.path))
+    if here:
         check_model(config)
     else:
         notes.append(f"model.path = {config.model.path} is not here: what depends on its shape is not checked")
