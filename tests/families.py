@@ -12,7 +12,7 @@ ROPE_OF_LLAMA = {
 }  # fmt: skip
 
 
-def _shape(  # noqa: PLR0917  read like a table
+def _shape(
     kind: str, hidden: int, inner: int, layers: int, heads: tuple[int, int], *, vocab: int, longest: int, **more: Any
 ) -> dict[str, Any]:
     return {
@@ -32,7 +32,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
     "Qwen/Qwen2.5-Coder-0.5B-Instruct": (QWEN25_HALF, 494),
     "Qwen/Qwen2.5-Coder-1.5B-Instruct": (QWEN25_ONE, 1544),
     "Qwen/Qwen3-0.6B": (
-        _shape("qwen3", 1024, 3072, 28, (16, 8), vocab=151_936, longest=40_960, head_dim=128, rope_theta=1e6, rope_scaling=None),
+        _shape(
+            "qwen3", 1024, 3072, 28, (16, 8),
+            vocab=151_936, longest=40_960, head_dim=128, rope_theta=1e6, rope_scaling=None,
+        ),
         596,
     ),
     "HuggingFaceTB/SmolLM2-135M-Instruct": (

@@ -27,7 +27,7 @@ def model(config: RunConfig) -> Iterator[Finding]:
     check_model(config)
     if is_hub_name(config.model.path):
         yield warning("model", f"{config.model.path} is not a folder here: the run fits its config.json, and its "
-                      "weights come from the hub or its cache. Better fetch it once, before all nodes do")  # fmt: skip
+                      "weights come from the hub or its cache. Fetch it once, before every node does")  # fmt: skip
         return
     shape = read_config(config.model.path)
     kind, billions = shape.get("model_type", "unknown"), shape_of_config(shape).params / 1e9
