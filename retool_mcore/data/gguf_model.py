@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from retool_mcore.data.tokenizer import encode, from_pretrained
 from retool_mcore.errors import CheckpointError, DataError, PlatformError
@@ -189,7 +189,7 @@ def _distance(a: Any, b: Any) -> float:
 def _require_ids(folder: Path, vocabulary: Vocabulary) -> None:
     """Raise CheckpointError unless the folder, read again, has the file's ids and tokens."""
     tokenizer = from_pretrained(str(folder))
-    own = cast("dict[str, int]", tokenizer.get_vocab())
+    own = tokenizer.get_vocab()
     wrong = [token for index, token in enumerate(vocabulary.tokens) if own.get(token) != index]
     marks = [*vocabulary.of_type(CONTROL), *vocabulary.of_type(USER_DEFINED)]
     wrong += [token for token in marks if not _is_one_token(tokenizer, token, own)]

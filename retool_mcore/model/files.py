@@ -43,12 +43,13 @@ def fetch_config(name: str) -> dict[str, Any]:
     if values := _cached_config(name):
         return values
     try:
-        from huggingface_hub import hf_hub_download
+        import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise CheckpointError(f"model.path = {name!r} is a hub name, and huggingface_hub is missing") from error
     try:
-        return _config_json(Path(hf_hub_download(name, "config.json")).parent)
+        client: Any = huggingface_hub  # the types of its download are partly unknown
+        return _config_json(Path(client.hf_hub_download(name, "config.json")).parent)
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise CheckpointError(
             f"model.path = {name!r} is no folder here, and its config.json can be had neither from the hub nor from "
