@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from safetensors.numpy import save_file
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
+from retool_mcore.model.shape import shape_of_config
+from tests.families import FAMILIES, SCALED, write_hub_cache
 
 SHAPE = {
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -81,3 +87,46 @@ def test_router_replay_is_for_experts(tmp_path: Path):
     settings = [f"model.path={tmp_path}", "algorithm.router_replay=R2"]
     with pytest.raises(ConfigError, match=r"algorithm\.router_replay = 'R2': .* has no experts"):
         check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings))
+
+
+def sft_by_name(name: str, cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`retool sft` of a hub name, without network and with data that is not there."""
+    settings = [f"model.path={name}", "data.train_file=absent.parquet", "data.val_file=absent.parquet"]
+    argv = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *settings, *words]
+    own = os.environ | {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=own)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_shape_gives_its_published_size(name: str):
+    values, millions = FAMILIES[name]
+    assert shape_of_config(values).params / 1e6 == pytest.approx(millions, rel=0.005)
+
+
+def test_a_hub_name_is_judged_by_its_config_like_a_folder(tmp_path: Path):
+    for name in FAMILIES:
+        write_hub_cache(tmp_path, name)
+    refused = sft_by_name("meta-llama/Llama-3.2-1B-Instruct", tmp_path)
+    assert refused.returncode == 2 and 'has type "llama3"' in refused.stderr, refused.stderr
+    smol = sft_by_name("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path, "parallel.tp=2")
+    assert "does not divide the 9 attention heads" in smol.stderr.replace("\n", " "), smol.stderr
+    passed = sft_by_name("Qwen/Qwen3-0.6B", tmp_path)
+    assert "absent.parquet: cannot be read" in passed.stderr, passed.stderr  # the model was accepted
+
+
+def test_a_hub_name_that_cannot_be_had_is_one_error(tmp_path: Path):
+    done = sft_by_name("Qwen/Qwen3-0.6B", tmp_path)
+    told = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "Traceback" not in told, done.stderr
+    assert "model.path = 'Qwen/Qwen3-0.6B' is no folder here" in told and "hf download Qwen/Qwen3-0.6B" in told
+
+
+def test_families_in_the_cache_pass_the_checks_but_those_with_scaled_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in FAMILIES:
+        write_hub_cache(tmp_path, name)
+        run = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"model.path={name}"])
+        with pytest.raises(ConfigError, match="llama3") if name in SCALED else nullcontext():
+            check_model(run)

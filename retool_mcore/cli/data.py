@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -65,6 +66,7 @@ def model(
     dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of the weights written.")] = "bfloat16",
 ) -> None:
     """Write a GGUF file as a Hugging Face folder: weights, tokenizer, chat template, eos ids."""
+    os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: transformers' reader draws bars with it
     from retool_mcore.data.gguf_model import write_gguf_model
     from retool_mcore.platforms.base import without_devices
 

@@ -228,6 +228,16 @@ def require_tool_turns(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
+@lru_cache(maxsize=8)
+def renders_tool_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether ``require_tool_turns`` would accept the template. Cached per tokenizer."""
+    try:
+        require_tool_turns(tokenizer)
+    except CheckpointError:
+        return False
+    return True
+
+
 def clean_messages(messages: Sequence[Message], fmt: ChatFormat) -> list[dict[str, Any]]:
     """Check messages and unify them: drop nulls of columnar files, make call arguments mappings."""
     return [_clean_message(message, index, fmt) for index, message in enumerate(messages)]

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from retool_mcore.data.tokenizer import encode, from_pretrained
 from retool_mcore.errors import CheckpointError, DataError, PlatformError
@@ -182,13 +182,14 @@ def _write_weights(file: Path, vocabulary: Vocabulary, folder: Path, dtype: str)
 def _distance(a: Any, b: Any) -> float:
     """How far two matrices are apart, relative to the second: from rows of the whole table."""
     rows = slice(None, None, 64)
-    return float((a[rows].float() - b[rows].float()).norm() / b[rows].float().norm())
+    a, b = a.detach()[rows].float(), b.detach()[rows].float()
+    return float((a - b).norm() / b.norm())
 
 
 def _require_ids(folder: Path, vocabulary: Vocabulary) -> None:
     """Raise CheckpointError unless the folder, read again, has the file's ids and tokens."""
     tokenizer = from_pretrained(str(folder))
-    own = cast("dict[str, int]", tokenizer.get_vocab())
+    own = tokenizer.get_vocab()
     wrong = [token for index, token in enumerate(vocabulary.tokens) if own.get(token) != index]
     marks = [*vocabulary.of_type(CONTROL), *vocabulary.of_type(USER_DEFINED)]
     wrong += [token for token in marks if not _is_one_token(tokenizer, token, own)]

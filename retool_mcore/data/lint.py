@@ -13,15 +13,15 @@ import numpy as np
 
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.config.files import parquet_files
-from retool_mcore.data.chat import render, render_prompt
+from retool_mcore.data.chat import render, render_prompt, renders_tool_turns
 from retool_mcore.data.layouts import LAYOUTS, OPTIONS, Columns, NoTruth, read_problem
 from retool_mcore.data.leaks import Index, Overlap, Pair, normalised, overlap
-from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.prompts import hermes_prompt, retool_messages
 from retool_mcore.data.sft import parse_tools
 from retool_mcore.data.sources import read_source
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.data.wrappers import problem_of
-from retool_mcore.errors import DataError
+from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.reward.answer import judgeable
 
 if TYPE_CHECKING:
@@ -141,9 +141,20 @@ def _lint_tokens(row: Row, tokenizer: PreTrainedTokenizerBase, lint: FileLint) -
             if lint.loss_tokens[-1] == 0:
                 lint.errors.append(f"{row.where}: no token carries loss")
         else:
-            lint.lengths_tokens.append(len(render_prompt(row.messages, row.tools, tokenizer)))
+            lint.lengths_tokens.append(_prompt_tokens(row, tokenizer))
     except DataError as error:
         lint.errors.append(f"{row.where}: {error}")
+    except CheckpointError as error:  # of the model: the same for every such row, so it is told once
+        told = f"rows like this one cannot be rendered: {error}"
+        if not any(each.endswith(told) for each in lint.errors):
+            lint.errors.append(f"{row.where}: {told}")
+
+
+def _prompt_tokens(row: Row, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The length of an RL prompt, inline for a model without tool turns."""
+    if renders_tool_turns(tokenizer):
+        return len(render_prompt(row.messages, row.tools, tokenizer))
+    return len(render_prompt(retool_messages(row.messages), None, tokenizer))
 
 
 def _lint_lengths(lint: FileLint, max_tokens: int | None) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 ANSWER_FORMAT = "Put your final answer within \\boxed{}."
 
 # The paper's inline form. In ReTool's own data the problem follows this mark, after an instruction
@@ -34,6 +37,17 @@ def retool_prompt(problem: str) -> str:
     if QUESTION_MARK in problem:
         return problem
     return f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\n{plain_problem(problem)}"
+
+
+def retool_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A prompt's turns with the last in the inline form.
+
+    A row of ReTool's own data has its instruction and stays as it is.
+    """
+    last = messages[-1]
+    if QUESTION_MARK in last["content"]:
+        return list(messages)
+    return [*messages[:-1], {**last, "content": retool_prompt(last["content"])}]
 
 
 def plain_problem(content: str) -> str:

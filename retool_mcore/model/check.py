@@ -8,15 +8,17 @@ from typing import Any
 from retool_mcore.config import Experts, RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
-from retool_mcore.model.files import read_config
+from retool_mcore.model.files import fetch_config, read_config
 from retool_mcore.model.shape import ModelShape, shape_of_config
 
 
 def check_model(config: RunConfig) -> None:
-    """Check that the layout and lengths fit the model. Raises ConfigError with the arithmetic."""
-    values = read_config(config.model.path)
-    if not values:
-        return
+    """Check that the layout and lengths fit the model. Raises ConfigError with the arithmetic.
+
+    A hub name is checked by its config.json, which is fetched. Raises CheckpointError when it
+    cannot be had: the run could not read the model either.
+    """
+    values = read_config(config.model.path) or fetch_config(config.model.path)
     _check_rope(config, values)
     shape = shape_of_config(values)
     splits = [

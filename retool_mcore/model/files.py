@@ -13,20 +13,62 @@ from retool_mcore.model.shape import ModelShape, shape_of_config
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """``config.json`` of a local model directory; {} for a hub name, which is not looked up.
+    """``config.json`` of a local model directory, or of a hub name from the hub's cache, else {}.
 
-    Raises CheckpointError when the directory is not a complete Hugging Face checkpoint.
+    Asks no network: ``fetch_config`` does. Raises CheckpointError when the directory is not a
+    complete Hugging Face checkpoint.
     """
     folder = Path(path)
     if not folder.exists():
-        if path.count("/") == 1 and not path.startswith((".", "/", "runs/")):
-            return {}
+        if is_hub_name(path):
+            return _cached_config(path)
         raise CheckpointError(
             f"model.path = {path!r} does not exist. Make it first, or name a hub model as owner/name."
         )
     values = _config_json(folder)
     _check_shards(folder)
     return values
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a model.path means owner/name on the hub, and no folder."""
+    return not Path(path).exists() and path.count("/") == 1 and not path.startswith((".", "/", "runs/"))
+
+
+def fetch_config(name: str) -> dict[str, Any]:
+    """``config.json`` of a hub name, fetched into the hub's cache if it is not there.
+
+    Raises CheckpointError when it cannot be had.
+    """
+    if values := _cached_config(name):
+        return values
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ImportError as error:
+        raise CheckpointError(f"model.path = {name!r} is a hub name, and huggingface_hub is missing") from error
+    try:
+        client: Any = huggingface_hub  # the types of its download are partly unknown
+        return _config_json(Path(client.hf_hub_download(name, "config.json")).parent)
+    except (OSError, HFValidationError, HfHubHTTPError) as error:
+        raise CheckpointError(
+            f"model.path = {name!r} is no folder here, and its config.json can be had neither from the hub nor from "
+            f"its cache: {str(error).strip().partition(chr(10))[0]} Correct the name, fetch the model where there is "
+            f"a network (hf download {name}), or set model.path to its folder."
+        ) from error
+
+
+def _cached_config(name: str) -> dict[str, Any]:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:  # planning a run needs neither engine nor hub
+        return {}
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return {}
+    return _config_json(Path(found).parent) if isinstance(found, str) else {}
 
 
 def _config_json(folder: Path) -> dict[str, Any]:

@@ -15,20 +15,21 @@ from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
-from retool_mcore.model.files import read_config
+from retool_mcore.model.files import is_hub_name, read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.preflight.findings import Finding, error, ok, warning
+from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.rollout.protocol import protocol_of, tools_of
 from retool_mcore.sandbox.open import open_sandbox
 
 
 def model(config: RunConfig) -> Iterator[Finding]:
-    shape = read_config(config.model.path)
-    if not shape:
-        yield warning("model", f"{config.model.path} is not a folder here, so it will be fetched from the hub. "
-                      "Fetch it once, and set model.path to the folder")  # fmt: skip
-        return
     check_model(config)
+    if is_hub_name(config.model.path):
+        yield warning("model", f"{config.model.path} is not a folder here: the run fits its config.json, and its "
+                      "weights come from the hub or its cache. Fetch it once, before every node does")  # fmt: skip
+        return
+    shape = read_config(config.model.path)
     kind, billions = shape.get("model_type", "unknown"), shape_of_config(shape).params / 1e9
     yield ok("model", f"{config.model.path}: {kind}, {billions:.3g} G parameters, every shard readable")
 
@@ -47,12 +48,11 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
     loaded = load_tokenizer(config.model.path)
     if isinstance(config, RlConfig):
         protocol_of(config.rollout.model_copy(update={"tools": [TOOL_NAME], "mcp": {}}), loaded)
-        yield ok(
-            "tokenizer", f"{len(loaded)} tokens; a call of protocol {config.rollout.protocol} ends on tokens of its own"
-        )
+        served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "text alone"
+        yield ok("tokenizer", f"{len(loaded)} tokens; it and its chat template serve {served}")
     else:
-        chat_format(loaded)
-        yield ok("tokenizer", f"{len(loaded)} tokens; the chat template renders tools and their results")
+        ending = chat_format(loaded).end_of_turn
+        yield ok("tokenizer", f"{len(loaded)} tokens; the chat template closes a turn by {ending}")
 
 
 def data(config: RunConfig) -> Iterator[Finding]:
@@ -66,6 +66,8 @@ def data(config: RunConfig) -> Iterator[Finding]:
         return
     loaded = load_tokenizer(config.model.path)
     if isinstance(config, SftConfig):
+        forms = " and ".join(check_protocols(config, loaded))
+        yield ok("data", f"rows of protocol {forms}, which the model serves" if forms else "rows in words alone")
         for name, path in (("data.train_file", config.data.train_file), ("data.val_file", config.data.val_file)):
             rows = load_sft(path, loaded, config.data.max_length_tokens)
             yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")

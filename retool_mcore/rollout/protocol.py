@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from retool_mcore.config import ToolLoop
 from retool_mcore.config.named import load_named
 from retool_mcore.data import chat
-from retool_mcore.data.prompts import QUESTION_MARK, plain_problem, retool_prompt
+from retool_mcore.data.prompts import retool_messages
 from retool_mcore.data.tokenizer import decode, encode, name_of
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
@@ -209,10 +209,7 @@ class Retool(ToolProtocol):
         self.call_end = call_end
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        last = dict(messages[-1])
-        if QUESTION_MARK not in last["content"]:  # a row of ReTool's own data has its instruction
-            last["content"] = retool_prompt(plain_problem(last["content"]))
-        return chat.render_prompt([*messages[:-1], last], None, self.tokenizer)
+        return chat.render_prompt(retool_messages(messages), None, self.tokenizer)
 
     def clean(self, output: str) -> str:
         return RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", super().clean(output))

@@ -10,10 +10,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RunConfig, SftConfig
+from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.errors import PlatformError
 from retool_mcore.model.check import check_model
+from retool_mcore.model.files import is_hub_name, read_config
 from retool_mcore.platforms.base import Platform, get_platform, without_devices
+from retool_mcore.preflight.protocols import check_protocols, data_is_here
 from retool_mcore.verl.resolve import differences, resolve
 
 
@@ -30,10 +33,12 @@ def dry_run(config: RunConfig) -> str:
         if not notes:
             raise  # the run is for this machine, which lacks a package
         notes.append(str(error))
-    if Path(config.model.path).exists():
+    here = Path(config.model.path).exists() or (is_hub_name(config.model.path) and read_config(config.model.path))
+    if here:
         check_model(config)
     else:
         notes.append(f"model.path = {config.model.path} is not here: what depends on its shape is not checked")
+    notes += _check_form(config)
     defaults, tree = resolve(config, platform)
     changed = differences(defaults, tree)
     lines = [
@@ -45,6 +50,16 @@ def dry_run(config: RunConfig) -> str:
         *(f"{key}: {_short(default)} -> {_short(ours)}" for key, (default, ours) in changed.items()),
     ]
     return "\n".join(lines)
+
+
+def _check_form(config: RunConfig) -> list[str]:
+    """Check that RL will accept what SFT makes of its rows, where model and data are here."""
+    if not isinstance(config, SftConfig) or not Path(config.model.path).exists():
+        return []
+    if not data_is_here(config):
+        return ["the data is not here: whether RL will accept the form of its rows is not checked"]
+    check_protocols(config, load_tokenizer(config.model.path))
+    return []
 
 
 def _prepare(platform: Platform) -> list[str]:

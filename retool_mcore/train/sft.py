@@ -20,6 +20,7 @@ from retool_mcore.data.chat import Rendered, load_tokenizer
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError, ReToolError
 from retool_mcore.platforms.base import Platform, get_platform
+from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
 from retool_mcore.run import checkpoint
@@ -114,6 +115,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
     tokenizer = load_tokenizer(config.model.path)
+    check_protocols(config, tokenizer)
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
     if rank == 0:

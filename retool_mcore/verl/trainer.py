@@ -162,7 +162,7 @@ class TrainerMixin(GoalMixin, EnginesMixin):
         self._clock = StepClock()
         self._load = EngineLoad(self)
         values = read_config(self._run.model.path)
-        self._shape = shape_of_config(values) if values else None  # None for a hub name
+        self._shape = shape_of_config(values) if values else None  # None: not in the hub cache
         self._peak_flops = (get_platform(self._run.run.platform).device.peak_flops or 0.0) * self._run.train_gpus()
 
     def _init_resource_pool_mgr(self) -> None:

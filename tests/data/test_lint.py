@@ -20,7 +20,8 @@ from retool_mcore.data.rl import rl_row
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.tasks import TaskSpec, make_task
 from retool_mcore.errors import DataError
-from retool_mcore.rollout.protocol import Hermes
+from retool_mcore.rollout.protocol import Hermes, Retool
+from tests.plain_chatml import with_template
 
 ROOT = Path(__file__).parents[2]
 LONG = "In a town there are many houses and every house has four windows and two doors, how many windows are there?"
@@ -62,6 +63,16 @@ def test_repeats_and_lengths_are_told(tmp_path, tokenizer):
     assert found.notes[3] == "3 rows (100.0%) are over 5 tokens"
     assert sum(found.loss_tokens) < sum(found.lengths_tokens)
     assert found.notes[4].endswith(f"({min(found.loss_tokens)} in the row with the fewest)")
+
+
+def test_a_model_without_tool_turns_measures_prompts_inline(tmp_path, tokenizer):
+    plain = with_template(tokenizer)
+    found = lint_file(rl_file(tmp_path / "rl.parquet", "What is 2 + 2?"), plain, None)
+    inline = Retool(plain).prompt_ids([{"role": "user", "content": "What is 2 + 2?"}])
+    assert (found.errors, found.lengths_tokens) == ([], [len(inline)])
+    make_task(tmp_path / "task", seed=1, spec=TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20))
+    told = lint_file(str(tmp_path / "task" / "sft_train.parquet"), plain, None).errors
+    assert len(told) == 1 and "rows like this one cannot be rendered" in told[0]
 
 
 def test_the_histograms_bins_double_and_hold_every_row():

@@ -11,20 +11,10 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 from retool_mcore.errors import CheckpointError
 from retool_mcore.rollout.protocol import serving_protocol
-
-CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
-)
+from tests.plain_chatml import PLAIN_CHATML, with_template
 
 
-def with_template(tokenizer, template: str):
-    made = deepcopy(tokenizer)
-    made.chat_template = template
-    return made
-
-
-@pytest.mark.parametrize(("template", "name"), [(None, "hermes"), (CHATML, "retool")])
+@pytest.mark.parametrize(("template", "name"), [(None, "hermes"), (PLAIN_CHATML, "retool")])
 def test_the_command_prints_the_protocol(tokenizer, tmp_path: Path, template: str | None, name: str):
     made = tokenizer if template is None else with_template(tokenizer, template)
     made.save_pretrained(tmp_path)

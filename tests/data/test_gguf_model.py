@@ -1,0 +1,112 @@
+"""`retool data model`: the folder has the file's weights, ids, added tokens, ends and template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from retool_mcore.cli.data import app
+from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.gguf_model import write_gguf_model
+from retool_mcore.data.task_model import END_OF_TEXT, TOOL_MARKS
+from retool_mcore.errors import CheckpointError, DataError, PlatformError
+from retool_mcore.model.files import dtype_of_weights
+from retool_mcore.rollout.protocol import serving_protocol
+from tests.data.gguf_file import write_gguf
+
+pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
+
+TEXT = 'What is 12 + 7?\n<tool_call>\n{"name": "code_interpreter"}\n</tool_call><|im_end|>\né→ print(1)'
+
+
+@pytest.fixture(scope="module")
+def file(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(model_dir, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("made") / "model"
+    argv = [sys.executable, "-m", "retool_mcore", "data", "model", str(file), str(folder), "--dtype", "float32"]
+    return folder, subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_command_says_one_line_and_no_more(made):
+    folder, done = made
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{folder}: written, float32\n"
+
+
+def test_tokens_template_and_ends_are_the_files(made, tokenizer):
+    folder, _ = made
+    found = load_tokenizer(str(folder))
+    assert found.encode(TEXT, add_special_tokens=False) == tokenizer.encode(TEXT, add_special_tokens=False)
+    assert [len(found.encode(mark, add_special_tokens=False)) for mark in TOOL_MARKS] == [1] * len(TOOL_MARKS)
+    assert found.chat_template == tokenizer.chat_template
+    assert (found.eos_token_id, found.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    assert serving_protocol(found) == "hermes"
+
+
+def test_weights_are_the_files(made, model_dir):
+    own, wanted = (load_file(folder / "model.safetensors") for folder in (made[0], model_dir))
+    assert own.keys() == wanted.keys()
+    assert all(own[name].equal(wanted[name]) for name in wanted)
+
+
+def test_a_matrix_quantised_twice_is_tied_and_the_turns_end_counts(model_dir, tmp_path, tokenizer):
+    write_gguf(model_dir, tmp_path / "tied.gguf", eos=END_OF_TEXT, output_noise=0.04)
+    assert write_gguf_model(tmp_path / "tied.gguf", tmp_path / "model", "bfloat16")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"] is True
+    assert "lm_head.weight" not in load_file(tmp_path / "model" / "model.safetensors")
+    assert dtype_of_weights(tmp_path / "model") == "bfloat16"
+    generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    ends = [tokenizer.convert_tokens_to_ids(token) for token in (END_OF_TEXT, "<|im_end|>")]
+    assert generation["eos_token_id"] == ends  # the file's eos ends a text alone; its eot ends a turn
+
+
+def test_a_whole_folder_stays_and_another_is_refused(made, file, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(made[0], folder)
+    assert write_gguf_model(file, folder, "float32") is False
+    with pytest.raises(CheckpointError, match=r"was made from .*'dtype': 'float32'.*Name another folder"):
+        write_gguf_model(file, folder, "bfloat16")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"is not empty and no whole model .*missing or corrupt"):
+        write_gguf_model(file, folder, "float32")
+    assert (folder / "config.json").is_file(), "what the user has there is left as it is"
+
+
+def test_what_an_interrupted_command_left_is_no_obstacle(file, tmp_path):
+    (tmp_path / ".model.partial").mkdir()
+    (tmp_path / ".model.partial" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "model").mkdir()
+    assert write_gguf_model(file, tmp_path / "model", "float32")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_broken_file_leaves_nothing(file, tmp_path):
+    (tmp_path / "half.gguf").write_bytes(file.read_bytes()[:20000])
+    (tmp_path / "text.gguf").write_text("no GGUF")
+    for name in ("half.gguf", "text.gguf"):
+        with pytest.raises(DataError, match=f"{name} cannot be read as GGUF"):
+            write_gguf_model(tmp_path / name, tmp_path / "model", "float32")
+    assert not (tmp_path / "model").exists()
+
+
+def test_without_the_package_it_is_one_line(file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)  # an import then fails as if it were not installed
+    with pytest.raises(PlatformError, match=r"pip install 'retool_mcore\[gguf\]'"):
+        write_gguf_model(file, tmp_path / "model", "float32")
+    found = CliRunner().invoke(app, ["model", str(file), str(tmp_path / "model")])
+    assert found.exit_code == 2 and "needs package gguf" in found.output
