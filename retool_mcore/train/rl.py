@@ -82,7 +82,10 @@ def _tell(note: str, terminal: IO[str]) -> None:
 
 
 def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
-    """Raise ConfigError when the run is for several nodes and no Ray cluster answers within ``wait_s``."""
+    """Raise ConfigError when the run is for several nodes and no Ray cluster answers.
+
+    ``wait_s``: how long it may take.
+    """
     if config.cluster.nodes == 1:
         return
     several = f"{config.source}: cluster.nodes = {config.cluster.nodes}, and RAY_ADDRESS"

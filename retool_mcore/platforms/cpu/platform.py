@@ -58,7 +58,11 @@ class Cpu(Platform):
         return (
             EnvVar(PLATFORM_ENV, self.name, "our plugins of verl and SGLang act in this run's processes only"),
             EnvVar("VERL_PLATFORM", self.verl_platform, "a failed plugin is an error instead of a fall-back to nvidia"),
-            EnvVar("PYTHONPATH", path, "torchvision and sgl_kernel are linked against CUDA; stubs stand before them"),
+            EnvVar(
+                "PYTHONPATH",
+                path,
+                "SGLang imports torchvision and sgl_kernel, which have no build for CPUs; stubs stand for them",
+            ),
             EnvVar("SGLANG_USE_CPU_ENGINE", "1", "SGLang chooses its plain-PyTorch layers"),
             EnvVar("TORCHDYNAMO_DISABLE", "1", "Megatron-core compiles small functions: minutes of g++, no gain here"),
             EnvVar("OMP_NUM_THREADS", "1", "a process per core; more threads than cores are slower", forced=False),
