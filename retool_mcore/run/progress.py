@@ -9,4 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
     """A bar on ``console`` (None: standard output), with ``more`` columns after the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, *more, console=console)
+    return Progress(
+        *columns,
+        *more,
+        console=console,
+        redirect_stdout=False,  # or rich shows on the terminal what the engines print for the log
+        redirect_stderr=False,
+    )

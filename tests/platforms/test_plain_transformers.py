@@ -1,4 +1,4 @@
-"""In the environment that `make install` builds, plain transformers loads models, outside any run."""
+"""Where `make install` has been, plain transformers loads models outside any run."""
 
 import subprocess
 import sys

@@ -15,7 +15,7 @@ from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Pl
 from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
 
-STUBS = Path(__file__).parent / "stubs"  # import stubs of packages whose wheels are linked against CUDA
+STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
 MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
 
 
@@ -61,7 +61,7 @@ class Cpu(Platform):
             EnvVar(
                 "PYTHONPATH",
                 path,
-                "SGLang imports torchvision and sgl_kernel, which have no build for CPUs; stubs stand for them",
+                "SGLang imports torchvision and sgl_kernel, which have no CPU build; stubs do",
             ),
             EnvVar("SGLANG_USE_CPU_ENGINE", "1", "SGLang chooses its plain-PyTorch layers"),
             EnvVar("TORCHDYNAMO_DISABLE", "1", "Megatron-core compiles small functions: minutes of g++, no gain here"),
