@@ -131,7 +131,7 @@ start_ray() {
       "${common[@]}" >/dev/null
   fi
   [ -n "$DRY_RUN" ] || RAY_LEADER=${started[-1]}
-  export RAY_ADDRESS=$HEAD_IP:$RAY_PORT
+  export RAY_ADDRESS=$HEAD_IP:$RAY_PORT RETOOL_RAY_ADDRESS=$HEAD_IP:$RAY_PORT  # the second: it is this run's
 }
 
 # Ray's nodes prove to each other that they belong together by a secret, kept in the run's folder,

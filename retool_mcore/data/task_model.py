@@ -134,8 +134,7 @@ def write_model(directory: Path, tokenizer: PreTrainedTokenizerBase, seed: int) 
 def _random_weights(config: Qwen2Config, seed: int) -> dict[str, torch.Tensor]:
     """Qwen2's weights by name, initialised as in transformers: normal matrices, biases 0, norms 1.
 
-    They are written out here because importing transformers' Qwen2 modules pulls in torchvision,
-    whose wheel needs CUDA's libraries.
+    They are written out here because transformers' Qwen2 modules take seconds to import.
     """
     import torch
 

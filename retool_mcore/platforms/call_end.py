@@ -7,9 +7,12 @@ the tag is not there. A server without the patch stops, and the loop sends the n
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 from retool_mcore.platforms.patches import Patch
@@ -30,7 +33,7 @@ class CallEnd:
     def __init__(self, left: Sequence[Mapping[int, int]]) -> None:
         self.left = tuple(dict(each) for each in left)
         self.completing = frozenset(self.left[-1])
-        self.text = json.dumps(self.left, separators=(",", ":"))
+        self.text = _written(self.left)
 
     @classmethod
     def of(cls, vocabulary: Mapping[str, int], tag: str) -> Self:
@@ -59,7 +62,8 @@ class CallEnd:
     @classmethod
     def read(cls, text: str) -> Self:
         """What ``text`` of another process says."""
-        return cls([{int(token_id): start for token_id, start in each.items()} for each in json.loads(text)])
+        left = json.loads(zlib.decompress(base64.b64decode(text)))
+        return cls([{of: int(start) for start, steps in each.items() for of in accumulate(steps)} for each in left])
 
     @property
     def max_tokens(self) -> int:
@@ -79,6 +83,20 @@ class CallEnd:
         return False
 
 
+def _written(left: Sequence[Mapping[int, int]]) -> str:
+    """``left`` in few bytes, since each request has it: 1.3 kB for the 464 tokens of Qwen2.5.
+
+    For each start the token ids, each as its distance from the one before.
+    """
+    found: list[dict[int, list[int]]] = []
+    for each in left:
+        of_start: dict[int, list[int]] = {}
+        for token_id, start in sorted(each.items()):
+            of_start.setdefault(start, []).append(token_id)
+        found.append({start: [b - a for a, b in pairwise([0, *ids])] for start, ids in of_start.items()})
+    return base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 9)).decode()
+
+
 _read = lru_cache(maxsize=8)(CallEnd.read)
 
 
@@ -93,6 +111,10 @@ def go_on_without_a_tag(original: Callable[[Any, Any], bool]) -> Callable[[Any, 
     def _check_token_based_finish(self: Any, new_accepted_tokens: Any) -> bool:
         custom = self.sampling_params.custom_params
         table = custom.get(TABLE) if isinstance(custom, dict) else None
+        if table is not None and self.custom_logit_processor is None:
+            # The request itself, for processors of logits. With it a request that is over keeps its
+            # tokens and routes until Python's collector looks for cycles.
+            custom.pop("__req__", None)
         rest = new_accepted_tokens
         while original(self, rest):
             if table is None:

@@ -24,7 +24,13 @@ LINE_EVERY_S = 1.0
 def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
     """A bar on ``console`` (None: standard output), with ``more`` columns after the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, *more, console=console)
+    return Progress(
+        *columns,
+        *more,
+        console=console,
+        redirect_stdout=False,  # or rich shows on the terminal what the engines print for the log
+        redirect_stderr=False,
+    )
 
 
 class StepLines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Generator
@@ -30,6 +31,7 @@ from retool_mcore.verl.plugin import assert_loaded
 
 logger = logging.getLogger(__name__)
 
+CLUSTER_WAIT_S = 20.0  # a head that was just started needs a few
 PROGRESS_INTERVAL_S = 0.5
 
 
@@ -79,13 +81,31 @@ def _tell(note: str, terminal: IO[str]) -> None:
     Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
 
 
-def require_cluster(config: RlConfig) -> None:
-    """Raise ConfigError when the run is for several nodes and no Ray cluster was started for it."""
-    if config.cluster.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
-        raise ConfigError(
-            f"{config.source}: cluster.nodes = {config.cluster.nodes}, and RAY_ADDRESS names no Ray cluster. Start "
-            "a script of launch/ or ascend/ on each node, which starts Ray first."
-        )
+def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
+    """Raise ConfigError when the run is for several nodes and no Ray cluster answers.
+
+    ``wait_s``: how long it may take.
+    """
+    if config.cluster.nodes == 1:
+        return
+    several = f"{config.source}: cluster.nodes = {config.cluster.nodes}, and RAY_ADDRESS"
+    what_to_do = "Start a script of launch/ or ascend/ on each node, which starts Ray first."
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        raise ConfigError(f"{several} names no Ray cluster. {what_to_do}")
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()) or "://" in host:
+        raise ConfigError(f"{several} = {address!r} is not HOST:PORT of a Ray cluster. {what_to_do}")
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=max(wait_s, 0.1)).close()
+        except (OSError, OverflowError) as problem:
+            if time.monotonic() < end_s:
+                time.sleep(0.2)
+                continue
+            raise ConfigError(f"{several} = {address!r} does not answer ({problem}). {what_to_do}") from problem
+        return
 
 
 @contextmanager

@@ -56,6 +56,12 @@ def test_every_patch_works_and_is_still_needed(outcomes, patch):
     assert without != with_patch, f"works without it now: delete the patch ({patch.reason})"
 
 
+@cpu_only
+def test_a_request_ends_at_its_tag_and_is_freed_then(outcomes):
+    with_patch, without = outcomes["sglang.srt.managers.schedule_batch.Req._check_token_based_finish"]
+    assert (with_patch, without) == ("True, 6 tokens, freed True", "True, 2 tokens, freed False")
+
+
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target)
 def test_every_patch_says_why_and_until_when(patch):
     assert len(patch.reason) > 20

@@ -25,7 +25,15 @@ from unittest import mock
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
+from tests.platforms import token_stops
 from tests.platforms.host_reads import known_tokens, reads
+
+
+def join_gloo() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
 
 
 class Probes:
@@ -46,20 +54,14 @@ class Probes:
 
     def train_and_resume(self) -> str:
         """Build, train, save, load, train, with the generators' numbers in between."""
-        import torch.distributed as dist
-
         checkpoint = self.folder / "checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
+        join_gloo()
         actions = [["train", 1, 1], ["draw"], ["save", str(checkpoint)], ["load", str(checkpoint)], ["draw"]]
         return repr(megatron_ranks.run({"model": self.model, "actions": [*actions, ["train", 2, 2], ["draw"]]}))
 
     def train_experts(self) -> str:
-        import torch.distributed as dist
-
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
+        join_gloo()
         return repr(megatron_ranks.run({"model": self.experts, "actions": [["train", 1, 1]]}))
 
     def exchange_of_tokens(self) -> str:
@@ -67,8 +69,7 @@ class Probes:
         import torch.distributed as dist
         from megatron.core.transformer.moe import token_dispatcher
 
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
+        join_gloo()
         sizes = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([3]), as_numpy=True, record_stream=False)
         received = torch.empty(3)
         dist.all_to_all_single(received, torch.ones(3), output_split_sizes=sizes, input_split_sizes=sizes)
@@ -161,17 +162,7 @@ class Probes:
         return f"seeds {info.sampling_seed.tolist() if info.sampling_seed is not None else None}"
 
     def a_comparison_and_a_call(self) -> str:
-        """How long a response is where SGLang stops on ">": after "x > 3", and of "</code>"."""
-        from sglang.srt.managers.schedule_batch import Req
-        from sglang.srt.sampling.sampling_params import SamplingParams
-
-        from retool_mcore.platforms.call_end import TABLE, CallEnd
-
-        call_end = CallEnd.of({"</": 1, "code": 2, ">": 3, "x": 4}, "</code>")
-        params = SamplingParams(stop_token_ids=[3], custom_params={TABLE: call_end.text})
-        request = Req("0", "", [9], params)
-        request.output_ids.extend([4, 3, 4, 1, 2, 3, 4])  # as a speculative step accepts them
-        return f"{request._check_token_based_finish(request.output_ids[:])}, {request.finished_len} tokens"
+        return token_stops.response()
 
     def draw_by_a_seed(self) -> str:
         import torch
@@ -189,12 +180,9 @@ class Probes:
         return f"{sorted(copy['model_state'])} copied"
 
     def resume_from_a_reshardable_checkpoint(self) -> str:
-        import torch.distributed as dist
-
         checkpoint = self.folder / "reshardable"
         shutil.rmtree(checkpoint, ignore_errors=True)
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
+        join_gloo()
         actions = [["train", 1, 1], ["save", str(checkpoint)], ["load", str(checkpoint)], ["train", 2, 3]]
         return repr(megatron_ranks.run({"model": self.model, "reshardable": True, "actions": actions}))
 
@@ -230,8 +218,7 @@ class Probes:
         from mbridge.core import bridge
         from megatron.core import parallel_state
 
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
+        join_gloo()
         group, weight = dist.group.WORLD, torch.ones(2)
         alone = {
             "get_pipeline_model_parallel_world_size": lambda: 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -217,3 +218,14 @@ async def test_a_rollout_has_the_tokens_that_training_renders(tokenizer, sandbox
     ledger = trajectory.ledger
     assert rendered.token_ids[: len(ledger.context)] == ledger.context
     assert rendered.loss_mask[len(ledger.prompt_ids) : len(ledger.context)] == ledger.loss_mask
+
+
+def test_what_a_request_carries_for_the_tag_is_small():
+    """A vocabulary of Qwen's size, in which 500 tokens scattered over it hold a part of the tag."""
+    draw = random.Random(0)
+    places = draw.sample(range(150_000), 500)
+    names = [f"{before}</" for before in range(100)] + [f"{before}<" for before in range(100)]
+    names += [f">{after}" for after in range(300)]
+    call_end = CallEnd.of(dict(zip(names, places, strict=True)), "</code>")
+    assert len(call_end.text) < 2000
+    assert CallEnd.read(call_end.text).left == call_end.left

@@ -4,6 +4,7 @@ told.
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -80,5 +81,12 @@ def test_several_nodes_without_a_cluster_are_refused(monkeypatch: pytest.MonkeyP
     run = load_config(RlConfig, ROOT / "configs" / "rl_tiny_cpu.toml", ["cluster.nodes=2"])
     with pytest.raises(ConfigError, match=r"cluster\.nodes = 2, and RAY_ADDRESS names no Ray cluster"):
         require_cluster(run)
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    require_cluster(run)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS = 'auto' is not HOST:PORT"):
+        require_cluster(run)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        require_cluster(run)
+    with pytest.raises(ConfigError, match=rf"RAY_ADDRESS = '{address}' does not answer .*Start a script of launch/"):
+        require_cluster(run, wait_s=0.3)

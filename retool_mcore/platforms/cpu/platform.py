@@ -15,7 +15,7 @@ from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Pl
 from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
 
-STUBS = Path(__file__).parent / "stubs"  # import stubs of packages whose wheels are linked against CUDA
+STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
 MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
 
 
@@ -58,7 +58,11 @@ class Cpu(Platform):
         return (
             EnvVar(PLATFORM_ENV, self.name, "our plugins of verl and SGLang act in this run's processes only"),
             EnvVar("VERL_PLATFORM", self.verl_platform, "a failed plugin is an error instead of a fall-back to nvidia"),
-            EnvVar("PYTHONPATH", path, "torchvision and sgl_kernel are linked against CUDA; stubs stand before them"),
+            EnvVar(
+                "PYTHONPATH",
+                path,
+                "SGLang imports torchvision and sgl_kernel, which have no CPU build; stubs do",
+            ),
             EnvVar("SGLANG_USE_CPU_ENGINE", "1", "SGLang chooses its plain-PyTorch layers"),
             EnvVar("TORCHDYNAMO_DISABLE", "1", "Megatron-core compiles small functions: minutes of g++, no gain here"),
             EnvVar("OMP_NUM_THREADS", "1", "a process per core; more threads than cores are slower", forced=False),
