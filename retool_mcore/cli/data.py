@@ -149,6 +149,39 @@ def gsm8k(
     _write(_with_bar(run, len(rows)), out, rejects)
 
 
+@build.command()
+@guarded
+def gsm8k_large(
+    source: Annotated[Path, typer.Argument(help="GSM8K as JSON lines {question, answer}.")],
+    out: Annotated[Path, typer.Option(help="JSON lines to write, in GSM8K's form.")],
+    rejects: Rejects = None,
+    limit: Limit = None,
+    seed: Annotated[int, typer.Option(help="Another seed draws other numbers.")] = 0,
+) -> None:
+    """Write GSM8K's problems with large numbers, calculated again and verified by execution.
+
+    The file is read like GSM8K's own; original_question decides the part of a row.
+    """
+    from retool_mcore.data.files import write_jsonl
+    from retool_mcore.data.large import build_large, reasons
+    from retool_mcore.data.sources import read_source
+    from retool_mcore.sandbox.open import open_sandbox
+
+    rows = list(read_source(str(source), limit=limit))
+
+    async def run(on_row: Callable[[], None]) -> Report:
+        # Any isolation level will do: the programs are arithmetic of numbers.
+        async with open_sandbox("local", min_level="rlimits") as sandbox:
+            return await build_large(rows, sandbox, on_row, seed=seed)
+
+    report = _with_bar(run, len(rows))
+    rejects = rejects or out.with_name(f"{out.name.removesuffix('.jsonl')}.rejects.jsonl")
+    write_jsonl(rejects, report.rejects)
+    write_jsonl(out, report.rows)
+    counts = f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"
+    typer.echo("\n".join([*report.lines(), *reasons(report), counts]))
+
+
 @app.command()
 @guarded
 def sft(

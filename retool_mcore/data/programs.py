@@ -38,7 +38,7 @@ _ONES = (
     *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_WORDS = {word: value for value, word in enumerate(_ONES, 1)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
+NUMBER_WORDS = {word: value for value, word in enumerate(_ONES, 1)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
 
 
 class Marked(Protocol):
@@ -60,7 +60,9 @@ def value_of(text: str) -> Fraction:
 def numbers_of(text: str) -> set[Fraction]:
     """All numbers that a text states, in digits or in simple words."""
     words = re.findall(r"[a-z]+", text.lower())
-    return {value_of(found) for found in NUMBER.findall(text)} | {Fraction(_WORDS[w]) for w in words if w in _WORDS}
+    return {value_of(found) for found in NUMBER.findall(text)} | {
+        Fraction(NUMBER_WORDS[w]) for w in words if w in NUMBER_WORDS
+    }
 
 
 def operands(expression: str) -> list[ast.Constant]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
+
+MOST_CHARS = 4000  # of one turn, or of what a call printed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,22 @@ class Tiles:
     tiles: Sequence[Tile]
 
 
-Block = Text | Table | Pictures | Tiles
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Text as it was written, over lines; what is too long is cut, aloud."""
+
+    title: str
+    text: str
+
+    @property
+    def lines(self) -> str:
+        """Without what a terminal or browser would act on: controls, and marks of direction."""
+        text = "".join(each for each in self.text if each in "\n\t" or unicodedata.category(each)[0] != "C")
+        left = len(text) - MOST_CHARS
+        return f"{text[:MOST_CHARS]}\n... and {left} characters more" if left > 0 else text
+
+
+Block = Text | Table | Pictures | Tiles | Code
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,8 @@ def page(tmp_path: Path, *runs: Path, evaluations: tuple[Path, ...] = ()) -> Pag
 def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
     made = page(tmp_path, *RUNS)
     assert list(made.sections)[1:] == [
-        *("at-a-glance", "before-and-after", "run-against-run", "learning", "behaviour", "throughput"),
+        *("at-a-glance", "the-models", "before-and-after", "run-against-run", "trajectories-before-and-after"),
+        *("learning", "behaviour", "throughput"),
         *("phases-of-a-step", "start", "what-was-dropped-or-cut", "settings", "versions-and-hardware"),
     ]
     assert "0.322 → 0.918" in made.text("at-a-glance") and "24 of 24" in made.text("at-a-glance")

@@ -1,0 +1,167 @@
+r"""The numbers of a problem's texts: which may be replaced, which are fixed, how they are written.
+
+A number is fixed where another one would be senseless or would change the calculation: percent,
+fractions, decimals, ordinals, times and dates, multiples ("3 times"), how many things are named
+before ("the 3 friends"), and 0 and 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from retool_mcore.data.programs import NUMBER, NUMBER_WORDS, value_of
+from retool_mcore.data.verify import Rejected
+
+_UNIT = r"(?:seconds?|minutes?|hours?|days?|nights?|weeks?|weekends?|months?|years?|decades?|century|centuries)"
+_FIXED_AFTER = re.compile(
+    rf"\A(?:\s*(?:%|percent|°|degrees?)|\s*/|:\d|[A-Za-z]|\s+\d+/\d|\s*-?\s*{_UNIT}\b|\s*-?\s*(?:times|fold)\b"
+    r"|\s*(?:am|pm|a\.m|p\.m|o'clock)\b|\s+(?:out of|in every|of every)\b|\s*-\s*\d|\s+to\s+\d+\s+ratio)",
+    re.IGNORECASE,
+)
+_MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
+_FIXED_BEFORE = re.compile(
+    rf"(?:/\s*|\d:|\d\s*-\s*|\bout of |\bin every |\b(?:{_MONTHS}) |\b(?:grades?|room|route|number|top) "
+    r"|\b(?:the|all|these|those|both|between|other) |#)\Z",
+    re.IGNORECASE,
+)
+_YEAR_BEFORE = re.compile(r"\b(?:in|year|since|by|until|from|of) \Z", re.IGNORECASE)
+_BOUND = re.compile(
+    r"\b(?:more than|less than|fewer than|greater than|over|under|above|below|beyond|exceeds?|exceeding|at least"
+    r"|at most|up to|first|limit of|maximum of|minimum of|after)\s+\$?\Z",
+    re.IGNORECASE,
+)
+_AGES = re.compile(r"\b(?:ages?|aged|old|older|oldest|younger|youngest|birthdays?)\b", re.IGNORECASE)
+_AVERAGE = re.compile(r"\b(?:average|mean)\b", re.IGNORECASE)
+_EXPRESSION = re.compile(r"(?<![\w.])[-+*/x×÷$().,%\d\s–]*=[\s$]*\Z")
+
+# What a calculation may hold that no text states: a word explains it.
+_EXPLAINED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"half|halves|halved|twice|doubl|both|couple|pair|two|twin|equal", ("2", "0.5")),
+    (r"thrice|tripl|third|three", ("3",)),
+    (r"quarter|fourth|quadrupl|four", ("4", "0.25", "0.75")),
+    (r"fifth|five", ("5", "0.2")),
+    (r"week|dail|day", ("7",)),
+    (r"dozen|foot|feet|inch|year|month|annual", ("12",)),
+    (r"year|annual|week", ("52", "12", "365")),
+    (r"month", ("12", "4", "30")),
+    (r"hour|minute|second", ("60", "3600", "24")),
+    (r"day|dail|hour", ("24",)),
+    (r"%|percent|cents?\b|penny|pennies|coin|meter|discount", ("100", "0.01")),
+    (r"kilo|kg|km|gram|liter|litre|meter|ton", ("1000", "100")),
+    (r"yard|feet|foot", ("3",)),
+    (r"pound|ounce", ("16",)),
+    (r"decade", ("10",)),
+    (r"average", ("2",)),
+)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a text in digits, at ``start`` to ``end``; ``bound``: after "more than"."""
+
+    text: str
+    start: int
+    end: int
+    fixed: bool
+    bound: bool
+
+    @property
+    def value(self) -> Fraction:
+        return value_of(self.text)
+
+
+def numbers_in(text: str) -> list[Number]:
+    """All numbers of a text in digits, in order."""
+    return [_number(text, match) for match in NUMBER.finditer(text)]
+
+
+def _number(text: str, match: re.Match[str]) -> Number:
+    before, after = text[max(0, match.start() - 24) : match.start()], text[match.end() : match.end() + 24]
+    value = value_of(match[0])
+    dated = re.fullmatch(r"(?:19|20)\d\d", match[0]) is not None and _YEAR_BEFORE.search(before) is not None
+    around = _FIXED_AFTER.search(after) is not None or _FIXED_BEFORE.search(before) is not None
+    fixed = around or dated or value <= 1 or value.denominator != 1
+    return Number(match[0], match.start(), match.end(), fixed, _BOUND.search(before) is not None)
+
+
+def words_in(text: str) -> Counter[Fraction]:
+    """How often each number is written in a simple word; "one" is mostly no number."""
+    words = re.findall(r"[a-z]+", text.lower())
+    return Counter(Fraction(NUMBER_WORDS[word]) for word in words if word in NUMBER_WORDS and word != "one")
+
+
+def is_of_ages(question: str) -> bool:
+    return _AGES.search(question) is not None
+
+
+def asks_average(question: str) -> bool:
+    """Whether a number that is divided by may be how many things the question lists."""
+    return _AVERAGE.search(question) is not None
+
+
+def explained(question: str, answer: str) -> set[Fraction]:
+    """The constants that words of the texts explain, and what percentages of the question give."""
+    texts = f"{question} {re.sub(r'<<[^<>]*>>', '', answer)}".lower()
+    found = {Fraction(1)}
+    for words, values in _EXPLAINED:
+        if re.search(words, texts):
+            found |= {Fraction(value) for value in values}
+    for number in numbers_in(question):
+        if re.match(r"\s*(?:%|percent)", question[number.end :]):
+            part = number.value / 100
+            found |= {part, 1 - part, 1 + part, 100 - number.value, 100 + number.value}
+    return found
+
+
+def written(value: Fraction, like: str) -> str:
+    """A whole number in digits, with commas where the number that it replaces had them."""
+    assert value.denominator == 1, "only whole numbers are written"
+    return f"{value.numerator:,}" if "," in like else str(value.numerator)
+
+
+def replaced(text: str, numbers: Sequence[Number], new: Callable[[Number], Fraction]) -> str:
+    """The text with each of its ``numbers`` as ``new`` says; the same value keeps its writing."""
+    for number in reversed(numbers):
+        value = new(number)
+        if value != number.value:
+            text = f"{text[: number.start]}{written(value, number.text)}{text[number.end :]}"
+    return text
+
+
+def rewritten(
+    text: str,
+    candidates: Mapping[Fraction, set[Fraction]],
+    *,
+    first: tuple[Fraction, Fraction] | None,
+    last: Sequence[tuple[Fraction, Fraction]],
+) -> str:
+    """A solution's text between two marks with the new numbers.
+
+    ``candidates``: the new values that each old one may have. ``first``: old and new value of the
+    mark before the text, which its first number repeats. ``last``: old and new operands of the mark
+    after it, which the expression at its end repeats. Raises Rejected for any other number that is
+    not known, or could be two.
+    """
+    numbers = numbers_in(text)
+    known: dict[int, Fraction] = {}
+    if first is not None and numbers and not text[: numbers[0].start].strip(" $") and numbers[0].value == first[0]:
+        known[numbers[0].start] = first[1]
+    if expression := _EXPRESSION.search(text):
+        inside = [number for number in numbers if number.start >= expression.start()]
+        if [number.value for number in inside] == [old for old, _ in last]:
+            known |= {number.start: new for number, (_, new) in zip(inside, last, strict=True)}
+
+    def new(number: Number) -> Fraction:
+        if number.start in known:
+            return known[number.start]
+        found = candidates.get(number.value, set())
+        if len(found) != 1:
+            how = "two numbers" if found else "unknown number"
+            raise Rejected("source", f"{how} in the text: {number.text} in {text.strip()!r:.120}")
+        return next(iter(found))
+
+    return replaced(text, numbers, new)

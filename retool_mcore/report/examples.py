@@ -1,0 +1,141 @@
+"""Trajectories of the same problem before and after a run: wrong before, right after.
+
+They come from samples.jsonl of the two evaluations. The problem's text comes from the evaluated
+file, where it is still there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from retool_mcore.config.base import is_table
+from retool_mcore.errors import DataError
+from retool_mcore.evaluate.problems import read_problems
+from retool_mcore.report.document import Block, Code, Section, Text
+from retool_mcore.report.evaluations import BeforeAfter, Evaluation, trained_with_tool
+from retool_mcore.report.record import RunRecord
+
+SAMPLES = "samples.jsonl"
+SHOWN = 3
+TITLE = "Trajectories before and after"
+HOW_CHOSEN = (
+    "Chosen, not typical: samples that were wrong before the run and right after it. Those that call the tool come "
+    "first where the run had it, then the lowest problem and sample; each problem is shown once."
+)
+Place = tuple[int, int]  # problem and sample
+
+
+def examples(labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence[Sequence[BeforeAfter]]) -> Section:
+    """Examples of the first run that has any: RL with the tool before RL on text before SFT."""
+    ranked = sorted(zip(labels, runs, evaluated, strict=True), key=lambda each: _rank(each[1]))
+    notes: list[Block] = []
+    for label, run, pairs in ranked:
+        for pair in pairs:
+            if pair.before is None or pair.after is None or pair.change is None:
+                continue
+            try:
+                blocks = _of_pair(label, pair.before, pair.after, prefer_calls=trained_with_tool(run))
+            except DataError as error:
+                notes.append(Text(text=f"{label}: {error}", quiet=True))
+                continue
+            if blocks:
+                return Section(title=TITLE, blocks=[Text(text=HOW_CHOSEN, quiet=True), *blocks, *notes])
+    text = f"None: they need {SAMPLES} of evaluations before and after, with a sample wrong before and right after."
+    return Section(title=TITLE, blocks=[Text(text=text, quiet=True), *notes])
+
+
+def _rank(run: RunRecord) -> tuple[bool, bool]:
+    return run.kind != "rl", not trained_with_tool(run)
+
+
+def _of_pair(label: str, before: Evaluation, after: Evaluation, *, prefer_calls: bool) -> list[Block]:
+    files = before.path.parent / SAMPLES, after.path.parent / SAMPLES
+    if not all(file.is_file() for file in files):
+        return []
+    wanted = _mended(before, after)
+    rights = {place: row for place, row in _rows(files[1], wanted)}
+    places = sorted(rights, key=lambda place: (prefer_calls and not _calls(rights[place]), place))
+    chosen: dict[int, Place] = {}
+    for place in places:
+        chosen.setdefault(place[0], place)
+    shown = list(chosen.values())[:SHOWN]
+    wrongs = {place: row for place, row in _rows(files[0], set(shown))}
+    blocks: list[Block] = []
+    for number, place in enumerate((each for each in shown if each in wrongs), start=1):
+        blocks.append(Text(text=f"{label}, example {number}: problem {place[0]}, sample {place[1]}, {after.words}."))
+        blocks.append(Code(title="The problem", text=_asked(after, place[0])))
+        truth = str(rights[place].get("truth", ""))
+        blocks += _trajectory("Before, wrong", wrongs[place], truth)
+        blocks += _trajectory("After, right", rights[place], truth)
+    return blocks
+
+
+def _mended(before: Evaluation, after: Evaluation) -> set[Place]:
+    """The places that are wrong before and right after."""
+    earlier = {row["id"]: row["correct"] for row in before.report["per_problem"]}
+    return {
+        (row["id"], sample)
+        for row in after.report["per_problem"]
+        for sample, (was, now) in enumerate(zip(earlier.get(row["id"], ()), row["correct"], strict=False))
+        if now and not was
+    }
+
+
+def _rows(file: Path, wanted: set[Place]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The wanted rows of a file of samples, read line by line. Raises DataError for a damaged one."""
+    with open(file, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return  # cut off by a kill in the middle of a write
+            try:
+                row = json.loads(line)
+                place = row["problem"], row["sample"]
+                if not isinstance(row["turns"], list):
+                    raise TypeError("turns")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise DataError(f"{file}, line {number}: not a sample of `retool eval`") from error
+            if place in wanted:
+                yield place, row
+
+
+def _turns(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [turn for turn in cast("list[object]", row["turns"]) if is_table(turn)]
+
+
+def _results(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    found: Any = turn.get("results")
+    return [each for each in cast("list[object]", found) if is_table(each)] if isinstance(found, list) else []
+
+
+def _calls(row: dict[str, Any]) -> bool:
+    return any(_results(turn) for turn in _turns(row))
+
+
+def _asked(evaluation: Evaluation, id_: int) -> str:
+    """The problem as it was put to the model."""
+    paths = [Path(path) for path in evaluation.key[0].split(", ")]
+    try:
+        found = next((each for each in read_problems(paths, id_ + 1) if each.id == id_), None)
+    except DataError:
+        found = None
+    if found is None:
+        return f"(its text is not there: {evaluation.key[0]} cannot be read)"
+    return "\n".join(str(message["content"]) for message in found.messages)
+
+
+def _trajectory(title: str, row: dict[str, Any], truth: str) -> list[Block]:
+    """What the model said turn by turn, the code that ran and what it printed, and the answer."""
+    blocks: list[Block] = []
+    for number, turn in enumerate(_turns(row), start=1):
+        blocks.append(Code(title=f"{title}: turn {number}", text=str(turn.get("text", ""))))
+        for result in _results(turn):
+            blocks.append(Code(title="Code that ran", text=str(result.get("code", ""))))
+            ended = "" if result.get("ok") else f" ({result.get('status', 'failed')}, with an error)"
+            blocks.append(Code(title=f"Its output{ended}", text=str(result.get("shown", ""))))
+    answer = row.get("answer")
+    given = "no answer" if answer is None else f"answer {answer}"
+    blocks.append(Text(text=f"{title}: {given}; the truth is {truth}. It ended by {row.get('stop_reason', '?')}."))
+    return blocks

@@ -1,0 +1,246 @@
+"""GSM8K's problems with large numbers: what is replaced, what stays, and that all is right."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from retool_mcore.cli.data import app
+from retool_mcore.data.build import build_gsm8k, parse_gsm8k
+from retool_mcore.data.files import read_jsonl
+from retool_mcore.data.large import LARGEST_FACTOR, SMALLEST_FACTOR, build_large, variant
+from retool_mcore.data.large_text import numbers_in
+from retool_mcore.data.parts import part_of, rows_of_part
+from retool_mcore.data.programs import evaluate
+from retool_mcore.data.sources import read_source
+from retool_mcore.data.verify import Rejected
+from retool_mcore.errors import DataError
+from retool_mcore.evaluate.problems import read_problems
+from retool_mcore.sandbox.open import open_sandbox
+
+SAMPLE = Path(__file__).parent / "samples" / "gsm8k_60.jsonl"
+QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"
+ANSWER = (
+    "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
+    "Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.\n#### 72"
+)
+
+
+def values_of(question: str) -> list[int]:
+    return [int(number.value) for number in numbers_in(question)]
+
+
+def test_question_text_and_marks_change_together():
+    row = variant(QUESTION, ANSWER, 0)
+    (new,) = values_of(row["question"])
+    assert 48_000 <= new <= 4_800_000 and new % 2 == 0
+    half = new // 2
+    assert row == {
+        "question": QUESTION.replace("48", str(new)),
+        "answer": (
+            f"Natalia sold {new}/2 = <<{new}/2={half}>>{half} clips in May.\n"
+            f"Natalia sold {new}+{half} = <<{new}+{half}={new + half}>>{new + half} clips altogether in April "
+            f"and May.\n"
+            f"#### {new + half}"
+        ),
+        "original_question": QUESTION,
+    }
+
+
+def test_seed_and_question_decide_the_numbers():
+    assert variant(QUESTION, ANSWER, 0) == variant(QUESTION, ANSWER, 0) != variant(QUESTION, ANSWER, 1)
+    other = QUESTION.replace("Natalia", "Ann")
+    assert values_of(variant(other, ANSWER, 0)["question"]) != values_of(variant(QUESTION, ANSWER, 0)["question"])
+
+
+@pytest.mark.parametrize(
+    "before, stays, after",
+    [
+        ("pays", "20%", "of it"),
+        ("works", "20 hours", "on it"),
+        ("works for", "20-minute", "turns"),
+        ("is", "20 times", "as many"),
+        ("takes", "1/20", "of them"),
+        ("is his", "20th", "try"),
+        ("starts on May", "20", "with it"),
+        ("starts at", "20:30", "with it"),
+        ("lives in room", "20", "with them"),
+        ("shares with the", "20", "friends"),
+    ],
+)
+def test_percent_fractions_ordinals_times_dates_and_counts_of_the_named_stay(before, stays, after):
+    question = f"Bo buys 300 pens. He {before} {stays} {after}. How many?"
+    answer = "It is 300*20 = <<300*20=6000>>6000 pens.\n#### 6000"
+    row = variant(question, answer, 3)
+    assert f" {before} {stays} {after}." in row["question"] and "300" not in re.findall(r"\d+", row["question"])
+    (step,) = parse_gsm8k(row["answer"]).steps
+    assert step.expression.endswith("*20") and step.stated == 20 * values_of(row["question"])[0]
+
+
+def test_a_number_of_the_same_writing_in_another_place_is_not_taken_for_it():
+    question = "Bo buys 300 pens and 20 caps. The 20 friends get them. How many things are there?"
+    row = variant(question, "There are 300+20 = <<300+20=320>>320 things.\n#### 320", 0)
+    assert "20 caps. The 20 friends" in row["question"], "it stands there twice, so it stays"
+
+
+def test_commas_stay_and_differences_keep_their_sign():
+    question = "A car is $12,000 and a bike $700. How much more is the car?"
+    row = variant(question, "It is $12,000 - $700 = $<<12000-700=11300>>11,300 more.\n#### 11,300", 0)
+    car, bike = values_of(row["question"])
+    assert car > bike > 700_000 - 1 and f"${car:,} and a bike ${bike}." in row["question"]
+    assert (
+        row["answer"]
+        == f"It is ${car:,} - ${bike} = $<<{car}-{bike}={car - bike}>>{car - bike:,} more.\n#### {car - bike}"
+    )
+
+
+def test_a_division_of_two_numbers_of_the_question_stays_whole():
+    row = variant(
+        "Bo has 720 grams. A bag holds 60 grams. How many bags?", "He has 720/60 = <<720/60=12>>12.\n#### 12", 0
+    )
+    whole, bag = values_of(row["question"])
+    assert whole % bag == 0 and whole // bag != 12 and row["answer"].endswith(f"#### {whole // bag}")
+
+
+@pytest.mark.parametrize(
+    "question, answer, reason",
+    [
+        ("Bo has 10 and gets 5. Half?", "<<10+5=15>>15 <<15-10=5>>5 <<5*2=10>>10\n#### 10", "two sources"),
+        ("Bo has 48 pens.", "<<48*9=432>>432\n#### 432", "unknown operand"),
+        ("Bo has 48 pens. 9 were lost.", "So 35 are left: <<48-9=39>>39\n#### 39", "unknown number in the text"),
+        ("Bo has 48 pens. Half?", "<<48/2=24>>24 and forty\n#### 25", "another answer"),
+        ("Bo is 48 years old, Al 3 younger.", "<<48-3=45>>45\n#### 45", "ages"),
+        ("Bo has ten pens, Al has 1.", "<<10*1=10>>10\n#### 10", "nothing to replace"),
+        ("Bo has 48 pens and 9 caps.", "Nine caps <<48-9=39>>39\n#### 39", "in words"),
+        ("Bo has 40 pens, 3 sell together.", "<<40/3=13.33>>13.33\n#### 13.33", "rounded"),
+        ("Bo has 40 pens. If there are more than 30, half is lost. Half?", "<<40/2=20>>20\n#### 20", "no numbers fit"),
+        ("Bo has 6 pens. Half?", "<<6*0=0>>0\n#### 0", "unknown operand"),
+    ],
+)
+def test_what_is_not_certain_is_rejected(question, answer, reason):
+    with pytest.raises(Rejected, match=reason):
+        variant(question, answer, 0)
+
+
+def test_a_number_that_a_word_may_mean_as_well_stays():
+    question = "Bo has 300 pens and 2 caps. Half of his pens are red. How many things are not?"
+    answer = "Red are 300/2 = <<300/2=150>>150.\nThat leaves <<300-150+2=152>>152.\n#### 152"
+    row = variant(question, answer, 0)
+    assert values_of(row["question"])[1] == 2 and "/2 = " in row["answer"]
+
+
+def test_a_constant_is_a_step_only_where_that_step_would_be_in_vain():
+    question = "Bo has 36 pens in 3 rows for half of a year. How many a month of the year in all?"
+    answer = "A row has <<36/3=12>>12 pens.\nThat is <<12*7=84>>84 pens.\n#### 84"
+    row = variant(f"{question} 7 days a week.", answer, 0)
+    first, second = parse_gsm8k(row["answer"]).steps
+    assert second.expression == f"{first.stated}*7" and first.stated != 12
+    both = "A row has <<36/3=12>>12 pens.\nThat is <<12*12=144>>144 pens.\n#### 144"
+    with pytest.raises(Rejected, match="two sources"):
+        variant(question, both, 0)
+
+
+@given(
+    a=st.integers(2, 900), b=st.integers(2, 900), c=st.integers(2, 40), shape=st.integers(0, 4), seed=st.integers(0, 99)
+)
+@settings(max_examples=60, deadline=None)
+def test_every_variant_is_right_whole_and_of_the_same_relations(a, b, c, shape, seed):
+    """The expected values come from the new question's numbers alone."""
+    steps = [
+        lambda x, y, z: [f"{x}+{y}", f"{{0}}*{z}"],
+        lambda x, y, z: [f"{x}*{y}", f"{{0}}-{z}"],
+        lambda x, y, z: [f"{x}-{y}", f"{{0}}*{z}"],
+        lambda x, y, z: [f"{x}*25/100", f"{{0}}+{y}*{z}"],
+        lambda x, y, z: [f"{x}*{y}", f"{{0}}/{z}", "{1}*2"],
+    ][shape]
+
+    def solve(x: int, y: int, z: int) -> list[Fraction]:
+        found: list[Fraction] = []
+        for expression in steps(x, y, z):
+            found.append(evaluate(expression.format(*(f"({value})" for value in found))))
+        return found
+
+    before = solve(a, b, c)
+    if any(value.denominator != 1 for value in before):
+        return
+    lines = []
+    for expression, value in zip(steps(a, b, c), before, strict=True):
+        text = expression.format(*before)
+        lines.append(f"So {text} = <<{text}={value}>>{value} pens.")
+    question = f"Bo has {a} pens, Al {b} and Cy {c}; 25% are red. How many are twice that?"
+    try:
+        row = variant(question, "\n".join([*lines, f"#### {before[-1]}"]), seed)
+    except Rejected as rejected:
+        assert rejected.stage in ("source", "calculation")
+        return
+    x, y, z, percent = values_of(row["question"])
+    assert percent == 25 and (x, y, z) != (a, b, c)
+    for old, new in ((a, x), (b, y), (c, z)):
+        assert new == old or SMALLEST_FACTOR * old <= new <= LARGEST_FACTOR * old
+    changed = sorted((old, new) for old, new in ((a, x), (b, y), (c, z)) if old != new)
+    assert changed == sorted(changed, key=lambda pair: pair[1])
+    after = solve(x, y, z)
+    solution = parse_gsm8k(row["answer"])
+    assert [Fraction(step.stated) for step in solution.steps] == after
+    assert all(evaluate(step.expression) == step.stated for step in solution.steps)
+    assert all(value.denominator == 1 for value in after) and Fraction(solution.truth) == after[-1]
+    assert [value > 0 for value in before] == [value > 0 for value in after]
+    for line, value in zip(row["answer"].splitlines(), after, strict=False):
+        assert line.endswith(f">>{value} pens.")
+        written, marked = re.search(r"So (.*) = <<(.*)=", line).groups()
+        assert written == marked, "the text says what the mark calculates"
+
+
+async def test_each_row_runs_in_the_sandbox_and_one_that_fails_is_rejected(monkeypatch):
+    rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": "x", "answer": "y"})]
+    async with open_sandbox("local", min_level="rlimits") as sandbox:
+        report = await build_large(rows, sandbox)
+        assert len(report.rows) == 1 and [reject["where"] for reject in report.rejects] == ["line 2"]
+        assert report.lines()[-1] == "50.00% survived"
+        (built, text) = (await build_gsm8k([("r", report.rows[0])], sandbox, calls="one", text=True)).rows
+        assert built["ground_truth"] == report.rows[0]["answer"].rpartition("#### ")[2] and text["tools"] is None
+        wrong = variant(QUESTION, ANSWER, 0)
+        wrong["answer"] = re.sub(r"#### \d+", "#### 5", wrong["answer"])
+        monkeypatch.setattr("retool_mcore.data.large.variant", lambda *_: wrong)
+        with pytest.raises(DataError, match=r"none of 1 problems survived.*its program: answer"):
+            await build_large(rows[:1], sandbox)
+        with pytest.raises(DataError, match="line 3: GSM8K rows have the texts question and answer; here: problem"):
+            await build_large([("line 3", {"problem": "x"})], sandbox)
+
+
+def test_the_command_writes_what_the_other_commands_read(tmp_path):
+    out = tmp_path / "large.jsonl"
+    run = CliRunner()
+    done = run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    rows = [row for _, row in read_jsonl(out)]
+    rejects = [row for _, row in read_jsonl(tmp_path / "large.rejects.jsonl")]
+    assert len(rows) >= 15 and len(rows) + len(rejects) == 60 and f"{len(rows)} rows in" in done.output
+    reasons = re.findall(r"^(\d+) rejected: ", done.output, re.MULTILINE)
+    assert sum(map(int, reasons)) == len(rejects)
+    originals = {row["question"] for _, row in read_jsonl(SAMPLE)}
+    assert {row["original_question"] for row in rows} <= originals
+    for part in ("sft", "rl"):
+        mine = [row for _, row in rows_of_part(read_source(str(out)), part)]
+        assert mine and all(part_of(row["original_question"]) == part for row in mine)
+    truths = [problem.truth for problem in read_problems([out])]
+    assert truths == [row["answer"].rpartition("#### ")[2] for row in rows]
+    for command, counted in (
+        (["build", "gsm8k", str(out), "--calls", "one", "--text", "--part", "sft"], "100.00% survived"),
+        (["rl", str(out), "--part", "rl"], "0 answers that nothing can be compared with"),
+    ):
+        done = run.invoke(app, [*command, "--out", str(tmp_path / "x.parquet")])
+        assert done.exit_code == 0 and counted in done.output, done.output
+    again = tmp_path / "again.jsonl"
+    run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(again)])
+    assert again.read_bytes() == out.read_bytes()
+    run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(again), "--seed", "1"])
+    other = [json.loads(line) for line in again.read_text().splitlines()]
+    assert [row["question"] for row in other] != [row["question"] for row in rows]
