@@ -68,9 +68,7 @@ def model(
     """Write a GGUF file as a Hugging Face folder: weights, tokenizer, chat template, eos ids."""
     os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: transformers' reader draws bars with it
     from retool_mcore.data.gguf_model import write_gguf_model
-    from retool_mcore.platforms.base import without_devices
 
-    without_devices().activate()  # transformers' models import here without their CUDA-linked companions
     made = write_gguf_model(file, directory, dtype)
     typer.echo(f"{directory}: {'written' if made else 'already there and whole'}, {dtype}")
 
