@@ -56,13 +56,13 @@ def _of_pair(label: str, before: Evaluation, after: Evaluation, *, prefer_calls:
     if not all(file.is_file() for file in files):
         return []
     wanted = _mended(before, after)
-    rights = {place: row for place, row in _rows(files[1], wanted)}
+    rights = dict(_rows(files[1], wanted))
     places = sorted(rights, key=lambda place: (prefer_calls and not _calls(rights[place]), place))
     chosen: dict[int, Place] = {}
     for place in places:
         chosen.setdefault(place[0], place)
     shown = list(chosen.values())[:SHOWN]
-    wrongs = {place: row for place, row in _rows(files[0], set(shown))}
+    wrongs = dict(_rows(files[0], set(shown)))
     blocks: list[Block] = []
     for number, place in enumerate((each for each in shown if each in wrongs), start=1):
         blocks.append(Text(text=f"{label}, example {number}: problem {place[0]}, sample {place[1]}, {after.words}."))
@@ -85,7 +85,7 @@ def _mended(before: Evaluation, after: Evaluation) -> set[Place]:
 
 
 def _rows(file: Path, wanted: set[Place]) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The wanted rows of a file of samples, read line by line. Raises DataError for a damaged one."""
+    """The wanted rows of a file of samples, line by line. Raises DataError for a damaged one."""
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
