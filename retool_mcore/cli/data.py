@@ -95,12 +95,12 @@ def fetch(
     local: Annotated[
         Path | None, typer.Option(help="a folder with copies of the hub's data sets, as owner/name", show_default=False)
     ] = None,
-    only: Annotated[str, typer.Option(help="one data set, by its name on the hub")] = "",
+    only: Annotated[str, typer.Option(help="one data set by its name on the hub; openai/gsm8k, too")] = "",
 ) -> None:
     """Make the published data that the shipped configurations name, from the hub or from copies.
 
-    ReTool-SFT with a validation split, DAPO-Math-17k, AIME of 2024 and 2025, and GSM8K. What is
-    there already stays.
+    ReTool-SFT with a validation split, DAPO-Math-17k, and AIME of 2024 and 2025. What is there
+    already stays.
     """
     from retool_mcore.data.fetch import fetch
 

@@ -46,16 +46,16 @@ SOCRATIC = "socratic"  # the same problems with other solutions, in a folder bes
 def fetch(folder: Path, local: Path | None, tell: Callable[[str], None], only: str = "") -> None:
     """Write to ``folder`` whatever is not there yet, and ``tell`` a line of each data set.
 
-    ``only``: one data set, by its name on the hub. ``local``: a folder with sets as
-    ``local/owner/name`` or ``local/name``. Raises DataError for an unknown name, and at the end
-    with all that could not be had, and where to place it.
+    ``only``: one data set instead, by its name on the hub; GSM8K, too. ``local``: a folder with
+    sets as ``local/owner/name`` or ``local/name``. Raises DataError for an unknown name, and at the
+    end with all that could not be had, and where to place it.
     """
     known = {published.hub: published for published in (SFT, *RL, GSM8K)}
     if only and only not in known:
         raise DataError(f"--only {only} is none of {', '.join(known)}")
     folder.mkdir(parents=True, exist_ok=True)
     failed: dict[Published, DataError] = {}
-    for published in [known[only]] if only else known.values():
+    for published in (known[only],) if only else (SFT, *RL):
         if all((folder / file).exists() for file in published.files):
             tell(f"{published.hub}: {' and '.join(published.files)} already there")
             continue

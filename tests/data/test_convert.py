@@ -176,10 +176,11 @@ def test_the_command_writes_what_training_reads(tmp_path, tokenizer, protocol):
 
 
 async def test_a_truth_that_is_no_text_or_number_is_a_reject():
-    report = await convert([RAW, {**RAW, "answer": ["4"]}, {**RAW, "answer": None}, {**RAW, "answer": 4}])
-    assert len(report.rows) == 2
+    answers = (["4", "5"], None, 4, ["4"])  # a list of one is its answer
+    report = await convert([RAW, *({**RAW, "answer": answer} for answer in answers)])
+    assert len(report.rows) == 3
     assert [reject["reason"] for reject in report.rejects] == [
-        "column answer: the answer is ['4'], not a text or number",
+        "column answer: the answer is ['4', '5'], not a text or number",
         "column answer: the answer is None, not a text or number",
     ]
 

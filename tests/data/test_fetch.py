@@ -13,6 +13,7 @@ from retool_mcore.cli.data import app
 from retool_mcore.data.fetch import RL, SFT, split_by_problem
 from retool_mcore.data.files import read_rows, write_jsonl, write_parquet
 from retool_mcore.data.lint import require_disjoint
+from retool_mcore.data.sources import read_source
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,3 +113,25 @@ def test_a_problem_is_on_one_side_only_and_a_tenth_at_most_is_held_out():
     asked = [{row["messages"][0]["content"] for row in part} for part in (train, val)]
     assert not asked[0] & asked[1]
     assert split_by_problem(rows[::-1], 100)[1][0]["messages"] == val[0]["messages"], "whatever the order of the rows"
+
+
+def test_one_set_alone_is_gsm8k_with_both_splits_and_no_socratic_copy(tmp_path: Path):
+    for config in ("main", "socratic"):
+        (tmp_path / "hub/openai/gsm8k" / config).mkdir(parents=True)
+        for split, number in (("train", 3), ("test", 5)):
+            row = {"question": f"{config} {split}?", "answer": f"#### {number}"}
+            write_parquet(tmp_path / f"hub/openai/gsm8k/{config}/{split}-00000-of-00001.parquet", [row])
+    done = invoke(tmp_path / "data", "--local", tmp_path / "hub", "--only", "openai/gsm8k")
+    assert done.exit_code == 0, done.output
+    files = {split: tmp_path / f"data/gsm8k/{split}.jsonl" for split in ("train", "test")}
+    found = {split: [row for _, row in read_source(str(file))] for split, file in files.items()}
+    assert found == {
+        "train": [{"question": "main train?", "answer": "#### 3"}],
+        "test": [{"question": "main test?", "answer": "#### 5"}],
+    }
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["gsm8k"]
+
+
+def test_an_unknown_set_is_told_with_those_there_are(tmp_path: Path):
+    done = invoke(tmp_path, "--only", "openai/gsm")
+    assert done.exit_code == 2 and "openai/gsm8k" in done.output

@@ -1,4 +1,4 @@
-"""launch/reproduce_retool.sh whole, on the CPU with the tiny model."""
+"""launch/reproduce_retool.sh and launch/gsm8k_gpu1.sh whole, on the CPU with the tiny model."""
 
 from __future__ import annotations
 
@@ -46,3 +46,42 @@ def test_one_command_goes_from_a_model_to_its_report(task: Path, tmp_path: Path,
     rows = {path: read_metrics(path) for path in out.glob("*/metrics.jsonl")}
     go()  # once more: every stage is done
     assert rows == {path: read_metrics(path) for path in rows}
+
+
+def test_gsm8k_goes_from_its_solutions_to_a_report_and_on_after_a_kill(task: Path, tmp_path: Path, mark: str):
+    out = tmp_path / "out"
+    rows = (ROOT / "tests/data/samples/gsm8k_60.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k/train.jsonl").write_text("".join(rows))
+    (tmp_path / "gsm8k/test.jsonl").write_text("".join(rows[:3]))
+    env = {
+        **os.environ,
+        MARK: mark,
+        "PYTHON": sys.executable,
+        "OUT": str(out),
+        "GSM8K": str(tmp_path / "gsm8k"),
+        "HARDWARE": "h100x1",
+        "SFT_CONFIG": "configs/sft_tiny_cpu.toml",
+        "SFT_KEYS": "train.steps=2 data.max_length_tokens=1024 cluster.gpus_per_node=1",
+        "RL_CONFIG": "configs/rl_tiny_cpu.toml",
+        "RL_KEYS": "train.steps=1 train.prompts_per_step=4 train.mini_batch_prompts=4 rollout.group_size=2 "
+        "data.max_prompt_tokens=920 rollout.max_response_tokens=100 data.allow_overlap=true",
+    }
+    command = ["bash", "launch/gsm8k_gpu1.sh", str(task / "model")]
+
+    def go(**more: str) -> str:
+        done = subprocess.run(
+            command, cwd=ROOT, env={**env, **more}, capture_output=True, text=True, timeout=800, check=False
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert_nothing_left(mark)
+        return done.stdout
+
+    said = go()
+    assert "step 1/1" in said and "step 2/2" in said
+    cases = {f"{name}{form}" for name in ("base", "sft", "tool_rl", "text_rl") for form in ("", "_text")}
+    assert {path.parent.name for path in out.glob("eval/*/report.json")} == cases
+    report = (out / "report.html").read_text()
+    assert all(name in report for name in ("tool_rl", "text_rl", "sft"))
+    again = go()
+    assert again.count("done before") == said.count("\n# ") and "step 1/1" not in again

@@ -50,3 +50,19 @@ def test_without_a_terminal_each_stage_is_a_line(tmp_path: Path, monkeypatch: py
             time.sleep(0.2)
     lines = [line.split(" s  ", 1)[1] for line in said.getvalue().splitlines() if " s  " in line]
     assert lines == [start.STAGES[stage] for stage in ("checks", "ray", "engines")]
+
+
+def test_without_a_terminal_each_new_step_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A row of an earlier start is not told again."""
+    monkeypatch.setattr(rl, "PROGRESS_INTERVAL_S", 0.02)
+    config = load_config(RlConfig, RL, [f"run.root={tmp_path}", "train.steps=2"])
+    config.run.dir.mkdir()
+    said = io.StringIO()
+    with open(config.run.dir / "metrics.jsonl", "w") as metrics:
+        print(json.dumps({"step": 1, "reward": 0.5, "unix_s": 1.0}), file=metrics, flush=True)
+        with rl.progress(config, said):
+            start.begin(config.run.dir, "checks")
+            time.sleep(0.2)
+            print(json.dumps({"step": 2, "reward": -0.5, "unix_s": time.time()}), file=metrics, flush=True)
+            time.sleep(0.2)
+    assert [line for line in said.getvalue().splitlines() if line.startswith("step")] == ["step 2/2  reward -0.500"]

@@ -1,0 +1,45 @@
+"""What a run says of its steps where there is no terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from retool_mcore.run import progress
+from retool_mcore.run.progress import StepLines
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_each_step_is_a_line_with_what_it_has_and_the_time_left(clock: list[float]):
+    said = io.StringIO()
+    lines = StepLines(Console(file=said), 10)
+    lines.tell({"step": 3, "reward": -0.25, "accuracy": 0.375, "tokens_per_s": 5120.4, "time_step_s": 12.34})
+    clock[0] += 30
+    lines.tell({"step": 4, "reward": 0.5, "accuracy": 0.75, "val/accuracy": 0.5})
+    assert said.getvalue().splitlines() == [
+        "step 3/10  reward -0.250  accuracy 0.375  5,120 tokens/s  12.3 s",
+        "step 4/10  reward +0.500  accuracy 0.750  val/accuracy 0.500  3.0 min left",
+    ]
+
+
+def test_there_is_one_line_a_second_at_most_and_the_last_step_is_always_told(clock: list[float]):
+    said = io.StringIO()
+    lines = StepLines(Console(file=said), 6)
+    for step in range(1, 7):
+        lines.tell({"step": step, "loss": 1.0})
+        clock[0] += 0.4
+    assert [line.split("/")[0] for line in said.getvalue().splitlines()] == ["step 1", "step 4", "step 6"]
+
+
+def test_a_terminal_has_a_bar_and_no_lines(clock: list[float]):
+    said = io.StringIO()
+    StepLines(Console(file=said, force_terminal=True), 6).tell({"step": 1, "loss": 1.0})
+    assert not said.getvalue()
