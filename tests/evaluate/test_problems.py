@@ -55,7 +55,7 @@ def test_limit_takes_the_first_rows(tmp_path: Path):
             "line 1, column answer: the answer is None.* `retool data rl` leaves such rows out",
         ),
         ({"problem": "1 + 1?", "answer": " "}, "line 1, column answer: the answer is empty"),
-        ({"problem": "1 + 1?", "answer": ["2"]}, r"line 1, column answer: the answer is \['2'\]"),
+        ({"problem": "1 + 1?", "answer": ["2", "3"]}, r"line 1, column answer: the answer is \['2', '3'\]"),
         ({"problem": 5, "answer": "2"}, "line 1, column problem: the problem is 5"),
         ({"prompt": 5, "reward_model": {"ground_truth": "2"}}, "line 1, column prompt: the problem is 5"),
         (

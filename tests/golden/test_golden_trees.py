@@ -41,7 +41,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_every_shipped_configuration_is_recorded():
-    assert len(NAMES) == 13
+    assert len(NAMES) == 15
     assert sorted(path.stem for path in HERE.glob("*.yaml")) == NAMES
 
 
@@ -69,9 +69,12 @@ MEGATRON = {
     "override_ddp_config": ("distributed/distributed_data_parallel_config.py",),
     "override_optimizer_config": ("optimizer/optimizer_config.py",),
 }
+# A field of a verl dataclass that its YAML leaves out -> the file with the class that stands in it.
+CORRECTION = {"policy_loss.rollout_correction": "trainer/config/algorithm.py"}
 # Tables that verl leaves open: what may stand in them is another package's to say.
 OPEN_TABLES = {
     **dict.fromkeys(MEGATRON, "Megatron-core's, and MindSpeed's options"),
+    **dict.fromkeys(CORRECTION, "verl's own RolloutCorrectionConfig"),
     "engine_kwargs.vllm": "vLLM's engine arguments",
     "engine_kwargs.sglang": "SGLang's server arguments",
     "sampler_kwargs": "our own sampler",
@@ -94,6 +97,10 @@ def test_every_verl_key_exists_in_verl(name: str, trees: Path):
     fields = {
         table: "".join((core / file).read_text(encoding="utf-8") for file in files) for table, files in MEGATRON.items()
     }
+    verl = importlib.util.find_spec("verl")
+    assert verl is not None and verl.origin is not None
+    for table, file in CORRECTION.items():
+        fields[table] = "_target_:" + (Path(verl.origin).parent / file).read_text(encoding="utf-8")
     added = json.loads((trees / "added.json").read_text(encoding="utf-8"))[name]
     assert added
     for key in added:
