@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 PRINTED_DIGITS = 15  # with so many it may be a float as Python prints it, off by one in the last digit
-DECIMAL = re.compile(r"(\d*+)\.(\d++)(?:[eE]([-+]?\d{1,4}))?")
+DECIMAL = re.compile(r"(?<!\d)(\d*+)\.(\d++)(?:[eE]([-+]?\d{1,4}))?")  # (?<!\d): a search takes linear time
 
 
 def printed(decimal: str, value: Fraction) -> bool:

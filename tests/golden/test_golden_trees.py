@@ -100,7 +100,7 @@ def test_every_verl_key_exists_in_verl(name: str, trees: Path):
     verl = importlib.util.find_spec("verl")
     assert verl is not None and verl.origin is not None
     for table, file in CORRECTION.items():
-        fields[table] = "_target_:" + (Path(verl.origin).parent / file).read_text(encoding="utf-8")
+        fields[table] = "\n    _target_:" + (Path(verl.origin).parent / file).read_text(encoding="utf-8")
     added = json.loads((trees / "added.json").read_text(encoding="utf-8"))[name]
     assert added
     for key in added:
