@@ -78,14 +78,28 @@ def model(
 def protocol(
     model: Annotated[str, typer.Argument(help="A model's folder or hub name.", show_default=False)],
 ) -> None:
-    """Print the tool protocol that a model's tokenizer and chat template serve: hermes or retool.
+    """Print the tool protocol that a model serves: hermes or retool.
 
-    Hermes wherever it is served. The word fits `data sft --protocol` and rollout.protocol.
+    Hermes where tokenizer and chat template serve it and the model has met its tags in training.
+    The word fits `data sft --protocol` and rollout.protocol.
     """
     from retool_mcore.data.chat import load_tokenizer
-    from retool_mcore.rollout.protocol import serving_protocol
+    from retool_mcore.data.tool import CALL_END, CALL_START
+    from retool_mcore.model.untrained import never_trained
+    from retool_mcore.rollout.protocol import Retool, serving_protocol
 
-    typer.echo(serving_protocol(load_tokenizer(model)))
+    tokenizer = load_tokenizer(model)
+    found = serving_protocol(tokenizer)
+    tags = tokenizer.convert_tokens_to_ids([CALL_START, CALL_END]) if found == "hermes" else []
+    if tags and never_trained(model, tags):
+        Retool(tokenizer)  # its own error where the other one is not served either
+        found = "retool"
+        typer.echo(
+            f"note: {model} never met {CALL_START} or {CALL_END} in training: their rows of the output matrix are like "
+            "those of unused tokens, so a short SFT does not teach hermes",
+            err=True,
+        )
+    typer.echo(found)
 
 
 @app.command()

@@ -1,0 +1,67 @@
+"""Tokens that a model's training never met: their rows are like thousands of others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from retool_mcore.errors import CheckpointError
+
+ALIKE = 0.999  # cosine of two rows that no training has told apart
+MANY = 100  # so many other rows are like a row that was never trained
+OUTPUT_MATRICES = ("lm_head.weight", "model.embed_tokens.weight")  # the second where the two are tied
+
+
+def never_trained(model: str, token_ids: Sequence[int]) -> list[int]:
+    """Those of ``token_ids`` whose row [H] of the output matrix [V, H] is like many others.
+
+    Such a token is as likely as each of the others until training tells them apart. In
+    Qwen2.5-Coder-0.5B-Instruct the rows of <tool_call> and </tool_call> are like 6,088 others.
+    ``model``: a folder or hub name; without weights nothing is known, so none is named. Raises
+    CheckpointError when the weights cannot be read.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        found = _output_matrix(model)
+        if found is None:
+            return []
+        file, name = found
+        with safe_open(file, "pt") as weights:  # type: ignore[no-untyped-call]
+            rows_VH = weights.get_tensor(name)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"the weights of {model} cannot be read: {error}") from error
+    rows_VH = torch.nn.functional.normalize(rows_VH.float(), dim=-1)
+    return [each for each in token_ids if int((rows_VH @ rows_VH[each] > ALIKE).sum()) > MANY]
+
+
+def _output_matrix(model: str) -> tuple[Path, str] | None:
+    """The file that holds the output matrix, and the matrix's name in it."""
+    from safetensors import safe_open
+
+    index = _file(model, "model.safetensors.index.json")
+    if index is not None:
+        where: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        name = next(name for name in OUTPUT_MATRICES if name in where)
+        file = _file(model, where[name])
+    else:
+        file = _file(model, "model.safetensors")
+        if file is None:
+            return None
+        with safe_open(file, "pt") as weights:  # type: ignore[no-untyped-call]
+            name = next(name for name in OUTPUT_MATRICES if name in weights.keys())  # noqa: SIM118
+    if file is None:
+        raise OSError(f"the file with {name} is missing")
+    return file, name
+
+
+def _file(model: str, name: str) -> Path | None:
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.is_file() else None
+    from transformers.utils import cached_file
+
+    found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+    return Path(found) if found else None
