@@ -84,14 +84,15 @@ def protocol(
     The word fits `data sft --protocol` and rollout.protocol.
     """
     from retool_mcore.data.chat import load_tokenizer
+    from retool_mcore.data.tokenizer import encode
     from retool_mcore.data.tool import CALL_END, CALL_START
     from retool_mcore.model.untrained import never_trained
     from retool_mcore.rollout.protocol import Retool, serving_protocol
 
     tokenizer = load_tokenizer(model)
     found = serving_protocol(tokenizer)
-    tags = tokenizer.convert_tokens_to_ids([CALL_START, CALL_END]) if found == "hermes" else []
-    if tags and never_trained(model, tags):
+    tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
+    if found == "hermes" and never_trained(model, tags):
         Retool(tokenizer)  # its own error where the other one is not served either
         found = "retool"
         typer.echo(

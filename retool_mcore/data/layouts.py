@@ -191,7 +191,7 @@ def _only(truth: Any) -> Any:
         return _only(found) if one else truth
     if isinstance(truth, Sequence) and not isinstance(truth, str):
         several = cast("Sequence[Any]", truth)
-        return _only(several[0]) if len(several) == 1 else truth
+        return _only(several[0]) if len(several) == 1 else several
     return truth
 
 

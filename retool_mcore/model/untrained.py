@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from retool_mcore.errors import CheckpointError
 
@@ -22,15 +24,15 @@ def never_trained(model: str, token_ids: Sequence[int]) -> list[int]:
     CheckpointError when the weights cannot be read.
     """
     import torch
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
         found = _output_matrix(model)
         if found is None:
             return []
         file, name = found
-        with safe_open(file, "pt") as weights:  # type: ignore[no-untyped-call]
-            rows_VH = weights.get_tensor(name)
+        with _open(file) as weights:
+            rows_VH: torch.Tensor = weights.get_tensor(name)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {model} cannot be read: {error}") from error
     rows_VH = torch.nn.functional.normalize(rows_VH.float(), dim=-1)
@@ -39,8 +41,6 @@ def never_trained(model: str, token_ids: Sequence[int]) -> list[int]:
 
 def _output_matrix(model: str) -> tuple[Path, str] | None:
     """The file that holds the output matrix, and the matrix's name in it."""
-    from safetensors import safe_open
-
     index = _file(model, "model.safetensors.index.json")
     if index is not None:
         where: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -50,18 +50,25 @@ def _output_matrix(model: str) -> tuple[Path, str] | None:
         file = _file(model, "model.safetensors")
         if file is None:
             return None
-        with safe_open(file, "pt") as weights:  # type: ignore[no-untyped-call]
-            name = next(name for name in OUTPUT_MATRICES if name in weights.keys())  # noqa: SIM118
+        with _open(file) as weights:
+            named = set(weights.keys())
+        name = next(name for name in OUTPUT_MATRICES if name in named)
     if file is None:
         raise OSError(f"the file with {name} is missing")
     return file, name
+
+
+def _open(file: Path) -> Any:
+    """The file of safetensors, whose tensors are read one by one; the library has no types."""
+    from safetensors import safe_open
+
+    return safe_open(file, "pt")
 
 
 def _file(model: str, name: str) -> Path | None:
     if Path(model).is_dir():
         path = Path(model) / name
         return path if path.is_file() else None
-    from transformers.utils import cached_file
-
-    found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+    hub: Any = import_module("transformers.utils.hub")
+    found = hub.cached_file(model, name, _raise_exceptions_for_missing_entries=False)
     return Path(found) if found else None

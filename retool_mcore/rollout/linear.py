@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 MAX_STATES = 2_000
 MAX_TEXT_CHARS = 16_384
@@ -104,7 +104,8 @@ class LinearPattern:
                 self._edges[self._sequence(list(branch), first)].append((None, end))
             return end
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
-            return self._repeat(*value, start)
+            least, most, items = cast("tuple[int, Any, Any]", value)
+            return self._repeat(least, most, items, start)
         raise NotLinear(f"pattern {self._pattern!r} needs backtracking ({name.lower()})")
 
     def _repeat(self, least: int, most: Any, items: Any, start: int) -> int:

@@ -1,3 +1,5 @@
+# pyright: basic
+# jsonschema has no types that the strict mode would take.
 """Schemas of tools, which nobody may have vetted: checked at start, used in bounds.
 
 A schema that refers to an address would make the trainer fetch it, one that refers to itself never
@@ -246,5 +248,8 @@ _OWN = {
 }
 _Bounded: Any = extend(
     jsonschema.Draft202012Validator,
-    {name: _counted(_OWN.get(name, keyword)) for name, keyword in jsonschema.Draft202012Validator.VALIDATORS.items()},
+    {
+        name: _counted(cast("Any", _OWN.get(name, keyword)))
+        for name, keyword in jsonschema.Draft202012Validator.VALIDATORS.items()
+    },
 )

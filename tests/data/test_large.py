@@ -194,7 +194,9 @@ def test_every_variant_is_right_whole_and_of_the_same_relations(a, b, c, shape, 
     assert [value > 0 for value in before] == [value > 0 for value in after]
     for line, value in zip(row["answer"].splitlines(), after, strict=False):
         assert line.endswith(f">>{value} pens.")
-        written, marked = re.search(r"So (.*) = <<(.*)=", line).groups()
+        said = re.search(r"So (.*) = <<(.*)=", line)
+        assert said is not None
+        written, marked = said.groups()
         assert written == marked, "the text says what the mark calculates"
 
 

@@ -126,7 +126,9 @@ def test_by_token_ids_the_tag_is_where_it_is_in_the_text(tokens: list[str]):
 
 
 def test_few_tokens_of_the_vocabulary_can_complete_the_tag(merging_tokenizer):
-    names = {merging_tokenizer.decode([token_id]) for token_id in Retool(merging_tokenizer).call_end.completing}
+    call_end = Retool(merging_tokenizer).call_end
+    assert call_end is not None
+    names = {merging_tokenizer.decode([token_id]) for token_id in call_end.completing}
     assert {">", ">\n"} <= names
     assert all("</code>" in name or "</code>".endswith(name.rstrip("\n=>")) or name[0] in ">/code" for name in names)
     assert "</" not in names and "print" not in names
