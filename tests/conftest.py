@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 import pytest
+
+from retool_mcore.platforms.cpu.platform import STUBS
+
+if importlib.util.find_spec("torchvision") is None:  # transformers asks once, as it is imported
+    sys.path.insert(0, str(STUBS))  # a run's own processes find it by PYTHONPATH
 
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
