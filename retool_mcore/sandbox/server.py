@@ -125,14 +125,8 @@ def create_app(
     With ``token`` every request must bear it. Beyond ``max_pending`` requests that wait or execute,
     further ones are answered with 503 before their body is read.
     """
-    metrics = Metrics()
+    metrics = _metrics_of(sandbox)
     metrics.process_restarts.inc(is_replacement)
-    memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
-    metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
-    sandbox.on_zygote_death = metrics.zygote_deaths.inc
-    sandbox.count_session_wait = lambda in_vain: metrics.session_waits.labels(
-        outcome="refused" if in_vain else "waited"
-    ).inc()
     health = Health(sandbox)
     app = FastAPI(title="retool sandbox")
     num_pending = 0
@@ -180,6 +174,18 @@ def create_app(
     handlers = (refuse, run_code, end_session)
     assert all(handlers), "registered above"
     return app
+
+
+def _metrics_of(sandbox: LocalSandbox) -> Metrics:
+    """New metrics that count what happens in ``sandbox``."""
+    metrics = Metrics()
+    memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
+    metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
+    sandbox.on_zygote_death = metrics.zygote_deaths.inc
+    sandbox.count_session_wait = lambda in_vain: metrics.session_waits.labels(
+        outcome="refused" if in_vain else "waited"
+    ).inc()
+    return metrics
 
 
 def _observe(app: FastAPI, sandbox: LocalSandbox, metrics: Metrics, health: Health) -> None:
