@@ -14,6 +14,7 @@ from zlib import crc32
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.errors import CheckpointError
+from retool_mcore.model.files import fetch_config, is_hub_name
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.server import SglangServer
@@ -120,7 +121,7 @@ def architecture_of(model: str) -> dict[str, Any]:
     """
     path = Path(model) / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{model} is no model directory: {path} cannot be read: {error}") from error
     from transformers import CONFIG_MAPPING
