@@ -83,7 +83,7 @@ def output_to(log: Path) -> Generator[IO[str]]:
     too: triton's binding lists there what it has not freed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    atexit.register(_last_words_to, log)
+    atexit.register(_write_exit_output, log)
     before = {number: os.dup(number) for number in (1, 2)}
     try:
         with log.open("ab") as file, os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
@@ -98,7 +98,7 @@ def output_to(log: Path) -> Generator[IO[str]]:
             os.close(original)
 
 
-def _last_words_to(log: Path) -> None:
+def _write_exit_output(log: Path) -> None:
     """Point descriptors 1 and 2 at ``log`` for the rest of the process.
 
     Python's own exit handlers that were registered before still follow, and then the libraries'.

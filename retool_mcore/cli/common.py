@@ -40,8 +40,8 @@ WIDTH_OF_A_LOG = 120
 
 F = TypeVar("F", bound=Callable[..., Any])
 OTHER_RANKS_WAIT_S = 30.0
-TOLD = 2  # exit code after an error in one line
-FAULT = 3  # the same, where a new start may go well: a part of the run was lost (launch/nodes.sh: run)
+EXIT_USER_ERROR = 2  # exit code after an error in one line
+EXIT_RETRYABLE = 3  # the same, where a new start may go well: a part of the run was lost (launch/nodes.sh: run)
 
 
 def guarded(function: F) -> F:
@@ -61,7 +61,9 @@ def guarded(function: F) -> F:
                 # torchrun ends the other ranks here.
                 time.sleep(OTHER_RANKS_WAIT_S)
             typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
-            raise typer.Exit(FAULT if isinstance(error, RunError | RolloutError) else TOLD) from error
+            raise typer.Exit(
+                EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
+            ) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -71,7 +73,7 @@ def guarded(function: F) -> F:
                 "command again.",
                 err=True,
             )
-            raise typer.Exit(TOLD) from error
+            raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error
 

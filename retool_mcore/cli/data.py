@@ -16,7 +16,7 @@ from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
     from retool_mcore.data.rl import RlReport
-    from retool_mcore.data.verify import Report
+    from retool_mcore.data.verify import VerifiedRows
     from retool_mcore.sandbox.base import Sandbox
 
 app = typer.Typer(no_args_is_help=True)
@@ -153,7 +153,7 @@ def gsm8k(
     if not rows:
         raise DataError(f"{source}: no problem is in part {part} with --sft-share {sft_share}")
 
-    async def run(on_row: Callable[[], None]) -> Report:
+    async def run(on_row: Callable[[], None]) -> VerifiedRows:
         # Any isolation level will do: before they run, the snippets are checked to be arithmetic of
         # numbers.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
@@ -182,7 +182,7 @@ def gsm8k_large(
 
     rows = list(read_source(str(source), limit=limit))
 
-    async def run(on_row: Callable[[], None]) -> Report:
+    async def run(on_row: Callable[[], None]) -> VerifiedRows:
         # Any isolation level will do: the programs are arithmetic of numbers.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build_large(rows, sandbox, on_row, seed=seed)
@@ -230,7 +230,7 @@ def sft(
     found = conversations(read_source(source, split=split, limit=limit, on_bad=on_bad), messages, on_bad)
     rows = Spool(rows_of_split(found, split))  # counted for the progress bar before they are converted
 
-    async def run(on_row: Callable[[], None]) -> Report:
+    async def run(on_row: Callable[[], None]) -> VerifiedRows:
         async with contextlib.AsyncExitStack() as stack:
             sandbox: Sandbox | None = await stack.enter_async_context(open_sandbox("local")) if execute else None
             return await convert_sft(rows, Conversion(protocol, truth, sandbox), on_row, bad=bad)
@@ -345,7 +345,7 @@ def lint(
         raise typer.Exit(1)
 
 
-def _with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, Report]], total: int) -> Report:
+def _with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, VerifiedRows]], total: int) -> VerifiedRows:
     from rich.progress import Progress
 
     with Progress(transient=True) as progress:
@@ -357,7 +357,7 @@ def _collect(bad: list[tuple[str, DataError]]) -> Callable[[str, DataError], Non
     return lambda where, error: bad.append((where, error))
 
 
-def _write(report: Report | RlReport, out: Path, rejects: Path | None) -> None:
+def _write(report: VerifiedRows | RlReport, out: Path, rejects: Path | None) -> None:
     from retool_mcore.data.files import write_jsonl, write_parquet
 
     rejects = rejects or out.with_name(f"{out.name.removesuffix('.parquet')}.rejects.jsonl")

@@ -21,9 +21,9 @@ from retool_mcore.sandbox.connections import Connections, GuardedServer, connect
 from retool_mcore.sandbox.guard import is_loopback, read_token
 from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.observe import OnlyObserved
+from retool_mcore.sandbox.observe import MonitoringOnly
 from retool_mcore.sandbox.open import open_sandbox
-from retool_mcore.sandbox.processes import Plan, Processes, inherit, serve_and_tell
+from retool_mcore.sandbox.processes import Processes, ServerPlan, inherit, serve_and_tell
 from retool_mcore.sandbox.server import MAX_PENDING, create_app
 from retool_mcore.sandbox.sessions import SERVER_WAIT_S
 
@@ -72,7 +72,7 @@ def serve(
             if processes is not None:
                 workers = workers or len(os.sched_getaffinity(0))
                 arguments = sys.argv[sys.argv.index("serve") + 1 :]
-                plan = Plan(arguments, listeners, processes, workers, sessions, drain_s)
+                plan = ServerPlan(arguments, listeners, processes, workers, sessions, drain_s)
                 raise typer.Exit(128 + asyncio.run(Processes(plan, lambda: typer.echo(url)).run()))
         interpreter = Interpreter(python, tuple(preload or ()))
         sandbox = LocalSandbox(
@@ -134,7 +134,7 @@ async def _serve(
             pending = min(MAX_PENDING, connections.limit * 7 // 8)
             app = create_app(sandbox, token=token, max_pending=pending, is_replacement=is_replacement)
             config = uvicorn.Config(
-                OnlyObserved(app, listeners[1].getsockname()[1]) if len(listeners) > 1 else app,
+                MonitoringOnly(app, listeners[1].getsockname()[1]) if len(listeners) > 1 else app,
                 http=cast("type[asyncio.Protocol]", connections.protocol),
                 access_log=False,
                 log_level="warning",

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 
-from retool_mcore.cli.common import TOLD
+from retool_mcore.cli.common import EXIT_USER_ERROR
 
 
 def main() -> None:
-    """Run torchrun; end with ``TOLD`` where a rank did, because it has said why."""
+    """Run torchrun; end with ``EXIT_USER_ERROR`` where a rank did, because it has said why."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun  # pyright: ignore[reportUnknownVariableType]  half typed
 
@@ -24,8 +24,8 @@ def main() -> None:
         torchrun()
     except ChildFailedError as error:
         _, first = error.get_first_failure()
-        if first.exitcode == TOLD:
-            raise SystemExit(TOLD) from error
+        if first.exitcode == EXIT_USER_ERROR:
+            raise SystemExit(EXIT_USER_ERROR) from error
         raise
 
 

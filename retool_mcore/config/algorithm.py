@@ -164,7 +164,7 @@ class Algorithm(Section):
         return self.mask_truncated or self.mask_void_turns
 
     @model_validator(mode="after")
-    def _nothing_is_set_in_vain(self) -> Algorithm:
+    def _check_no_unused_settings(self) -> Algorithm:
         """Refuse a setting that the other settings leave without effect."""
         loss, name = f'algorithm.loss = "{self.loss}"', f'algorithm.name = "{self.name}"'
         off, weighs = 'algorithm.{} = "off"', self.importance_sampling != "off"
@@ -188,7 +188,7 @@ class Algorithm(Section):
         return self
 
     @model_validator(mode="after")
-    def _replay_has_its_pass(self) -> Algorithm:
+    def _check_router_replay(self) -> Algorithm:
         if self.router_replay == "R2" and self.old_log_prob == "rollout":
             raise ValueError(
                 'algorithm.router_replay = "R2" repeats the experts of the pass that algorithm.old_log_prob = '

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-Every = Annotated[int, Field(ge=0)]  # an interval in steps
+StepInterval = Annotated[int, Field(ge=0)]  # an interval in steps
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

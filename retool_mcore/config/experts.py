@@ -38,7 +38,7 @@ class Experts(Section):
     """Sort tokens by expert, and back, in Transformer Engine's fused kernels; CUDA only."""
 
     @model_validator(mode="after")
-    def _loss_has_a_weight(self) -> Experts:
+    def _check_loss_weight(self) -> Experts:
         if (self.load_balancing == "none") != (self.aux_loss_coef == 0):
             raise ValueError(
                 f'experts.load_balancing = "{self.load_balancing}" with experts.aux_loss_coef = {self.aux_loss_coef}: '

@@ -43,7 +43,7 @@ class McpServer(Section):
     """Seconds for one call, and for the first answer of a server that is started or reached."""
 
     @model_validator(mode="after")
-    def _one_way_to_reach_it(self) -> McpServer:
+    def _check_one_transport(self) -> McpServer:
         if bool(self.command) == bool(self.url):
             raise ValueError("an MCP server has either a command, started here, or a url; give one of the two")
         if self.command and (self.token_env or self.headers_env):

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from retool_mcore.config.rl import RlConfig
-from retool_mcore.config.sampling import OF_ROLLOUT, Validation
+from retool_mcore.config.sampling import SAME_AS_ROLLOUT, Validation
 from retool_mcore.config.sft import SftConfig
 from retool_mcore.config.shared import RunConfig
 
@@ -51,8 +51,8 @@ def _entries(run: type[RunConfig]) -> Iterator[Entry]:
         if isinstance(model, type) and issubclass(model, BaseModel):
             yield Entry(section=section, key=section, kind="", default="", explanation=_one_line(model.__doc__))
             for name, inner in model.model_fields.items():
-                copied = model is Validation and name in OF_ROLLOUT
-                default = f"rollout.{OF_ROLLOUT[name]}" if copied else default_of(inner)
+                copied = model is Validation and name in SAME_AS_ROLLOUT
+                default = f"rollout.{SAME_AS_ROLLOUT[name]}" if copied else default_of(inner)
                 yield _entry(section, f"{section}.{name}", inner, default)
         elif not field.exclude:
             yield _entry(section, section, field, default_of(field))

@@ -26,7 +26,7 @@ VALIDATION_METRICS = {
     "val/behavior/turns": "",
     "val/behavior/response_tokens": "",
 }
-OF_SOURCE = re.compile(r"val-core/(?P<source>.+)/acc/mean@(?P<n>\d+)")
+SOURCE_ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@(?P<n>\d+)")
 
 
 class RlData(Prompts):
@@ -140,7 +140,7 @@ class Reward(Section):
     """True: a right answer counts only when no call of its response was malformed."""
 
     @model_validator(mode="after")
-    def _own_function_scores_alone(self) -> Reward:
+    def _check_own_function_alone(self) -> Reward:
         fields = type(self).model_fields
         changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
         for name in sorted({*changed} - {"function", "timeout_s", "workers"}) if self.function else ():
@@ -151,7 +151,7 @@ class Reward(Section):
         return self
 
     @model_validator(mode="after")
-    def _right_is_worth_most(self) -> Reward:
+    def _check_right_is_worth_most(self) -> Reward:
         if self.wrong >= self.correct:
             raise ValueError(f"reward.wrong = {self.wrong} is not below reward.correct = {self.correct}")
         if self.call_bonus and not self.wrong < self.call_bonus_cap < self.correct:
@@ -175,7 +175,7 @@ class RlConfig(RunConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _validation_samples_as_rollout(cls, tree: Any) -> Any:
+    def _copy_rollout_sampling(cls, tree: Any) -> Any:
         return sampled_as_rollout(tree)
 
     @property
@@ -198,7 +198,7 @@ class RlConfig(RunConfig):
     @property
     def best_source(self) -> str:
         """The data_source that best.metric is the accuracy on; "" where it names none."""
-        found = OF_SOURCE.fullmatch(self.best.metric)
+        found = SOURCE_ACCURACY.fullmatch(self.best.metric)
         return found["source"] if found else ""
 
     @property
@@ -271,7 +271,7 @@ class RlConfig(RunConfig):
         return self
 
     @model_validator(mode="after")
-    def _gap_rules(self) -> RlConfig:
+    def _check_engine_mismatch(self) -> RlConfig:
         """How far engine and actor may be apart."""
         t, r = self.train, self.rollout
         if self.algorithm.old_log_prob == "rollout":
@@ -295,7 +295,7 @@ class RlConfig(RunConfig):
         return self
 
     @model_validator(mode="after")
-    def _each_trajectory_keeps_its_session(self) -> RlConfig:
+    def _check_sessions(self) -> RlConfig:
         """A trajectory at work keeps its interpreter, one for each in a process."""
         if not self.sandbox.sessions:
             return self

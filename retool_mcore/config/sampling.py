@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Section, StepInterval
 from retool_mcore.config.mcp import McpServer
 
 # Settings of [validation] -> those of [rollout] that they are when left out.
-OF_ROLLOUT = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
+SAME_AS_ROLLOUT = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
 
 
 class Prompts(Section):
@@ -85,7 +85,7 @@ class ToolLoop(Section):
 
     @field_validator("tools")
     @classmethod
-    def _the_interpreter_is_one(cls, tools: list[str]) -> list[str]:
+    def _check_one_interpreter(cls, tools: list[str]) -> list[str]:
         if "code_interpreter" not in tools or len(set(tools)) != len(tools):
             raise ValueError(
                 f"rollout.tools = {tools} must name code_interpreter, and each tool once. Without any tool set "
@@ -161,7 +161,7 @@ class Validation(HeldOut):
     files: list[str] = Field(min_length=1)
     """Parquet, as data.train_file; problems are numbered across all files."""
 
-    every: Every
+    every: StepInterval
     """Steps between two validations, and one after the last step; 0: never."""
 
 
@@ -174,7 +174,7 @@ def sampled_as_rollout(tree: Any) -> Any:
     if not (isinstance(rollout, dict) and isinstance(validation, dict)):
         return sections
     sampling, own = cast("dict[str, Any]", rollout), cast("dict[str, Any]", validation)
-    given = {name: sampling[theirs] for name, theirs in OF_ROLLOUT.items() if theirs in sampling}
+    given = {name: sampling[theirs] for name, theirs in SAME_AS_ROLLOUT.items() if theirs in sampling}
     return {**sections, "validation": {**given, **own}}
 
 
@@ -220,7 +220,7 @@ class SandboxSettings(Section):
     """Memory of one execution, in MB."""
 
     @model_validator(mode="after")
-    def _each_worker_may_need_one(self) -> SandboxSettings:
+    def _check_sessions_of_workers(self) -> SandboxSettings:
         if 0 < self.sessions < self.workers:
             raise ValueError(
                 f"sandbox.sessions = {self.sessions} is below sandbox.workers = {self.workers}: each execution may "

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from retool_mcore.config.base import Every, PositiveInt, Section
+from retool_mcore.config.base import PositiveInt, Section, StepInterval
 from retool_mcore.config.files import parquet_files
 from retool_mcore.config.shared import RunConfig
 
@@ -42,7 +42,7 @@ class SftTrain(Section):
     micro_batch_tokens: PositiveInt
     """Budget in tokens of a packed micro-batch on one rank, forward and backward."""
 
-    val_every_steps: Every
+    val_every_steps: StepInterval
     """Steps between two validations, and one after the last step; 0: never."""
 
     stall_s: Annotated[float, Field(ge=0)] = 3600.0

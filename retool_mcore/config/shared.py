@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, model_validator
 
-from retool_mcore.config.base import Every, Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Section, StepInterval
 from retool_mcore.config.experts import Experts
 
 MAX_VERL_OVERRIDES = 10
@@ -184,7 +184,7 @@ class Optim(Section):
     """Largest norm of the gradient over all parameters; a longer one is scaled down to it."""
 
     @model_validator(mode="after")
-    def _min_below_lr(self) -> Optim:
+    def _check_min_lr(self) -> Optim:
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
         return self
@@ -196,7 +196,7 @@ class Checkpoint(Section):
     The settings reshardable and asynchronous cost host memory, so they are off by default.
     """
 
-    every_steps: Every
+    every_steps: StepInterval
     """Steps between two checkpoints, and one after the last step; 0: never."""
 
     keep: PositiveInt = 2
@@ -247,7 +247,7 @@ class Best(Section):
     """How much better a value must be for patience to start anew, in units of the metric."""
 
     @model_validator(mode="after")
-    def _patience_has_a_metric(self) -> Best:
+    def _check_patience(self) -> Best:
         if not self.metric and (self.patience or self.min_delta or self.mode != "auto"):
             raise ValueError(
                 f'best.patience = {self.patience}, best.min_delta = {self.min_delta} and best.mode = "{self.mode}" do '

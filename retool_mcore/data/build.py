@@ -24,7 +24,7 @@ from retool_mcore.data.chat import HERMES_MARKUP
 from retool_mcore.data.programs import evaluate, plain_text, program_of
 from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START, tool_call
-from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, format_problem
+from retool_mcore.data.verify import Rejected, Stage, VerifiedRows, answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.reward.normalise import normalise
 from retool_mcore.sandbox.base import Sandbox
@@ -43,7 +43,7 @@ _LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 
 
 @dataclass(frozen=True)
-class Step:
+class CalculationStep:
     """The text before a calculation, its code, and the value that the solution states for it."""
 
     text: str
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Solution:
-    steps: tuple[Step, ...]
+    steps: tuple[CalculationStep, ...]
     rest: str  # the text after the last calculation, without the answer line
     truth: str
     body: str = ""  # the whole text with its marks, without the answer line
@@ -68,14 +68,14 @@ def parse_gsm8k(answer: str) -> Solution:
     body, sign, truth = answer.rpartition("####")
     if not sign or not truth.strip():
         raise Rejected("source", "no answer line '#### ...'")
-    steps: list[Step] = []
+    steps: list[CalculationStep] = []
     start = 0
     for match in _MARK.finditer(body):
         try:
             stated = Decimal(match[2].replace(",", "").strip())
         except InvalidOperation as error:
             raise Rejected("source", f"the stated value {match[2]!r} is no number") from error
-        steps.append(Step(body[start : match.start()].strip(), _expression(match[1]), stated))
+        steps.append(CalculationStep(body[start : match.start()].strip(), _expression(match[1]), stated))
         start = match.end()
     if not steps:
         raise Rejected("source", "no calculation is marked")
@@ -222,14 +222,14 @@ async def build_gsm8k(
     *,
     calls: Calls = "each",
     text: bool = False,
-) -> Report:
+) -> VerifiedRows:
     """Build all rows (where, {question, answer}), in order; see ``Builder``.
 
     Raises DataError when a row has another schema.
     """
     builder = Builder(sandbox, calls, text=text)
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
-    report = Report(STAGES)
+    report = VerifiedRows(STAGES)
 
     async def build(index: int, where: str, source: Mapping[str, Any]) -> list[dict[str, Any]] | Rejected:
         async with slots:

@@ -20,7 +20,7 @@ from retool_mcore.data.conversations import OPTION
 from retool_mcore.data.layouts import example, truth_text
 from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt, retool_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
-from retool_mcore.data.verify import Rejected, Report, Stage, answer_problem, final_answer_problem, format_problem
+from retool_mcore.data.verify import Rejected, Stage, VerifiedRows, answer_problem, final_answer_problem, format_problem
 from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
@@ -42,7 +42,7 @@ _FENCE = re.compile(r"\A\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL
 
 
 @dataclass(frozen=True)
-class Step:
+class CallStep:
     """The text before a call, its code, and the output shown for it."""
 
     text: str
@@ -55,7 +55,7 @@ class Trace:
     """A conversation in no protocol's form. ``prompt`` is the user's turn as the data has it."""
 
     prompt: str
-    steps: tuple[Step, ...]
+    steps: tuple[CallStep, ...]
     final: str  # the closing words; may hold <answer> tags
 
     def messages(self, protocol: ProtocolName) -> list[dict[str, Any]]:
@@ -112,9 +112,9 @@ def _content(message: Mapping[str, Any]) -> str:
     return content
 
 
-def read_inline(text: str) -> tuple[tuple[Step, ...], str]:
+def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
     """Steps and closing words of a raw trace. Raises Rejected("format") for tags out of order."""
-    steps: list[Step] = []
+    steps: list[CallStep] = []
     pending: tuple[str, str] | None = None  # text and code that wait for their output
     start, opened, answers = 0, None, 0
     said = ""
@@ -137,7 +137,7 @@ def read_inline(text: str) -> tuple[tuple[Step, ...], str]:
             pending = (said, _unfenced(inside))
         elif name == "interpreter":
             assert pending is not None, "opening it required a pending call"
-            steps.append(Step(*pending, inside.strip("\n")))
+            steps.append(CallStep(*pending, inside.strip("\n")))
             pending = None
         else:
             answers += 1
@@ -158,10 +158,10 @@ def _unfenced(code: str) -> str:
 def _read_converted(turns: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> Trace:
     if problem := format_problem([{**turn, "content": text} for turn, text in zip(turns, texts, strict=True)]):
         raise Rejected("format", problem)
-    steps: list[Step] = []
+    steps: list[CallStep] = []
     for position, turn in enumerate(turns):
         for number, call in enumerate(turn.get("tool_calls") or []):
-            steps.append(Step("" if number else texts[position], _code_of(call), texts[position + 1 + number]))
+            steps.append(CallStep("" if number else texts[position], _code_of(call), texts[position + 1 + number]))
     return Trace(texts[0], tuple(steps), texts[-1])
 
 
@@ -241,10 +241,10 @@ async def convert_sft(
     on_row: Callable[[], None] = lambda: None,
     *,
     bad: Sequence[tuple[str, DataError]] = (),
-) -> Report:
+) -> VerifiedRows:
     """Convert rows (where, {messages, ...}), in order; ``bad`` are unreadable rows (where, why)."""
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
-    report = Report(conversion.stages)
+    report = VerifiedRows(conversion.stages)
     for where, error in bad:
         report.reject(where, Rejected("source", str(error)), {})
 
@@ -272,7 +272,7 @@ async def convert_sft(
     return report
 
 
-def _nothing_left(report: Report, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def _nothing_left(report: VerifiedRows, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Why no row survived: the first reject, the columns that were seen, and what helps."""
     first = report.rejects[0]
     place = "" if first["reason"].startswith(first["where"]) else f"{first['where']}: "

@@ -40,7 +40,7 @@ from retool_mcore.data.large_text import (
 )
 from retool_mcore.data.parts import ORIGINAL
 from retool_mcore.data.programs import evaluate, literal, operands
-from retool_mcore.data.verify import Rejected, Report, Stage
+from retool_mcore.data.verify import Rejected, Stage, VerifiedRows
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
 
@@ -69,7 +69,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Problem:
+class EnlargedProblem:
     """A problem whose every operand is known. ``free``: the question's numbers to replace."""
 
     question: str
@@ -80,7 +80,7 @@ class Problem:
     constants: frozenset[Fraction]
 
 
-def read(question: str, answer: str) -> Problem:
+def read(question: str, answer: str) -> EnlargedProblem:
     """Find what each operand is. Raises Rejected where that is not certain."""
     solution = parse_gsm8k(answer)
     if is_of_ages(question):
@@ -106,7 +106,7 @@ def read(question: str, answer: str) -> Problem:
         raise Rejected("source", "nothing to replace: no calculation takes a whole number of the question")
     fixed = {operand.value for each in found for operand in each if operand.number is None and operand.step is None}
     fixed |= {value for value in counts if value not in used}
-    return Problem(question, solution, found, free_used, stated, frozenset(fixed | known.constants))
+    return EnlargedProblem(question, solution, found, free_used, stated, frozenset(fixed | known.constants))
 
 
 def value_or_none(text: str) -> Fraction | None:
@@ -197,7 +197,7 @@ class Enlarged:
     expressions: tuple[str, ...]
 
 
-def enlarge(problem: Problem, generator: random.Random) -> Enlarged:
+def enlarge(problem: EnlargedProblem, generator: random.Random) -> Enlarged:
     """Draw new numbers until they fit. Raises Rejected when none did."""
     for numbers in _draws(problem, generator):
         if (found := calculated(problem, numbers)) is not None:
@@ -205,7 +205,7 @@ def enlarge(problem: Problem, generator: random.Random) -> Enlarged:
     raise Rejected("calculation", f"no numbers fit: {', '.join(step.expression for step in problem.solution.steps)}")
 
 
-def _draws(problem: Problem, generator: random.Random) -> Iterator[dict[Fraction, Fraction]]:
+def _draws(problem: EnlargedProblem, generator: random.Random) -> Iterator[dict[Fraction, Fraction]]:
     """First draws of all numbers, then of ever fewer of them."""
     for index in range(DRAWS_OF_ALL):
         yield _draw(problem, problem.free, index % ALL_MODES, generator)
@@ -216,7 +216,7 @@ def _draws(problem: Problem, generator: random.Random) -> Iterator[dict[Fraction
 
 
 def _draw(
-    problem: Problem, chosen: Sequence[Fraction], mode: int, generator: random.Random
+    problem: EnlargedProblem, chosen: Sequence[Fraction], mode: int, generator: random.Random
 ) -> dict[Fraction, Fraction]:
     """New numbers of one scale: equal to the old ones modulo the divisors, or multiples.
 
@@ -235,7 +235,7 @@ def _draw(
     return made
 
 
-def _modulus(problem: Problem) -> int:
+def _modulus(problem: EnlargedProblem) -> int:
     """The product of what calculations divide by that stays, of decimals, too; small enough."""
     out = 1
     for step, found in zip(problem.solution.steps, problem.operands, strict=True):
@@ -248,7 +248,7 @@ def _modulus(problem: Problem) -> int:
     return out if out <= SMALLEST_FACTOR else 1
 
 
-def calculated(problem: Problem, numbers: Mapping[Fraction, Fraction]) -> Enlarged | None:
+def calculated(problem: EnlargedProblem, numbers: Mapping[Fraction, Fraction]) -> Enlarged | None:
     """The solution with these numbers, or None where they do not fit."""
     if any(not SMALLEST_FACTOR * old <= new <= LARGEST_FACTOR * old for old, new in numbers.items()):
         return None
@@ -306,13 +306,13 @@ def variant(question: str, answer: str, seed: int) -> dict[str, str]:
     }
 
 
-def _refuse_words(problem: Problem, found: Enlarged) -> None:
+def _refuse_words(problem: EnlargedProblem, found: Enlarged) -> None:
     changed = {old for old, new in zip(problem.stated, found.steps, strict=True) if old != new} | set(found.numbers)
     if in_words := changed & set(words_in(problem.solution.body)):
         raise Rejected("source", f"in words: the solution writes {min(in_words)} as a word")
 
 
-def _answer(problem: Problem, found: Enlarged) -> str:
+def _answer(problem: EnlargedProblem, found: Enlarged) -> str:
     """The solution's text with new numbers and marks."""
     candidates: dict[Fraction, set[Fraction]] = {value: {value} for value in problem.constants}
     for value in problem.free:
@@ -343,14 +343,14 @@ async def build_large(
     on_row: Callable[[], None] = lambda: None,
     *,
     seed: int = 0,
-) -> Report:
+) -> VerifiedRows:
     """Variants of all rows (where, {question, answer}), in order, each run once as one program.
 
     Raises DataError when a row has another schema, or none survived.
     """
     builder = Builder(sandbox, "one", text=True)
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
-    report = Report(STAGES)
+    report = VerifiedRows(STAGES)
 
     async def made(index: int, where: str, source: Mapping[str, Any]) -> dict[str, str] | Rejected:
         async with slots:
@@ -381,7 +381,7 @@ async def build_large(
     return report
 
 
-def reasons(report: Report) -> list[str]:
+def reasons(report: VerifiedRows) -> list[str]:
     """How many rejects each reason has, the most frequent first."""
     counts = Counter(str(reject["reason"]).partition(":")[0] for reject in report.rejects)
     return [f"{count} rejected: {reason}" for reason, count in counts.most_common()]

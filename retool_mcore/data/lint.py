@@ -33,7 +33,7 @@ MAX_OVERLAP = 0.1  # of the validation problems; above it training refuses to st
 
 
 @dataclass(frozen=True)
-class Row:
+class LintedRow:
     """One SFT row (messages, tools) or RL row (prompt, truth).
 
     ``problem`` is what the user says, without instructions.
@@ -61,7 +61,7 @@ class FileLint:
 
 def read_problem_rows(
     source: str, without_truth: list[str] | None = None, columns: Columns | None = None
-) -> Iterator[Row]:
+) -> Iterator[LintedRow]:
     """Rows of an SFT file, an RL file or a plain file of problems, recognised by their columns.
 
     A row that has ``columns`` is read by them, and others must be what training reads. Raises
@@ -80,7 +80,7 @@ def read_problem_rows(
                 without_truth.append(str(error))
                 continue
             messages = [{"role": "user", "content": hermes_prompt(problem)}]
-            yield Row(where, problem, messages, [CODE_INTERPRETER], truth, is_sft=False)
+            yield LintedRow(where, problem, messages, [CODE_INTERPRETER], truth, is_sft=False)
             continue
         turns = row.get("messages") if is_sft else row.get("prompt")
         if not is_tables(turns):
@@ -95,7 +95,7 @@ def read_problem_rows(
         reward = row.get("reward_model")
         truth = reward.get("ground_truth") if is_table(reward) else row.get("ground_truth")
         tools = parse_tools(row.get("tools"), where) if is_sft else [CODE_INTERPRETER]
-        yield Row(where, problem_of(user), turns, tools, truth, is_sft)
+        yield LintedRow(where, problem_of(user), turns, tools, truth, is_sft)
 
 
 def _is_rl(row: Mapping[str, Any]) -> bool:
@@ -125,14 +125,14 @@ def lint_file(
     return lint
 
 
-def _lint_truth(row: Row, lint: FileLint) -> None:
+def _lint_truth(row: LintedRow, lint: FileLint) -> None:
     if not isinstance(row.truth, str):
         lint.errors.append(f"{row.where}: the ground truth is {row.truth!r:.80}, not a text")
     elif reason := judgeable(row.truth):
         lint.errors.append(f"{row.where}: nothing can be compared with the ground truth {row.truth!r:.80}: {reason}")
 
 
-def _lint_tokens(row: Row, tokenizer: PreTrainedTokenizerBase, lint: FileLint) -> None:
+def _lint_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase, lint: FileLint) -> None:
     try:
         if row.is_sft:
             rendered = render(row.messages, row.tools, tokenizer)
@@ -150,7 +150,7 @@ def _lint_tokens(row: Row, tokenizer: PreTrainedTokenizerBase, lint: FileLint) -
             lint.errors.append(f"{row.where}: {told}")
 
 
-def _prompt_tokens(row: Row, tokenizer: PreTrainedTokenizerBase) -> int:
+def _prompt_tokens(row: LintedRow, tokenizer: PreTrainedTokenizerBase) -> int:
     """The length of an RL prompt, inline for a model without tool turns."""
     if renders_tool_turns(tokenizer):
         return len(render_prompt(row.messages, row.tools, tokenizer))

@@ -31,7 +31,7 @@ NOT_ALIKE = (NOT_PARQUET, cast("type[Exception]", pa.ArrowTypeError))
 
 
 @dataclass(frozen=True)
-class Source:
+class MixSource:
     """A source of the mix: its files, its number of rows, and how many of them it gives."""
 
     name: str
@@ -61,7 +61,9 @@ def parse_source(text: str) -> tuple[str, Fraction]:
     return name, weight
 
 
-def mix(sources: Sequence[tuple[str, Fraction]], out: Path, *, rows: int | None = None, seed: int = 0) -> list[Source]:
+def mix(
+    sources: Sequence[tuple[str, Fraction]], out: Path, *, rows: int | None = None, seed: int = 0
+) -> list[MixSource]:
     """Write ``rows`` rows of ``sources`` (name, weight), as SFT or RL reads them, to ``out``.
 
     Without ``rows`` there are as many as the weights allow with no row twice. With more, rows of a
@@ -73,7 +75,7 @@ def mix(sources: Sequence[tuple[str, Fraction]], out: Path, *, rows: int | None 
     opened = _shares([_open(name, weight) for name, weight in sources], rows)
     schema = _schema(opened)
     draw = random.Random(seed)
-    streams = [_Stream(source, draw.getrandbits(32), schema.names) for source in opened]
+    streams = [_SourceStream(source, draw.getrandbits(32), schema.names) for source in opened]
     with replacing(out) as draft, pq.ParquetWriter(draft, schema) as writer:
         batch: list[dict[str, Any]] = []
         for row in _drawn(streams, draw):
@@ -86,7 +88,7 @@ def mix(sources: Sequence[tuple[str, Fraction]], out: Path, *, rows: int | None 
     return opened
 
 
-def _open(name: str, weight: Fraction) -> Source:
+def _open(name: str, weight: Fraction) -> MixSource:
     one_split(name)
     files = tuple(source_files(name))
     if strange := [file for file in files if file.suffix != ".parquet"]:
@@ -101,10 +103,10 @@ def _open(name: str, weight: Fraction) -> Source:
     rows = sum(cast("int", pq.read_metadata(file).num_rows) for file in files)
     if not rows:
         raise DataError(f"{name}: no rows")
-    return Source(name, weight, files, rows)
+    return MixSource(name, weight, files, rows)
 
 
-def _shares(sources: Sequence[Source], rows: int | None) -> list[Source]:
+def _shares(sources: Sequence[MixSource], rows: int | None) -> list[MixSource]:
     """Deal the rows by weight; what rounding leaves goes to the largest remainders."""
     total = sum((source.weight for source in sources), Fraction(0))
     shares = [source.weight / total for source in sources]
@@ -117,10 +119,10 @@ def _shares(sources: Sequence[Source], rows: int | None) -> list[Source]:
     if 0 in taken:
         poor = sources[taken.index(0)]
         raise DataError(f"{poor.name}: no row of {wanted} is left for its weight {poor.weight}. Raise it, or --rows")
-    return [Source(s.name, s.weight, s.files, s.rows, n) for s, n in zip(sources, taken, strict=True)]
+    return [MixSource(s.name, s.weight, s.files, s.rows, n) for s, n in zip(sources, taken, strict=True)]
 
 
-def _schema(sources: Sequence[Source]) -> Any:
+def _schema(sources: Sequence[MixSource]) -> Any:
     """The schema that holds the rows of all files; SFT and RL do not mix."""
     schemas = [(file, cast("Any", pq.read_schema(file))) for source in sources for file in source.files]
     kinds = {kind for _, schema in schemas for kind, needed in KINDS.items() if set(needed) <= set(schema.names)}
@@ -136,10 +138,10 @@ def _schema(sources: Sequence[Source]) -> Any:
         ) from error
 
 
-class _Stream:
+class _SourceStream:
     """The rows that a source gives: all of them as often as they fit, then a drawn part."""
 
-    def __init__(self, source: Source, seed: int, columns: Sequence[str]) -> None:
+    def __init__(self, source: MixSource, seed: int, columns: Sequence[str]) -> None:
         self.left = source.taken
         self._source, self._columns = source, columns
         self._epochs, extra = divmod(source.taken, source.rows)
@@ -160,7 +162,7 @@ class _Stream:
                 start += index + 1
 
 
-def _drawn(streams: Sequence[_Stream], draw: random.Random) -> Iterator[dict[str, Any]]:
+def _drawn(streams: Sequence[_SourceStream], draw: random.Random) -> Iterator[dict[str, Any]]:
     """The rows of all streams; each place is drawn among the rows that are left."""
     rows = [iter(stream) for stream in streams]
     split: str | None = None

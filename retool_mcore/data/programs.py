@@ -112,7 +112,7 @@ def evaluate(
 
 
 @dataclass(frozen=True)
-class Line:
+class Assignment:
     """One assignment. ``linked``: the expression with names for earlier values."""
 
     name: str
@@ -122,7 +122,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Program:
-    lines: tuple[Line, ...]
+    lines: tuple[Assignment, ...]
 
     @property
     def values(self) -> dict[str, Fraction]:
@@ -144,7 +144,7 @@ class Program:
 def program_of(question: str, steps: Sequence[Marked], rest: str) -> Program:
     """The program of a solution. Raises Rejected where an operand could mean two steps."""
     given = numbers_of(question)
-    lines: list[Line] = []
+    lines: list[Assignment] = []
     stated = [Fraction(step.stated) for step in steps]
     for index, step in enumerate(steps):
         linked = link(step.expression, given, stated[:index])
@@ -152,7 +152,7 @@ def program_of(question: str, steps: Sequence[Marked], rest: str) -> Program:
             raise Rejected("calculation", f"step {index + 1} states {linked} and calculates nothing")
         after = steps[index + 1].text if index + 1 < len(steps) else rest
         comment = _comment(step.text, after, given, stated[: index + 1])
-        lines.append(Line(f"step{index + 1}", linked, comment))
+        lines.append(Assignment(f"step{index + 1}", linked, comment))
     return Program(tuple(lines))
 
 

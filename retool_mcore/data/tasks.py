@@ -85,7 +85,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Problem:
+class GeneratedProblem:
     kind: str
     question: str
     answer: str
@@ -107,7 +107,7 @@ class TaskSpec:
     wrong_fraction: float = 0.55  # of tool traces: those with the wrong habit
 
 
-def problems(seed: int) -> Iterator[Problem]:
+def problems(seed: int) -> Iterator[GeneratedProblem]:
     """Yield distinct problems without end, kind by kind in turn; only the seed sets the numbers."""
     draw = random.Random(f"{DATA_SOURCE} {FORMAT_VERSION} {seed}")
     seen: set[str] = set()
@@ -119,21 +119,21 @@ def problems(seed: int) -> Iterator[Problem]:
             yield problem
 
 
-def _draw(kind: Kind, draw: random.Random) -> Problem | None:
+def _draw(kind: Kind, draw: random.Random) -> GeneratedProblem | None:
     a, b, c = (draw.randint(*bounds) for bounds in kind.ranges)
     answer, wrong = kind.answer(a, b, c), kind.wrong_answer(a, b, c)
     if not all(100_000 <= value <= 999_999 for value in (answer, wrong)):
         return None
     numbers = {"a": a, "b": b, "c": c}
     texts = (kind.question.format(**numbers), str(answer), kind.right.format(**numbers), kind.wrong.format(**numbers))
-    return Problem(kind.name, *texts, str(wrong))
+    return GeneratedProblem(kind.name, *texts, str(wrong))
 
 
 def prompt_messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
-def tool_trace(problem: Problem, wrong: bool) -> dict[str, Any]:
+def tool_trace(problem: GeneratedProblem, wrong: bool) -> dict[str, Any]:
     """An SFT row {messages, tools}: the code, its output, and the answer read off the output."""
     code, output = (problem.wrong_code, problem.wrong_answer) if wrong else (problem.right_code, problem.answer)
     call = tool_call(code)
@@ -146,13 +146,13 @@ def tool_trace(problem: Problem, wrong: bool) -> dict[str, Any]:
     return {"messages": messages, "tools": [CODE_INTERPRETER]}
 
 
-def text_trace(problem: Problem) -> dict[str, Any]:
+def text_trace(problem: GeneratedProblem) -> dict[str, Any]:
     """An SFT row without tools: the right answer at once."""
     reply = {"role": "assistant", "content": f"The answer is \\boxed{{{problem.answer}}}."}
     return {"messages": [*prompt_messages(problem.question), reply], "tools": None}
 
 
-def rl_row(problem: Problem, split: str, index: int) -> dict[str, Any]:
+def rl_row(problem: GeneratedProblem, split: str, index: int) -> dict[str, Any]:
     """A row of verl's RL schema."""
     return {
         "data_source": DATA_SOURCE,
@@ -174,7 +174,9 @@ def tokenizer_rows() -> list[dict[str, Any]]:
     ]
 
 
-def sft_rows(stream: Iterator[Problem], count: int, spec: TaskSpec, draw: random.Random) -> list[dict[str, Any]]:
+def sft_rows(
+    stream: Iterator[GeneratedProblem], count: int, spec: TaskSpec, draw: random.Random
+) -> list[dict[str, Any]]:
     """``count`` SFT rows in random order; the sorts are in the proportions of ``spec``."""
     num_text = round(count * spec.text_fraction)
     num_wrong = round((count - num_text) * spec.wrong_fraction)

@@ -29,7 +29,7 @@ class Rejected(Exception):
 
 
 @dataclass
-class Report:
+class VerifiedRows:
     """Rows that survived the ``stages``, and rejects {where, stage, reason, ...}; both on disk."""
 
     stages: tuple[Stage, ...]

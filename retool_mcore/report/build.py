@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retool_mcore.errors import ConfigError
 from retool_mcore.report import facts, models, results, sections
-from retool_mcore.report.document import Picture, Pictures, Report, Section, Tile, Tiles
+from retool_mcore.report.document import Picture, Pictures, Report, ReportSection, Tile, Tiles
 from retool_mcore.report.evaluations import BeforeAfter, all_reports, before_and_after
 from retool_mcore.report.examples import examples
 from retool_mcore.report.numbers import duration, number, share
@@ -68,7 +68,9 @@ def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -
     reports, notes = all_reports(runs, named_reports)
     evaluated = [before_and_after(run, reports) for run in runs]
     made = [
-        Section(title="At a glance", blocks=[_tiles(*each) for each in zip(labels, runs, evaluated, strict=True)]),
+        ReportSection(
+            title="At a glance", blocks=[_tiles(*each) for each in zip(labels, runs, evaluated, strict=True)]
+        ),
         *([models.models(labels, runs, evaluated)] if len(runs) > 1 else []),
         results.before_after(labels, evaluated, notes),
         *([results.between(labels, [run.kind for run in runs], evaluated)] if len(runs) > 1 else []),

@@ -75,7 +75,7 @@ Block = Text | Table | Pictures | Tiles | Code
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class ReportSection:
     title: str
     blocks: Sequence[Block]
 
@@ -88,4 +88,4 @@ class Section:
 class Report:
     title: str
     subtitle: str
-    sections: Sequence[Section]
+    sections: Sequence[ReportSection]

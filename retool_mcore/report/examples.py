@@ -14,7 +14,7 @@ from typing import Any, cast
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
-from retool_mcore.report.document import Block, Code, Section, Text
+from retool_mcore.report.document import Block, Code, ReportSection, Text
 from retool_mcore.report.evaluations import BeforeAfter, Evaluation, trained_with_tool
 from retool_mcore.report.record import RunRecord
 
@@ -28,7 +28,9 @@ HOW_CHOSEN = (
 Place = tuple[int, int]  # problem and sample
 
 
-def examples(labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence[Sequence[BeforeAfter]]) -> Section:
+def examples(
+    labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence[Sequence[BeforeAfter]]
+) -> ReportSection:
     """Examples of the first run that has any: RL with the tool before RL on text before SFT."""
     ranked = sorted(zip(labels, runs, evaluated, strict=True), key=lambda each: _rank(each[1]))
     notes: list[Block] = []
@@ -42,9 +44,9 @@ def examples(labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequen
                 notes.append(Text(text=f"{label}: {error}", quiet=True))
                 continue
             if blocks:
-                return Section(title=TITLE, blocks=[Text(text=HOW_CHOSEN, quiet=True), *blocks, *notes])
+                return ReportSection(title=TITLE, blocks=[Text(text=HOW_CHOSEN, quiet=True), *blocks, *notes])
     text = f"None: they need {SAMPLES} of evaluations before and after, with a sample wrong before and right after."
-    return Section(title=TITLE, blocks=[Text(text=text, quiet=True), *notes])
+    return ReportSection(title=TITLE, blocks=[Text(text=text, quiet=True), *notes])
 
 
 def _rank(run: RunRecord) -> tuple[bool, bool]:

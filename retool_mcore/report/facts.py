@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retool_mcore.report.document import Block, Section, Table, Text
+from retool_mcore.report.document import Block, ReportSection, Table, Text
 from retool_mcore.report.record import RunRecord
 from retool_mcore.report.settings import Setting, changed_settings
 
@@ -12,7 +12,7 @@ NOT_RECORDED = "not recorded"
 Labelled = Sequence[tuple[str, RunRecord]]
 
 
-def settings(runs: Labelled) -> Section:
+def settings(runs: Labelled) -> ReportSection:
     """What differs from the defaults; then what has none, and so had to be chosen."""
     found = changed_settings([run for _, run in runs])
     labels = [label for label, _ in runs]
@@ -29,14 +29,14 @@ def settings(runs: Labelled) -> Section:
         blocks.append(Table(head=head, rows=rows, numbers_from=len(head), marked=_marked(chosen)))
     if len(runs) > 1:
         blocks.append(Text(text="Marked: the runs differ.", quiet=True))
-    return Section(title="Settings", blocks=blocks)
+    return ReportSection(title="Settings", blocks=blocks)
 
 
 def _marked(found: Sequence[Setting]) -> frozenset[int]:
     return frozenset(index for index, setting in enumerate(found) if setting.differs_between_runs)
 
 
-def environment(runs: Labelled) -> Section:
+def environment(runs: Labelled) -> ReportSection:
     """Versions and hardware, as the run itself has written them."""
     labels = [label for label, _ in runs]
     blocks: list[Block] = []
@@ -60,7 +60,7 @@ def environment(runs: Labelled) -> Section:
             f"{', '.join(without)}: versions and hardware were not recorded by the run, which is of an older version."
         )
         blocks.append(Text(text=text, quiet=True))
-    return Section(title="Versions and hardware", blocks=blocks)
+    return ReportSection(title="Versions and hardware", blocks=blocks)
 
 
 def _devices(run: RunRecord) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from retool_mcore.report.document import Block, Section, Table, Text
+from retool_mcore.report.document import Block, ReportSection, Table, Text
 from retool_mcore.report.evaluations import BeforeAfter, Evaluation, difference, trained_with_tool
 from retool_mcore.report.numbers import share, signed
 from retool_mcore.report.record import RunRecord
@@ -25,7 +25,9 @@ class _Model:
         self.ways: dict[bool, Evaluation] = {}  # with the tool?
 
 
-def models(labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence[Sequence[BeforeAfter]]) -> Section:
+def models(
+    labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence[Sequence[BeforeAfter]]
+) -> ReportSection:
     """Every evaluation of the runs' models and of what they started from, problems by problems."""
     sets = sorted({one.key[0] for pairs in evaluated for pair in pairs for one in (pair.before, pair.after) if one})
     blocks: list[Block] = []
@@ -36,7 +38,7 @@ def models(labels: Sequence[str], runs: Sequence[RunRecord], evaluated: Sequence
         blocks += [Text(text=f"Problems: {data}"), _table(found), *_pairs(found)]
     if not blocks:
         blocks.append(Text(text="No two models have evaluations of the same problems.", quiet=True))
-    return Section(title=TITLE, blocks=blocks)
+    return ReportSection(title=TITLE, blocks=blocks)
 
 
 def _models(

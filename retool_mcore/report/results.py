@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from retool_mcore.evaluate.compare import Comparison, Flip
-from retool_mcore.report.document import Block, Section, Table, Text
+from retool_mcore.report.document import Block, ReportSection, Table, Text
 from retool_mcore.report.evaluations import BeforeAfter, Evaluation, between_runs
 from retool_mcore.report.numbers import share, signed
 
@@ -17,7 +17,9 @@ WHAT_INTERVALS_ARE = (
 )
 
 
-def before_after(labels: Sequence[str], evaluated: Sequence[Sequence[BeforeAfter]], notes: Sequence[str]) -> Section:
+def before_after(
+    labels: Sequence[str], evaluated: Sequence[Sequence[BeforeAfter]], notes: Sequence[str]
+) -> ReportSection:
     """Each run's start model and its own, on held-out problems."""
     rows: list[tuple[str, ...]] = []
     blocks: list[Block] = []
@@ -39,7 +41,7 @@ def before_after(labels: Sequence[str], evaluated: Sequence[Sequence[BeforeAfter
         blocks = [Table(head=head, rows=rows, numbers_from=2, marked=frozenset(marked)), *blocks]
         blocks.append(Text(text=WHAT_INTERVALS_ARE, quiet=True))
     blocks += [Text(text=note, quiet=True) for note in notes]
-    return Section(title="Before and after", blocks=blocks)
+    return ReportSection(title="Before and after", blocks=blocks)
 
 
 def _mean(evaluation: Evaluation | None) -> str:
@@ -63,12 +65,12 @@ def _ends(low: float, high: float, words: Callable[[float], str]) -> str:
     return f"{words(low)} to {words(high)}"
 
 
-def between(labels: Sequence[str], kinds: Sequence[str], evaluated: Sequence[Sequence[BeforeAfter]]) -> Section:
+def between(labels: Sequence[str], kinds: Sequence[str], evaluated: Sequence[Sequence[BeforeAfter]]) -> ReportSection:
     """Every two runs' models on the same problems."""
     pairings = between_runs(labels, kinds, evaluated)
     if not pairings:
         text = "No two runs of a kind have evaluations of the same problems, so nothing can be paired."
-        return Section(title="Run against run", blocks=[Text(text=text, quiet=True)])
+        return ReportSection(title="Run against run", blocks=[Text(text=text, quiet=True)])
     rows = [
         (
             f"{each.first}, then {each.second}",
@@ -87,7 +89,7 @@ def between(labels: Sequence[str], kinds: Sequence[str], evaluated: Sequence[Seq
         if flips:
             blocks.append(Text(text=f"{first.second} {words}, other than {first.first}: {_flips(flips)}.", quiet=True))
     text = "Gained and lost: problems of which more than half of the samples are right in the one run alone."
-    return Section(title="Run against run", blocks=[*blocks, Text(text=text, quiet=True)])
+    return ReportSection(title="Run against run", blocks=[*blocks, Text(text=text, quiet=True)])
 
 
 def _flips(flips: Sequence[Flip]) -> str:

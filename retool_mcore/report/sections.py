@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from retool_mcore.report.charts import Bar, Key, Line, bar_chart, line_chart
-from retool_mcore.report.document import Block, Picture, Pictures, Section, Table, Text
+from retool_mcore.report.document import Block, Picture, Pictures, ReportSection, Table, Text
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
 from retool_mcore.report.record import RunRecord
@@ -24,21 +24,21 @@ SMALL_PHASE = 0.005  # of the step; smaller ones are drawn as one
 Labelled = Sequence[tuple[str, RunRecord]]
 
 
-def learning(runs: Labelled) -> Section:
-    return Section(title="Learning", blocks=_by_kind(LEARNING, runs))
+def learning(runs: Labelled) -> ReportSection:
+    return ReportSection(title="Learning", blocks=_by_kind(LEARNING, runs))
 
 
-def behaviour(runs: Labelled) -> Section:
+def behaviour(runs: Labelled) -> ReportSection:
     """The paper's panel of how the model uses the tool, over steps."""
     of_rl = [label for label, run in runs if run.kind == "rl"]
     if not of_rl:
-        return Section(title="Behaviour", blocks=[Text(text="An SFT run samples nothing.", quiet=True)])
+        return ReportSection(title="Behaviour", blocks=[Text(text="An SFT run samples nothing.", quiet=True)])
     blocks = _panels(BEHAVIOUR, runs, "rl")
     without = [label for label, run in runs if run.kind == "rl" and not any(run.values("behavior/calls"))]
     if without:
         text = f"No calls in {', '.join(without)}: what is measured on calls has no values there."
         blocks.append(Text(text=text, quiet=True))
-    return Section(title="Behaviour", blocks=blocks)
+    return ReportSection(title="Behaviour", blocks=blocks)
 
 
 def _by_kind(panels: Sequence[Panel], runs: Labelled) -> list[Block]:
@@ -94,7 +94,7 @@ def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Ke
     return lines, keys
 
 
-def speed(runs: Labelled) -> Section:
+def speed(runs: Labelled) -> ReportSection:
     rows: list[tuple[str, ...]] = []
     for metric, words in (
         ("tokens_per_s", "tokens a second"),
@@ -115,7 +115,7 @@ def speed(runs: Labelled) -> Section:
     if without:
         text = f"No MFU of {', '.join(without)}: no row has one, as where the device's peak is not known."
         blocks.append(Text(text=text, quiet=True))
-    return Section(title="Throughput", blocks=blocks)
+    return ReportSection(title="Throughput", blocks=blocks)
 
 
 def _has_any(panel: Panel, runs: Labelled) -> bool:
@@ -136,7 +136,7 @@ def usual(run: RunRecord, metric: str) -> float | None:
     return _usual(run, metric)
 
 
-def phases(runs: Labelled) -> Section:
+def phases(runs: Labelled) -> ReportSection:
     """Where a step's seconds go: means over steps, which add up to the mean step."""
     blocks: list[Block] = []
     for index, (label, run) in enumerate(runs):
@@ -152,7 +152,7 @@ def phases(runs: Labelled) -> Section:
         svg = bar_chart(bars, title=f"Phases of a step, {label}")
         blocks.append(Pictures(pictures=[Picture(title=label, unit=f"mean of a step: {duration(whole)}", svg=svg)]))
     note = "Means over all steps but the first. Validation and checkpoints are spread over all steps."
-    return Section(title="Phases of a step", blocks=[*_joined(blocks), Text(text=note, quiet=True)])
+    return ReportSection(title="Phases of a step", blocks=[*_joined(blocks), Text(text=note, quiet=True)])
 
 
 def phase_means(run: RunRecord) -> dict[str, float]:
@@ -182,7 +182,7 @@ def _joined(blocks: Iterable[Block]) -> list[Block]:
     return out
 
 
-def start_stages(runs: Labelled) -> Section:
+def start_stages(runs: Labelled) -> ReportSection:
     """The newest start of each RL run, from its first check to its first step."""
     blocks: list[Block] = []
     for index, (label, run) in enumerate(runs):
@@ -204,7 +204,7 @@ def start_stages(runs: Labelled) -> Section:
             blocks.append(Text(text=f"{label}: the newest start did not come further than: {words}.", quiet=True))
     if not blocks:
         blocks.append(Text(text="An SFT run records no stages of its start.", quiet=True))
-    return Section(title="Start", blocks=_joined(blocks))
+    return ReportSection(title="Start", blocks=_joined(blocks))
 
 
 DROPS = (  # metric, words, how it is put together over steps
@@ -221,7 +221,7 @@ DROPS = (  # metric, words, how it is put together over steps
 )
 
 
-def dropped(runs: Labelled) -> Section:
+def dropped(runs: Labelled) -> ReportSection:
     of_rl = [(label, run) for label, run in runs if run.kind == "rl"]
     rows: list[tuple[str, ...]] = []
     for metric, words, put in DROPS:
@@ -236,4 +236,4 @@ def dropped(runs: Labelled) -> Section:
     if len(of_rl) < len(runs):
         text = "SFT: the rows that were left out for their length are told at its start and stand in no file."
         blocks.append(Text(text=text, quiet=True))
-    return Section(title="What was dropped or cut", blocks=blocks)
+    return ReportSection(title="What was dropped or cut", blocks=blocks)

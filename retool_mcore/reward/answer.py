@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from retool_mcore.errors import RewardError
-from retool_mcore.reward.equivalence import told_at_once
+from retool_mcore.reward.equivalence import quick_verdict
 from retool_mcore.reward.normalise import MAX_ANSWER_CHARS, judgeable, normalise
 
 __all__ = ["Checkers", "Verdict", "check", "is_equivalent", "judgeable"]
@@ -65,7 +65,7 @@ def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> V
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")
-    known = told_at_once(normalise(answer), normalise(truth))
+    known = quick_verdict(normalise(answer), normalise(truth))
     if known is not None:
         return Verdict(known, "exact")
     reply = _checkers().ask({"answer": answer, "truth": truth, "timeout_s": timeout_s})

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fractions import Fraction
 
-from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, Node, name, nary, number
+from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, Term, name, nary, number
 from retool_mcore.reward.tokens import Token, Unreadable
 
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", r"\langle": r"\rangle"}
@@ -53,29 +53,29 @@ class Atoms(ABC):
             raise Unreadable(f"{text!r} is missing before {self.next.text!r}")
 
     @abstractmethod
-    def listing(self, *, ends: tuple[str, ...] = ()) -> Node: ...
+    def listing(self, *, ends: tuple[str, ...] = ()) -> Term: ...
 
     @abstractmethod
-    def statement(self) -> Node: ...
+    def statement(self) -> Term: ...
 
     @abstractmethod
-    def sum(self, *, units: bool = False) -> Node: ...
+    def sum(self, *, units: bool = False) -> Term: ...
 
     @abstractmethod
-    def _factor(self) -> Node: ...
+    def _factor(self) -> Term: ...
 
     @abstractmethod
-    def _exponent(self) -> Node: ...
+    def _exponent(self) -> Term: ...
 
     @abstractmethod
-    def _primary(self) -> Node: ...
+    def _primary(self) -> Term: ...
 
-    def _decimal(self, token: Token) -> Node:
+    def _decimal(self, token: Token) -> Term:
         """A number, with its repeating digits if it has any: ``0.1\\overline{6}``, ``0.1(6)``."""
         if (digits := self._repeating(token)) and len(digits) < 100:
             places = len(token.text.partition(".")[2])
             tail = Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
-            return Node("number", value=Fraction(token.text.rstrip(".")) + tail)
+            return Term("number", value=Fraction(token.text.rstrip(".")) + tail)
         return number(token.text)
 
     def _repeating(self, token: Token) -> str:
@@ -115,7 +115,7 @@ class Atoms(ABC):
         self._at = start
         return ""
 
-    def _named(self, letter: str) -> Node:
+    def _named(self, letter: str) -> Term:
         """A symbol, with its subscript and primes as part of its name."""
         if letter == "C" and (chosen := self._chosen()) is not None:
             return chosen
@@ -135,12 +135,12 @@ class Atoms(ABC):
             self._take()
             inner = self.listing(ends=(")",))
             self._expect(")")
-            return Node("call", inner.args if inner.op == "list" else (inner,), said)
+            return Term("call", inner.args if inner.op == "list" else (inner,), said)
         if said in CONSTANTS:
-            return Node("constant", text=CONSTANTS[said])
+            return Term("constant", text=CONSTANTS[said])
         return name(said)
 
-    def _chosen(self) -> Node | None:
+    def _chosen(self) -> Term | None:
         """``C_{10}^3``, as the Chinese write a binomial; None where C is a name with an index."""
         start = self._at
         try:
@@ -149,7 +149,7 @@ class Atoms(ABC):
                 if self._skip("^"):
                     under = self._group()
                     if not over.op == under.op == "number" or over.value >= under.value:
-                        return Node("binomial", (over, under))
+                        return Term("binomial", (over, under))
         except Unreadable:
             pass
         self._at = start
@@ -168,7 +168,7 @@ class Atoms(ABC):
             said += token.text.lstrip("\\").replace(" ", "") if token.text not in "{}" else ""
         raise Unreadable("a subscript has no end")
 
-    def _group(self) -> Node:
+    def _group(self) -> Term:
         """An argument: what stands in braces, or one digit or letter, as LaTeX takes it."""
         if self._skip("{"):
             node = self.listing(ends=("}",))
@@ -180,17 +180,17 @@ class Atoms(ABC):
             return number(token.text[0])
         return self._primary()
 
-    def _enclosed(self, opening: str) -> Node:
+    def _enclosed(self, opening: str) -> Term:
         if opening == "{":
             node = self.listing(ends=("}",))
             self._expect("}")
-            return Node("group", (node,)) if node.op in ("div", "binomial") else node
+            return Term("group", (node,)) if node.op in ("div", "binomial") else node
         if opening == "|":
             self._bars += 1
             node = self.sum()
             self._bars -= 1
             self._expect("|")
-            return Node("abs", (node,))
+            return Term("abs", (node,))
         if opening not in "([" or not opening:
             raise Unreadable(f"{opening!r} has no place in it as mathematics" if opening else "it breaks off")
         bars, self._bars = self._bars, 0
@@ -200,18 +200,18 @@ class Atoms(ABC):
         if closing not in (")", "]"):
             raise Unreadable(f"{opening!r} is never closed")
         if node.op == "list":
-            return Node("tuple", node.args, opening + closing)
+            return Term("tuple", node.args, opening + closing)
         if (opening, closing) not in (("(", ")"), ("[", "]")):
             raise Unreadable(f"{opening!r} is closed by {closing!r}")
-        return Node("group", (node,)) if node.op not in ("relation",) else node
+        return Term("group", (node,)) if node.op not in ("relation",) else node
 
-    def _command(self, command: str) -> Node:
-        forms: dict[str, Callable[[], Node]] = {
-            r"\frac": lambda: Node("div", (self._group(), self._group())),
-            r"\binom": lambda: Node("binomial", (self._group(), self._group())),
+    def _command(self, command: str) -> Term:
+        forms: dict[str, Callable[[], Term]] = {
+            r"\frac": lambda: Term("div", (self._group(), self._group())),
+            r"\binom": lambda: Term("binomial", (self._group(), self._group())),
             r"\sqrt": self._root,
             r"\{": self._set,
-            r"\emptyset": lambda: Node("set"),
+            r"\emptyset": lambda: Term("set"),
             r"\begin": self._matrix,
             r"\boxed": self._group,
         }
@@ -237,48 +237,48 @@ class Atoms(ABC):
         if command in FUNCTIONS:
             return self._function(command[1:])
         if command in CONSTANTS:
-            return Node("constant", text=CONSTANTS[command])
+            return Term("constant", text=CONSTANTS[command])
         if command in GREEK:
             return self._named(command)
         if command in (r"\R", r"\Z", r"\N", r"\Q", r"\C"):
-            return Node("space", text=command[1:])
+            return Term("space", text=command[1:])
         if command == r"\mp" or not command.strip("\\"):
             raise Unreadable("it breaks off")
         raise Unreadable(f"{command} is not known to the reward")
 
-    def _pair(self, command: str) -> Node:
+    def _pair(self, command: str) -> Term:
         node = self.listing(ends=(_CLOSING[command],))
         self._expect(_CLOSING[command])
         if command == r"\langle":
-            return Node("tuple", node.args if node.op == "list" else (node,), "()")
-        return Node(command[2:], (node,))
+            return Term("tuple", node.args if node.op == "list" else (node,), "()")
+        return Term(command[2:], (node,))
 
-    def _root(self) -> Node:
+    def _root(self) -> Term:
         degree = number(2)
         if self._skip("["):
             degree = self.sum()
             self._expect("]")
         inner = self._primary() if not self._is("{") else self._group()
-        return Node("root", (inner, degree))
+        return Term("root", (inner, degree))
 
-    def _set(self) -> Node:
+    def _set(self) -> Term:
         if self._skip(r"\}"):
-            return Node("set")
+            return Term("set")
         bars, self._bars = self._bars, 1
         first = self.listing(ends=(r"\}",))
         self._bars = bars
         if self._skip("|", r"\mid", r"\vert"):
             condition = self.listing(ends=(r"\}",))
             self._expect(r"\}")
-            return Node("builder", (first, condition))
+            return Term("builder", (first, condition))
         self._expect(r"\}")
         if first.op == "relation" and first.text.split()[-1] == ":":
             raise Unreadable("a set's condition could not be read")
         if first.op == "relation" and ":" in first.text.split():
             return _colon_builder(first)
-        return Node("set", first.args if first.op == "list" else (first,))
+        return Term("set", first.args if first.op == "list" else (first,))
 
-    def _function(self, function: str) -> Node:
+    def _function(self, function: str) -> Term:
         """A function with its power, base and argument: ``\\sin^2 x``, ``\\log_{3} 4``."""
         power = base = None
         while self._is("^", "_"):
@@ -294,22 +294,22 @@ class Atoms(ABC):
                 parts.append(self._factor())
             node = nary("mul", parts)
         node = node.args[0] if node.op == "group" else node
-        inverse = power is not None and power == Node("neg", (number(1),)) and "arc" + function in FUNCTIONS
+        inverse = power is not None and power == Term("neg", (number(1),)) and "arc" + function in FUNCTIONS
         args = node.args if node.op in ("tuple", "list") else (node,)
-        node = Node("function", args if base is None else (*args, base), function + ("_" if base is not None else ""))
+        node = Term("function", args if base is None else (*args, base), function + ("_" if base is not None else ""))
         if power is None:
             return node
-        if inverse or power == Node("neg", (number(1),)):
-            return Node("function", node.args, "arc" + function)
-        return Node("pow", (node, power))
+        if inverse or power == Term("neg", (number(1),)):
+            return Term("function", node.args, "arc" + function)
+        return Term("pow", (node, power))
 
-    def _matrix(self) -> Node:
+    def _matrix(self) -> Term:
         kind = self._raw()
         if kind not in _MATRICES:
             raise Unreadable(f"an environment {kind!r:.40} is not known to the reward")
         if kind == "array":
             self._raw()
-        rows: list[list[Node]] = [[]]
+        rows: list[list[Term]] = [[]]
         while not self._is(r"\end"):
             if self._skip("\\\\"):
                 rows.append([])
@@ -321,12 +321,12 @@ class Atoms(ABC):
         if not rows or len({len(row) for row in rows}) != 1:
             raise Unreadable("the rows of a matrix are not of one length")
         determinant = "determinant" if kind in ("vmatrix", "Vmatrix") else "matrix"
-        return Node("matrix", tuple(each for row in rows for each in row), f"{determinant} {len(rows)}")
+        return Term("matrix", tuple(each for row in rows for each in row), f"{determinant} {len(rows)}")
 
 
-def _colon_builder(relation: Node) -> Node:
+def _colon_builder(relation: Term) -> Term:
     signs = relation.text.split()
     cut = signs.index(":")
-    left = Node("relation", relation.args[: cut + 1], " ".join(signs[:cut])) if cut else relation.args[0]
-    right = Node("relation", relation.args[cut + 1 :], " ".join(signs[cut + 1 :]))
-    return Node("builder", (left, right))
+    left = Term("relation", relation.args[: cut + 1], " ".join(signs[:cut])) if cut else relation.args[0]
+    right = Term("relation", relation.args[cut + 1 :], " ".join(signs[cut + 1 :]))
+    return Term("builder", (left, right))

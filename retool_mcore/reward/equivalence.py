@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from retool_mcore.reward.choices import same_choice
 from retool_mcore.reward.decimals import printed
-from retool_mcore.reward.node import Node, number
+from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.normalise import Normal, equal_numbers, normalise, spelling
 from retool_mcore.reward.points import names
 from retool_mcore.reward.regions import region, same_region
@@ -31,14 +31,14 @@ from retool_mcore.reward.value import (
 
 MAX_ELEMENTS = 24  # of a set or list without order: each is compared with each
 FLIPPED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
-DEGREE = Node("div", (Node("constant", text="pi"), number(180)))
+DEGREE = Term("div", (Term("constant", text="pi"), number(180)))
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
 
 
 def equivalent(answer: str, truth: str) -> bool:
     """True when both are shown to be equal."""
     mine, theirs = normalise(answer), normalise(truth)
-    known = told_at_once(mine, theirs)
+    known = quick_verdict(mine, theirs)
     if known is not None:
         return known
     try:
@@ -47,14 +47,14 @@ def equivalent(answer: str, truth: str) -> bool:
         return False
 
 
-def _tree(normal: Normal) -> Node:
+def _tree(normal: Normal) -> Term:
     if normal.tree is not None:
         return normal.tree
     assert normal.number is not None, "what could not be read was compared as text"
-    return Node("number", text=normal.text, value=normal.number)
+    return Term("number", text=normal.text, value=normal.number)
 
 
-def told_at_once(answer: Normal, truth: Normal) -> bool | None:
+def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
     """Whether two answers are equal, where that takes no values of expressions; else None."""
     if not answer.text or not truth.text:
         return False
@@ -84,12 +84,12 @@ def _same_choices(answer: Normal, truth: Normal) -> bool:
 def _told_labels(answer: Normal, truth: Normal) -> bool | None:
     """``(B) 12`` is B, and it is 12; another ``(B) 12`` has both."""
     if answer.label and truth.label:
-        behind = told_at_once(replace(answer, label=""), replace(truth, label=""))
+        behind = quick_verdict(replace(answer, label=""), replace(truth, label=""))
         return behind if answer.label == truth.label else False
     labelled, other = (answer, truth) if answer.label else (truth, answer)
     if len(other.text) == 1 and other.text.isalpha():
         return other.text.upper() == labelled.label
-    return told_at_once(replace(answer, label=""), replace(truth, label=""))
+    return quick_verdict(replace(answer, label=""), replace(truth, label=""))
 
 
 def _printed(answer: Normal, truth: Normal) -> bool:
@@ -100,7 +100,7 @@ def _printed(answer: Normal, truth: Normal) -> bool:
     return False
 
 
-def _numbers(node: Node | None) -> tuple[str, tuple[Fraction, ...]] | None:
+def _numbers(node: Term | None) -> tuple[str, tuple[Fraction, ...]] | None:
     """Brackets and values of a tuple, interval or set of rational numbers; else None.
 
     Those of a set, "{}", are sorted and without repeats.
@@ -114,14 +114,14 @@ def _numbers(node: Node | None) -> tuple[str, tuple[Fraction, ...]] | None:
     return ("{}", tuple(sorted(set(known)))) if node.op == "set" else (node.text, tuple(known))
 
 
-def same(a: Node, b: Node) -> bool:
+def same(a: Term, b: Term) -> bool:
     """Whether two trees are equal. Raises NoValue where values cannot be told."""
     a, b = _bare(a), _bare(b)
     if a == b:
         return True
     if (a.op == "degree") != (b.op == "degree"):
         angle, other = (a, b) if a.op == "degree" else (b, a)
-        return same(angle.args[0], other) or same(Node("mul", (angle.args[0], DEGREE)), other)
+        return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
     if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
         return _same_measured(a, b)
     if _is_region(a) or _is_region(b):
@@ -138,13 +138,13 @@ def same(a: Node, b: Node) -> bool:
     return _same_expressions(a, b)
 
 
-def _bare(node: Node) -> Node:
+def _bare(node: Term) -> Term:
     while node.op == "group":
         node = node.args[0]
     return node
 
 
-def _same_measured(a: Node, b: Node) -> bool:
+def _same_measured(a: Term, b: Term) -> bool:
     """Values with a unit or percent sign on one or both sides."""
     units = [each.text if each.op == "unit" else "" for each in (a, b)]
     percents = [each.op == "percent" for each in (a, b)]
@@ -156,13 +156,13 @@ def _same_measured(a: Node, b: Node) -> bool:
     if percents[0] == percents[1] or first.op in FORMS or second.op in FORMS:
         return False
     hundredth = [
-        Node("div", (each, number(100))) if sign else each
+        Term("div", (each, number(100))) if sign else each
         for each, sign in ((first, percents[0]), (second, percents[1]))
     ]
     return same(*hundredth)
 
 
-def _same_expressions(a: Node, b: Node) -> bool:
+def _same_expressions(a: Term, b: Term) -> bool:
     known = exact(a), exact(b)
     if known[0] is not None and known[1] is not None:
         return known[0] == known[1] or printed(a.text, known[1]) or printed(b.text, known[0])
@@ -176,39 +176,39 @@ def _same_expressions(a: Node, b: Node) -> bool:
     return (known[0] is None and rounds_to(b, a)) or (known[1] is None and rounds_to(a, b))
 
 
-def _infinite(node: Node) -> int | None:
+def _infinite(node: Term) -> int | None:
     if node.op == "neg" and (inner := _infinite(node.args[0])):
         return -inner
     return 1 if node.op == "constant" and node.text == "infinity" else None
 
 
-def _spread(node: Node) -> Node:
+def _spread(node: Term) -> Term:
     """``1 \\pm 2`` as the list of its two values; ``x=1, x=2`` as the list ``1, 2``."""
     if node.op == "list":
         sides = [_named_value(each) for each in node.args]
         known = [side for side in sides if side is not None]
         if sides[0] is not None and not any(each.op == "relation" for each in node.args[1:]):
-            return Node("list", (sides[0][1], *node.args[1:]))  # x = 1, 2
+            return Term("list", (sides[0][1], *node.args[1:]))  # x = 1, 2
         if len(known) == len(sides) and len({side[0] for side in known}) == 1:
-            return Node("list", tuple(side[1] for side in known))
+            return Term("list", tuple(side[1] for side in known))
     if _holds(node, "pm") and node.op not in FORMS[:-1]:
-        return Node("list", (_signed(node, 1), _signed(node, -1)))
+        return Term("list", (_signed(node, 1), _signed(node, -1)))
     return node
 
 
-def _holds(node: Node, op: str) -> bool:
+def _holds(node: Term, op: str) -> bool:
     return node.op == op or any(_holds(each, op) for each in node.args)
 
 
-def _signed(node: Node, sign: int) -> Node:
+def _signed(node: Term, sign: int) -> Term:
     args = tuple(_signed(each, sign) for each in node.args)
     if node.op != "pm":
-        return Node(node.op, args, node.text, node.value)
+        return Term(node.op, args, node.text, node.value)
     plus = (sign > 0) == (node.text == r"\pm")
-    return Node("add", (args[0], args[1] if plus else Node("neg", (args[1],))))
+    return Term("add", (args[0], args[1] if plus else Term("neg", (args[1],))))
 
 
-def _same_elements(a: Node, b: Node) -> bool:
+def _same_elements(a: Term, b: Term) -> bool:
     """Lists and sets without order. A list says how often each element stands in it."""
     mine, theirs = list(a.args), list(b.args)
     if any(each.op == "relation" for each in mine) != any(each.op == "relation" for each in theirs):
@@ -229,14 +229,14 @@ def _same_elements(a: Node, b: Node) -> bool:
     )
 
 
-def _told_same(a: Node, b: Node) -> bool:
+def _told_same(a: Term, b: Term) -> bool:
     try:
         return same(a, b)
     except NoValue:
         return False
 
 
-def _same_forms(a: Node, b: Node) -> bool:
+def _same_forms(a: Term, b: Term) -> bool:
     """Forms with an order: the same brackets or shape, and the same elements one by one."""
     if a.op != b.op or len(a.args) != len(b.args):
         return False
@@ -247,17 +247,17 @@ def _same_forms(a: Node, b: Node) -> bool:
     return a.text == b.text and all(map(same, a.args, b.args))
 
 
-def _renamed(node: Node, old: str, new: str) -> Node:
+def _renamed(node: Term, old: str, new: str) -> Term:
     text = new if node.op == "name" and node.text == old else node.text
-    return Node(node.op, tuple(_renamed(each, old, new) for each in node.args), text, node.value)
+    return Term(node.op, tuple(_renamed(each, old, new) for each in node.args), text, node.value)
 
 
-def _subject(node: Node) -> frozenset[str] | None:
+def _subject(node: Term) -> frozenset[str] | None:
     """The symbol that inequalities are about; None for sets, whose symbols are bound."""
     return names(node) if node.op in ("relation", "list") else None
 
 
-def _is_region(node: Node) -> bool:
+def _is_region(node: Term) -> bool:
     if node.op == "relation":
         return node.text != "="
     return node.op in ("union", "intersection", "without", "builder", "space") or (
@@ -265,7 +265,7 @@ def _is_region(node: Node) -> bool:
     )
 
 
-def _named_value(node: Node) -> tuple[Node, Node] | None:
+def _named_value(node: Term) -> tuple[Term, Term] | None:
     """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last, if a is b."""
     if node.op != "relation" or any(sign != "=" for sign in node.text.split()) or not _is_name(node.args[0]):
         return None
@@ -273,7 +273,7 @@ def _named_value(node: Node) -> tuple[Node, Node] | None:
     return (node.args[0], last) if all(_told_same(each, last) for each in node.args[1:-1]) else None
 
 
-def _is_name(node: Node) -> bool:
+def _is_name(node: Term) -> bool:
     """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``."""
     if node.op == "call":
         return True
@@ -284,7 +284,7 @@ def _is_name(node: Node) -> bool:
     return node.op == "name"
 
 
-def _same_relations(a: Node, b: Node) -> bool:
+def _same_relations(a: Term, b: Term) -> bool:
     if a.op != "relation" or b.op != "relation":
         relation, other = (a, b) if a.op == "relation" else (b, a)
         return _is_value_of(relation, other)
@@ -302,47 +302,47 @@ def _same_relations(a: Node, b: Node) -> bool:
     return _same_difference(first, second)
 
 
-def _same_ratio(a: Node, b: Node) -> bool:
+def _same_ratio(a: Term, b: Term) -> bool:
     """3:4 is 6:8, and 1:2:3 is 2:4:6."""
     if len(a.args) != len(b.args):
         return False
     return all(
-        same(Node("mul", (x, b.args[0])), Node("mul", (y, a.args[0])))
+        same(Term("mul", (x, b.args[0])), Term("mul", (y, a.args[0])))
         for x, y in zip(a.args[1:], b.args[1:], strict=True)
     )
 
 
-def _same_difference(a: Node, b: Node) -> bool:
+def _same_difference(a: Term, b: Term) -> bool:
     """Whether both sides' difference is the same but for a factor: 2x = 4y and x - 2y = 0."""
     if a.text != b.text or a.text not in ("=", r"\ne", "<", r"\le") or _holds_form(a) or _holds_form(b):
         return False
-    differences = [Node("add", (each.args[0], Node("neg", (each.args[1],)))) for each in (a, b)]
+    differences = [Term("add", (each.args[0], Term("neg", (each.args[1],)))) for each in (a, b)]
     symbols = [names(each) for each in differences]
     if not symbols[0] or symbols[0] != symbols[1]:
         return False
     return proportional(*differences, positive=a.text in ("<", r"\le"))
 
 
-def _holds_form(relation: Node) -> bool:
+def _holds_form(relation: Term) -> bool:
     return any(each.op in FORMS or _holds(each, "unit") or _holds(each, "percent") for each in relation.args)
 
 
-def _directed(relation: Node) -> Node:
+def _directed(relation: Term) -> Term:
     """With less on the left."""
     signs = relation.text.split()
     if any(sign in (">", r"\ge") for sign in signs):
-        return Node("relation", relation.args[::-1], " ".join(FLIPPED.get(sign, sign) for sign in reversed(signs)))
+        return Term("relation", relation.args[::-1], " ".join(FLIPPED.get(sign, sign) for sign in reversed(signs)))
     return relation
 
 
-def _says(answer: Node, truth: Node) -> bool:
+def _says(answer: Term, truth: Term) -> bool:
     """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
     if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
         return False
     return _is_value_of(answer, truth, loose=True)
 
 
-def _is_value_of(relation: Node, value: Node, *, loose: bool = False) -> bool:
+def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:
     """``x = 5`` and ``2 + 3 = 5`` say 5; ``x^2 - 4 = 0`` does not say 0.
 
     ``loose``: so does any left side in letters that has no constant term. Decimals behind a sign of
@@ -369,14 +369,14 @@ def _is_value_of(relation: Node, value: Node, *, loose: bool = False) -> bool:
     return same(first, last) and same(last, value)
 
 
-def _close(value: Node, decimal: Node) -> bool:
+def _close(value: Term, decimal: Term) -> bool:
     try:
         return close_to(value, decimal)
     except NoValue:
         return False
 
 
-def has_constant_term(node: Node) -> bool:
+def has_constant_term(node: Term) -> bool:
     """Whether a sum, multiplied out, has a number among its terms: ``(x-2)(x+2)`` has -4."""
     if node.op == "add":
         return any(map(has_constant_term, node.args))

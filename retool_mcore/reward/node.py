@@ -15,19 +15,19 @@ _ZERO = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Term:
     """``op`` applied to ``args``; a number's ``value``, a name's or relation's ``text``.
 
     A number's ``text`` is how it was written: its digits say how exact it is.
     """
 
     op: str
-    args: tuple[Node, ...] = ()
+    args: tuple[Term, ...] = ()
     text: str = ""
     value: Fraction = _ZERO
 
 
-def number(said: str | int) -> Node:
+def number(said: str | int) -> Term:
     """The node of a number. Raises Unreadable for one with absurdly many digits."""
     text = str(said)
     if len(text) > MAX_DIGITS:
@@ -36,17 +36,17 @@ def number(said: str | int) -> Node:
     if exponent and abs(int(exponent)) > MAX_POWER_OF_TEN:
         raise Unreadable(f"the power of ten of {text:.40} is beyond {MAX_POWER_OF_TEN}")
     value = Fraction(digits.rstrip(".") or "0")
-    return Node("number", text=text, value=value * Fraction(10) ** int(exponent) if exponent else value)
+    return Term("number", text=text, value=value * Fraction(10) ** int(exponent) if exponent else value)
 
 
-def name(said: str) -> Node:
+def name(said: str) -> Term:
     """The node of a symbol."""
-    return Node("name", text=said)
+    return Term("name", text=said)
 
 
-def nary(op: str, parts: list[Node]) -> Node:
+def nary(op: str, parts: list[Term]) -> Term:
     """``op`` of all parts; of a single one, that part."""
-    return parts[0] if len(parts) == 1 else Node(op, tuple(parts))
+    return parts[0] if len(parts) == 1 else Term(op, tuple(parts))
 
 
 FUNCTIONS = {

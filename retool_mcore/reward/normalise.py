@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from retool_mcore.reward.choices import label
 from retool_mcore.reward.fold import folded, unquoted
-from retool_mcore.reward.node import Node
+from retool_mcore.reward.node import Term
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
 from retool_mcore.reward.value import exact
@@ -54,7 +54,7 @@ class Normal:
     text: str
     percent: bool = False
     number: Fraction | None = None
-    tree: Node | None = None
+    tree: Term | None = None
     words: str | None = None
     problem: str = ""
     label: str = ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
-from retool_mcore.reward.node import Node
+from retool_mcore.reward.node import Term
 
 
-def names(node: Node) -> frozenset[str]:
+def names(node: Term) -> frozenset[str]:
     """The symbols of an expression."""
     found = {node.text} if node.op == "name" else set[str]()
     for each in node.args:
@@ -44,7 +44,7 @@ def points(symbols: tuple[str, ...], many: bool, both: bool) -> list[tuple[dict[
     return drawn
 
 
-def folds(node: Node) -> bool:
+def folds(node: Term) -> bool:
     if node.op in ("abs", "root") or (node.op == "function" and node.text in ("abs", "max", "min")):
         return bool(names(node))
     if node.op == "pow" and node.args[1].op != "number":
@@ -52,7 +52,7 @@ def folds(node: Node) -> bool:
     return any(map(folds, node.args))
 
 
-def steps(node: Node) -> bool:
+def steps(node: Term) -> bool:
     if node.op in ("floor", "ceil", "mod") or (node.op == "function" and node.text in ("gcd", "lcm", "max", "min")):
         return True
     return any(map(steps, node.args))

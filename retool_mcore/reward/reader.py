@@ -1,6 +1,6 @@
 r"""Read an answer as mathematics, whole or not at all.
 
-``read`` gives a tree of ``Node``. There is no recovery: a text of which one token has no place is
+``read`` gives a tree of ``Term``. There is no recovery: a text of which one token has no place is
 Unreadable, so no number inside it can stand for the whole. The grammar, from loose to tight: lists
 (``,`` ``;`` and "or"), relations, unions, sums, products with or without a sign, powers.
 """
@@ -8,7 +8,7 @@ Unreadable, so no number inside it can stand for the whole. The grammar, from lo
 from __future__ import annotations
 
 from retool_mcore.reward.atoms import END, Atoms
-from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Node, nary, number
+from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
 from retool_mcore.reward.units import CHINESE_SCALES, SCALES, unit_at
 
@@ -19,7 +19,7 @@ BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eigh
 _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
 
 
-def read(text: str) -> Node:
+def read(text: str) -> Term:
     """The tree of a whole answer. Raises Unreadable, which says what has no place in it."""
     reader = _Reader(tokens(text))
     node = reader.listing()
@@ -33,7 +33,7 @@ def read(text: str) -> Node:
 class _Reader(Atoms):
     """Lists, relations, sums, products and powers, by recursive descent."""
 
-    def listing(self, *, ends: tuple[str, ...] = ()) -> Node:
+    def listing(self, *, ends: tuple[str, ...] = ()) -> Term:
         """Statements between commas; a single one stands for itself."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -48,7 +48,7 @@ class _Reader(Atoms):
         self._depth -= 1
         if len(parts) == 1:
             return parts[0]
-        return Node("list", tuple(parts), "and" if "and" in words else "or" if "or" in words else "")
+        return Term("list", tuple(parts), "and" if "and" in words else "or" if "or" in words else "")
 
     def _separator(self) -> str:
         found = ""
@@ -63,7 +63,7 @@ class _Reader(Atoms):
                 return found
             self._at += 1
 
-    def statement(self) -> Node:
+    def statement(self) -> Term:
         self._skip(r"\approx")
         first = self._sets()
         if not self._is(*RELATIONS):
@@ -72,16 +72,16 @@ class _Reader(Atoms):
         while self._is(*RELATIONS):
             signs.append(self._take().text)
             sides.append(self._sets())
-        return Node("relation", tuple(sides), " ".join(signs))
+        return Term("relation", tuple(sides), " ".join(signs))
 
-    def _sets(self) -> Node:
+    def _sets(self) -> Term:
         node = self.sum(units=True)
         while self._is(*_SETS):
             op = _SETS[self._take().text]
-            node = Node(op, (node, self.sum(units=True)))
+            node = Term(op, (node, self.sum(units=True)))
         return node
 
-    def sum(self, *, units: bool = False) -> Node:
+    def sum(self, *, units: bool = False) -> Term:
         """A sum, with a percent sign or a unit behind it where ``units`` may stand."""
         negative = False
         sign = ""
@@ -90,48 +90,48 @@ class _Reader(Atoms):
             negative ^= token == "-"
             sign = token if token.startswith("\\") else sign
         node = self._product()
-        node = Node("neg", (node,)) if negative else node
-        node = Node("pm", (number(0), node), sign) if sign else node
+        node = Term("neg", (node,)) if negative else node
+        node = Term("pm", (number(0), node), sign) if sign else node
         parts = [node]
         while self._is("+", "-", r"\pm", r"\mp"):
             op = self._take().text
             right = self._product()
             if op.startswith("\\"):
-                parts = [Node("pm", (nary("add", parts), right), op)]
+                parts = [Term("pm", (nary("add", parts), right), op)]
             else:
-                parts.append(right if op == "+" else Node("neg", (right,)))
+                parts.append(right if op == "+" else Term("neg", (right,)))
         node = nary("add", parts)
         if self._is(r"\bmod", r"\pmod"):
             self._take()
             braced = self._skip("(") or self._skip("{")
-            node = Node("mod", (node, self.sum()))
+            node = Term("mod", (node, self.sum()))
             if braced and not (self._skip(")") or self._skip("}")):
                 raise Unreadable("the modulus has no end")
         if self._is(r"\over", r"\choose"):
             op = "div" if self._take().text == r"\over" else "binomial"
-            node = Node(op, (node, self.sum()))
+            node = Term(op, (node, self.sum()))
         return self._unit(node) if units else node
 
-    def _unit(self, node: Node) -> Node:
+    def _unit(self, node: Term) -> Term:
         while self.next.kind in ("word", "text"):
             word, _, rest = self.next.text.partition(" ")
             if word[:1] in CHINESE_SCALES:
-                node = Node("mul", (node, number(CHINESE_SCALES[word[0]])))
+                node = Term("mul", (node, number(CHINESE_SCALES[word[0]])))
                 self._tokens[self._at] = Token("text", word[1:], True)
                 self._at += not word[1:]
                 continue
             if word.lower() not in SCALES:
                 break
-            node = Node("mul", (node, number(SCALES[word.lower()])))
+            node = Term("mul", (node, number(SCALES[word.lower()])))
             self._at += not rest
             if rest:
                 self._tokens[self._at] = Token(self.next.kind, rest)
         if self._skip(r"\%"):
-            return Node("percent", (node,))
+            return Term("percent", (node,))
         unit, self._at = unit_at(self._tokens, self._at)
-        return Node("unit", (node,), unit) if unit is not None else node
+        return Term("unit", (node,), unit) if unit is not None else node
 
-    def _product(self) -> Node:
+    def _product(self) -> Term:
         parts = [self._factor()]
         while True:
             if self._is("*", "/"):
@@ -141,7 +141,7 @@ class _Reader(Atoms):
                 if self._take().text == "*":
                     parts.append(self._factor())
                 else:
-                    parts = [Node("div", (nary("mul", parts), self._factor()))]
+                    parts = [Term("div", (nary("mul", parts), self._factor()))]
             elif self._is(r"\frac") and unit_at(self._tokens, self._at)[0]:
                 return nary("mul", parts)
             elif self._starts_factor() or self._spelt_by_letters(parts):
@@ -149,7 +149,7 @@ class _Reader(Atoms):
             else:
                 return nary("mul", parts)
 
-    def _spelt_by_letters(self, parts: list[Node]) -> bool:
+    def _spelt_by_letters(self, parts: list[Term]) -> bool:
         """Letters that also spell a unit, such as ``cm`` in ``3a^2cm`` and ``3cm\\pi``: a product.
 
         They are when they are glued to a name, or when the product goes on behind them.
@@ -166,7 +166,7 @@ class _Reader(Atoms):
         self._tokens[here : here + 1] = [Token("letter", letter, True) for letter in token.text]
         return True
 
-    def _juxtapose(self, parts: list[Node]) -> None:
+    def _juxtapose(self, parts: list[Term]) -> None:
         """A product without a sign; a whole number before a proper fraction is a mixed number."""
         last = parts[-1]
         whole = last.args[0] if last.op == "neg" else last
@@ -176,12 +176,12 @@ class _Reader(Atoms):
         if whole.op == "number" and whole.text.isdigit() and len(parts) == 1:
             if beside and right.op == "number" and self._is("/") and self._peek().kind == "number":
                 self._take()
-                right, beside = Node("div", (right, self._factor())), False
+                right, beside = Term("div", (right, self._factor())), False
                 is_fraction = _proper(right)
                 beside = not is_fraction
             if is_fraction and _proper(right):
-                mixed = Node("group", (Node("add", (whole, right)),))
-                parts[-1] = mixed if last is whole else Node("neg", (mixed,))
+                mixed = Term("group", (Term("add", (whole, right)),))
+                parts[-1] = mixed if last is whole else Term("neg", (mixed,))
                 return
             if is_fraction and right.op == "div" and all(part.text.isdigit() for part in right.args):
                 raise Unreadable("a whole number before a fraction above 1 is neither a product nor mixed")
@@ -223,7 +223,7 @@ class _Reader(Atoms):
             )
         )
 
-    def _factor(self) -> Node:
+    def _factor(self) -> Term:
         negative = False
         while self._is("+", "-"):
             negative ^= self._take().text == "-"
@@ -234,40 +234,40 @@ class _Reader(Atoms):
                 self._take()
                 if braced:
                     self._expect("}")
-                node = Node("degree", (node,))
+                node = Term("degree", (node,))
             else:
-                node = Node("pow", (node, self._exponent()))
+                node = Term("pow", (node, self._exponent()))
             node = self._postfix(node)
-        return Node("neg", (node,)) if negative else node
+        return Term("neg", (node,)) if negative else node
 
-    def _exponent(self) -> Node:
+    def _exponent(self) -> Term:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Unreadable("it is nested too deeply")
         if self._is("-", "+"):
             negative = self._take().text == "-"
             node = self._postfix(self._primary())
-            node = Node("neg", (node,)) if negative else node
+            node = Term("neg", (node,)) if negative else node
         else:
             node = self._primary()
         if not self._is("}") and self._is("^"):
             self._take()
-            node = Node("pow", (node, self._exponent()))
+            node = Term("pow", (node, self._exponent()))
         self._depth -= 1
         return node
 
-    def _postfix(self, node: Node) -> Node:
+    def _postfix(self, node: Term) -> Term:
         while True:
             if self._skip("!"):
-                node = Node("factorial", (node,))
+                node = Term("factorial", (node,))
             elif self._skip(r"\degree"):
-                node = Node("degree", (node,))
+                node = Term("degree", (node,))
             elif self._is("_") and (said := _digits_of(node)):
                 node = self._based(said)
             else:
                 return node
 
-    def _based(self, said: str) -> Node:
+    def _based(self, said: str) -> Term:
         """``1011_2``, ``(1011)_2``, ``1011_{\\text{two}}``, ``1A_{16}``: digits in a base."""
         self._take()
         braced = self._skip("{")
@@ -280,7 +280,7 @@ class _Reader(Atoms):
             self._skip(")")
             self._expect("}")
         try:
-            return Node("group", (number(int(said, base)),))
+            return Term("group", (number(int(said, base)),))
         except ValueError as error:
             raise Unreadable(f"{said!r:.40} is no number of base {base}") from error
 
@@ -293,7 +293,7 @@ class _Reader(Atoms):
             said += self._take().text.lower()
         return BASES.get(said, 0)
 
-    def _named_by_words(self, token: Token) -> Node | None:
+    def _named_by_words(self, token: Token) -> Term | None:
         """``\\text{Area} = 33``: words before the first sign of equality are a name."""
         words, ahead = [token.text], 0
         while self._peek(ahead).kind in ("word", "text", "letter"):
@@ -302,9 +302,9 @@ class _Reader(Atoms):
         if self._peek(ahead).text not in ("=", r"\approx") or len(words) > 4 or self._at + ahead > len(words):
             return None
         self._at += ahead
-        return Node("name", text=" ".join(words).casefold())
+        return Term("name", text=" ".join(words).casefold())
 
-    def _primary(self) -> Node:
+    def _primary(self) -> Term:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Unreadable("it is nested too deeply")
@@ -312,13 +312,13 @@ class _Reader(Atoms):
         self._depth -= 1
         return node
 
-    def _read_primary(self) -> Node:
+    def _read_primary(self) -> Term:
         token = self._take()
         if token.kind == "number":
             if token.text[-1].isalpha() or (
                 not token.text.replace(".", "").isdigit() and "e" not in token.text.lower()
             ):
-                return Node("digits", text=token.text)
+                return Term("digits", text=token.text)
             return self._decimal(token)
         if token.kind == "letter":
             return self._named(token.text)
@@ -337,25 +337,25 @@ class _Reader(Atoms):
         raise Unreadable(f"the words {token.text!r:.60} are no mathematics" if token.text else "it breaks off")
 
 
-def _holds_name(node: Node) -> bool:
+def _holds_name(node: Term) -> bool:
     return node.op == "name" or any(map(_holds_name, node.args))
 
 
-def _digits_of(node: Node) -> str:
+def _digits_of(node: Term) -> str:
     """The digits of a number that a base may follow, as written; "" for anything else."""
     if node.op == "group" and node.args[0].op in ("number", "digits"):
         node = node.args[0]
     return node.text if node.op == "digits" or (node.op == "number" and node.text.isdigit()) else ""
 
 
-def _too_deep(node: Node) -> bool:
+def _too_deep(node: Term) -> bool:
     level, depth = [node], 0
     while level and depth <= MAX_TREE_DEPTH:
         level, depth = [each for node in level for each in node.args], depth + 1
     return bool(level)
 
 
-def _proper(fraction: Node) -> bool:
+def _proper(fraction: Term) -> bool:
     if fraction.op != "div":
         return False
     over, under = fraction.args

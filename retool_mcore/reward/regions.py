@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retool_mcore.reward.node import Node
+from retool_mcore.reward.node import Term
 from retool_mcore.reward.points import names
 from retool_mcore.reward.value import NoValue, constant
 
@@ -29,7 +29,7 @@ def same_region(a: Region, b: Region) -> bool:
     )
 
 
-def region(node: Node) -> Region | None:
+def region(node: Term) -> Region | None:
     """The real numbers that a node describes; None where it describes something else."""
     try:
         found = _region(node)
@@ -38,7 +38,7 @@ def region(node: Node) -> Region | None:
     return None if found is None else _merged(found)
 
 
-def _region(node: Node) -> Region | None:
+def _region(node: Term) -> Region | None:
     if node.op == "space":
         return [_LINE] if node.text == "R" else None
     if node.op == "tuple":
@@ -59,7 +59,7 @@ def _region(node: Node) -> Region | None:
     return None
 
 
-def _builder(element: Node, condition: Node) -> Region | None:
+def _builder(element: Term, condition: Term) -> Region | None:
     if element.op == "relation" and element.text == r"\in" and element.args[1].op == "space":
         if element.args[1].text != "R":
             return None
@@ -73,7 +73,7 @@ def _builder(element: Node, condition: Node) -> Region | None:
     return _region(condition)
 
 
-def _interval(node: Node) -> Region | None:
+def _interval(node: Term) -> Region | None:
     if len(node.args) != 2:
         return None
     low, high = map(_end, node.args)
@@ -82,7 +82,7 @@ def _interval(node: Node) -> Region | None:
     return [(low, node.text[0] == "[" and low != -_INFINITE, high, node.text[1] == "]" and high != _INFINITE)]
 
 
-def _end(node: Node) -> Any:
+def _end(node: Term) -> Any:
     if node.op in ("group", "neg") and (inner := _end(node.args[0])) in (_INFINITE, -_INFINITE):
         return -inner if node.op == "neg" else inner
     if node.op == "constant" and node.text == "infinity":
@@ -95,7 +95,7 @@ def _end(node: Node) -> Any:
     return value.real
 
 
-def _joined(node: Node) -> Region | None:
+def _joined(node: Term) -> Region | None:
     parts = [_region(each) for each in node.args]
     if parts[0] is None or parts[1] is None:
         return None
@@ -106,7 +106,7 @@ def _joined(node: Node) -> Region | None:
     return _intersected([parts[0], _complement(_merged(parts[1]))])
 
 
-def _condition(node: Node) -> Region | None:
+def _condition(node: Term) -> Region | None:
     """A chain of inequalities about one symbol that stands alone, or ``x \\in`` a set."""
     signs = node.text.split()
     if signs == [r"\in"]:
@@ -120,7 +120,7 @@ def _condition(node: Node) -> Region | None:
     return _intersected(regions) if len(names(node)) == 1 else None
 
 
-def _inequality(left: Node, sign: str, right: Node) -> Region | None:
+def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if left.op != "name":
         left, right = right, left
         sign = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}.get(sign, sign)
@@ -136,7 +136,7 @@ def _inequality(left: Node, sign: str, right: Node) -> Region | None:
     return [(end, True, end, True)] if sign == "=" else None
 
 
-def _several(node: Node) -> Region | None:
+def _several(node: Term) -> Region | None:
     """Conditions joined by "or" (a union) or "and"; ``x \\ne 1, x \\ne 2`` holds both."""
     if any(each.op != "relation" for each in node.args) or len(names(node)) != 1:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from retool_mcore.reward.node import Node
+from retool_mcore.reward.node import Term
 
 PRIMES = (10**18 + 3, 10**18 + 9, 2**61 - 1, 2**89 - 1)
 MAX_FACTORIAL = 100_000  # one product of each number up to it
@@ -22,7 +22,7 @@ class NoResidue(Exception):
     """A value that is not rational, has a prime in its denominator, or takes too long."""
 
 
-def same_rational(a: Node, b: Node) -> bool | None:
+def same_rational(a: Term, b: Term) -> bool | None:
     """Whether two rational expressions have one value; None where that cannot be told."""
     if not (_rational(a) and _rational(b)):
         return None
@@ -32,11 +32,11 @@ def same_rational(a: Node, b: Node) -> bool | None:
         return None
 
 
-def _rational(node: Node) -> bool:
+def _rational(node: Term) -> bool:
     return node.op in _OPS and all(map(_rational, node.args))
 
 
-def _residue(node: Node, prime: int, depth: int) -> int:
+def _residue(node: Term, prime: int, depth: int) -> int:
     if node.op == "number":
         return _ratio(node.value, prime)
     if node.op in ("group", "unit"):
@@ -60,7 +60,7 @@ def _residue(node: Node, prime: int, depth: int) -> int:
     return product
 
 
-def _power(node: Node, prime: int, depth: int) -> int:
+def _power(node: Term, prime: int, depth: int) -> int:
     """By Fermat, an exponent counts only by its remainder at prime - 1."""
     base = _residue(node.args[0], prime, depth)
     exponent = _exponent(node.args[1], prime - 1, depth + 1)
@@ -69,7 +69,7 @@ def _power(node: Node, prime: int, depth: int) -> int:
     return pow(base, exponent, prime)
 
 
-def _exponent(node: Node, modulus: int, depth: int) -> int:
+def _exponent(node: Term, modulus: int, depth: int) -> int:
     if depth > MAX_TOWER:
         raise NoResidue
     if node.op == "number" and node.value.denominator == 1:
@@ -88,7 +88,7 @@ def _exponent(node: Node, modulus: int, depth: int) -> int:
     raise NoResidue
 
 
-def _whole(node: Node, most: int) -> int:
+def _whole(node: Term, most: int) -> int:
     while node.op == "group":
         node = node.args[0]
     if node.op == "number" and node.value.denominator == 1 and 0 <= node.value <= most:
@@ -100,7 +100,7 @@ def _whole(node: Node, most: int) -> int:
     raise NoResidue
 
 
-def _small(node: Node) -> Fraction:
+def _small(node: Term) -> Fraction:
     if node.op == "number":
         return node.value
     parts = [_small(each) for each in node.args]

@@ -21,7 +21,7 @@ import mpmath
 from mpmath.ctx_mp import MPContext
 
 from retool_mcore.reward.decimals import DECIMAL, PRINTED_DIGITS
-from retool_mcore.reward.node import Node
+from retool_mcore.reward.node import Term
 from retool_mcore.reward.points import folds, names, points, steps
 
 MAX_BITS = 4000  # of an exact number
@@ -36,7 +36,7 @@ class NoValue(Exception):
     """An expression has no finite value, or one beyond all limits."""
 
 
-def exact(node: Node) -> Fraction | None:
+def exact(node: Term) -> Fraction | None:
     """The value of a rational expression; None for others, and for absurdly long numbers."""
     if node.op == "number":
         return node.value
@@ -79,7 +79,7 @@ def _exact_of(op: str, known: list[Fraction]) -> Fraction | None:
     return product
 
 
-def _exact_root(node: Node) -> Fraction | None:
+def _exact_root(node: Term) -> Fraction | None:
     inner = exact(node.args[0])
     if inner is None or inner < 0 or _bits(inner) > MAX_BITS or exact(node.args[1]) != 2:
         return None
@@ -91,7 +91,7 @@ def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
-def same_value(a: Node, b: Node) -> bool:
+def same_value(a: Term, b: Term) -> bool:
     """Whether two expressions have the same value wherever they have one.
 
     Raises NoValue where that cannot be told.
@@ -99,7 +99,7 @@ def same_value(a: Node, b: Node) -> bool:
     return any(_all_same(a, b, ten) for ten in _logs(a, b))
 
 
-def _all_same(a: Node, b: Node, ten: bool) -> bool:
+def _all_same(a: Term, b: Term, ten: bool) -> bool:
     agreed = 0
     more = 0 if names(a) | names(b) else min(_MORE_DIGITS, _hidden_digits(a) + _hidden_digits(b))
     for coarse, fine in _values(a, b, ten, more):
@@ -111,7 +111,7 @@ def _all_same(a: Node, b: Node, ten: bool) -> bool:
     return True
 
 
-def proportional(a: Node, b: Node, *, positive: bool) -> bool:
+def proportional(a: Term, b: Term, *, positive: bool) -> bool:
     """Whether ``a`` is a constant multiple of ``b``, not 0 (if ``positive``, more than 0).
 
     Raises NoValue where that cannot be told.
@@ -126,7 +126,7 @@ def proportional(a: Node, b: Node, *, positive: bool) -> bool:
     return False
 
 
-def constant(node: Node) -> Any:
+def constant(node: Term) -> Any:
     """The value of an expression without symbols, at 40 digits. Raises NoValue."""
     try:
         return _Evaluator(_DIGITS[0], {}, False).value(node)
@@ -134,7 +134,7 @@ def constant(node: Node) -> Any:
         raise NoValue from error
 
 
-def rounds_to(decimal: Node, node: Node) -> bool:
+def rounds_to(decimal: Term, node: Term) -> bool:
     """Whether a decimal as written is the value of ``node``, rounded to the decimal's digits."""
     digits = _significant(decimal)
     known = exact(decimal)
@@ -150,7 +150,7 @@ def rounds_to(decimal: Node, node: Node) -> bool:
     return abs(_fraction(value.real) - known) <= unit * slack
 
 
-def close_to(node: Node, decimal: Node) -> bool:
+def close_to(node: Term, decimal: Term) -> bool:
     """Whether a number is within one unit of the last digit of a decimal or whole number."""
     written = decimal.args[0] if decimal.op in ("neg", "group", "unit") else decimal
     digits = DECIMAL.fullmatch(written.text) or re.fullmatch(r"(\d+)()()", written.text)
@@ -171,7 +171,7 @@ def _fraction(value: Any) -> Fraction:
     return Fraction(-int(mantissa) if sign else int(mantissa)) * Fraction(2) ** int(exponent)
 
 
-def _nearest_float(decimal: Node, value: Any) -> bool:
+def _nearest_float(decimal: Term, value: Any) -> bool:
     """Whether a decimal is the float nearest to the value, or one beside it, as Python prints it.
 
     31 * math.pi is one step beside the nearest float: each operation rounds.
@@ -186,7 +186,7 @@ def _nearest_float(decimal: Node, value: Any) -> bool:
     )
 
 
-def _significant(node: Node) -> int | None:
+def _significant(node: Term) -> int | None:
     """How many digits a decimal was written with; None for what is no decimal."""
     if node.op in ("neg", "group", "unit"):
         return _significant(node.args[0])
@@ -195,12 +195,12 @@ def _significant(node: Node) -> int | None:
     return len(node.text.lower().partition("e")[0].replace(".", "").lstrip("0"))
 
 
-def _logs(a: Node, b: Node) -> tuple[bool, ...]:
+def _logs(a: Term, b: Term) -> tuple[bool, ...]:
     """The bases that ``\\log`` without one may have: 10 or e, the same on both sides."""
     return (False, True) if _has_log(a) or _has_log(b) else (False,)
 
 
-def _has_log(node: Node) -> bool:
+def _has_log(node: Term) -> bool:
     return (node.op == "function" and node.text == "log") or any(map(_has_log, node.args))
 
 
@@ -213,7 +213,7 @@ def _close(coarse: tuple[Any, Any], fine: tuple[Any, Any], times: Any) -> bool:
     return bool(difference <= 1e-40 * abs(coarse[0] - coarse[1])) and bool(max(abs(x), abs(y)) < 1e-45 * times)
 
 
-def _values(a: Node, b: Node, ten: bool, more: int = 0) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
+def _values(a: Term, b: Term, ten: bool, more: int = 0) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
     """Values of both at each point where they have some, at few and at many digits.
 
     With negative values of symbols only what stays real counts: sqrt(ab) is sqrt(a) sqrt(b) for
@@ -231,7 +231,7 @@ def _values(a: Node, b: Node, ten: bool, more: int = 0) -> Iterator[tuple[tuple[
             yield values
 
 
-def _hidden_digits(node: Node) -> int:
+def _hidden_digits(node: Term) -> int:
     """Digits of the huge exact parts of a value, in hundreds: they hide what stands beside them."""
     known = exact(node)
     if known is None:
@@ -257,7 +257,7 @@ class _Evaluator:
         self._angle = False
         self.left_reals = False
 
-    def value(self, node: Node) -> Any:
+    def value(self, node: Term) -> Any:
         """A complex value. Raises NoValue, or what mpmath raises."""
         result = self._mp.mpc(self._of(node))
         if not (self._mp.isfinite(result.real) and self._mp.isfinite(result.imag)):
@@ -266,7 +266,7 @@ class _Evaluator:
             raise NoValue
         return result
 
-    def _of(self, node: Node) -> Any:
+    def _of(self, node: Term) -> Any:
         mp = self._mp
         if node.op == "number":
             return mp.mpf(node.value.numerator) / node.value.denominator
@@ -353,7 +353,7 @@ class _Evaluator:
         if abs(a) > limit:
             raise NoValue
 
-    def _function(self, node: Node) -> Any:
+    def _function(self, node: Term) -> Any:
         mp, function = self._mp, node.text
         if function in TRIGONOMETRIC:
             was, self._angle = self._angle, True

@@ -21,7 +21,7 @@ from typing import Any
 
 from retool_mcore.config.mcp import McpServer
 from retool_mcore.errors import ConfigError
-from retool_mcore.rollout.mcp_session import Session
+from retool_mcore.rollout.mcp_session import McpSession
 from retool_mcore.rollout.tools import Tool, ToolResult, check_tool
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
@@ -30,7 +30,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 class McpTool(Tool):
     """One tool of a server; ``listed`` is the SDK's description of it."""
 
-    def __init__(self, session: Session, listed: Any, server: McpServer) -> None:
+    def __init__(self, session: McpSession, listed: Any, server: McpServer) -> None:
         self.name = _UNFIT.sub("_", listed.name)
         self.description = listed.description or listed.title or listed.name
         self.parameters = listed.input_schema
@@ -77,7 +77,7 @@ def _tools(servers: str) -> tuple[Tool, ...]:
     for name, fields in json.loads(servers).items():
         server = McpServer(**fields)
         check_at_hand(name, server)
-        session = Session(name, server)
+        session = McpSession(name, server)
         listed = {each.name: each for each in session.listed()}
         if missing := sorted({*server.tools} - {*listed}):
             raise ConfigError(

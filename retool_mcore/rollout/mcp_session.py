@@ -82,7 +82,7 @@ class _Connection:
             self._holder.cancel()
 
 
-class Session:
+class McpSession:
     """A session that all trajectories of a process share, opened anew after it was lost.
 
     ``name``: the server's in the run file. All methods are for any thread and any event loop.

@@ -88,11 +88,17 @@ def write_groups(
     for index, key in enumerate(wanted):
         row = {name: column[index] for name, column in columns.items()}
         writer.write(
-            {"key": key, "step": step, "partition": partition_id, **_said(extra_of[key]), **_token_columns(row)}
+            {
+                "key": key,
+                "step": step,
+                "partition": partition_id,
+                **_record_columns(extra_of[key]),
+                **_token_columns(row),
+            }
         )
 
 
-def _said(extra: dict[str, Any]) -> dict[str, Any]:
+def _record_columns(extra: dict[str, Any]) -> dict[str, Any]:
     return {"reward_info": extra.get("reward_extra_info"), "behavior": extra["behavior"], **extra["record"]}
 
 

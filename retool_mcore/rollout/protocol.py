@@ -87,7 +87,7 @@ class ToolProtocol(ABC):
                 'have no name: all are of the interpreter. Use protocol "hermes".'
             )
 
-    def let_all_calls(self) -> None:
+    def allow_parallel_calls(self) -> None:
         """Allow several calls in one turn. Raises ConfigError if the protocol cannot."""
         raise ConfigError(
             f'rollout.calls_per_turn = "all": a turn of rollout.protocol = "{self.name}" is cut at its first call. '
@@ -144,9 +144,10 @@ class TextOnly(ToolProtocol):
 class Hermes(ToolProtocol):
     """Qwen2.5's form: <tool_call>JSON</tool_call>; the result comes back as a tool message.
 
-    A turn ends at its first call, on that call's last token. After ``let_all_calls`` the model goes
-    on to <|im_end|>, and the calls of the turn run side by side. Raises CheckpointError when the
-    tokenizer has no single token for </tool_call>: the engine could not stop on it.
+    A turn ends at its first call, on that call's last token. After ``allow_parallel_calls`` the
+    model goes on to <|im_end|>, and the calls of the turn run side by side. Raises
+    CheckpointError when the tokenizer has no single token for </tool_call>: the engine could not
+    stop on it.
     """
 
     name = "hermes"
@@ -166,7 +167,7 @@ class Hermes(ToolProtocol):
     def offer(self, tools: Sequence[Tool]) -> None:
         self.tools = tuple(tools)
 
-    def let_all_calls(self) -> None:
+    def allow_parallel_calls(self) -> None:
         self.stop_token_ids = self.end_ids
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -286,7 +287,7 @@ def open_protocol(
         return TextOnly(tokenizer)
     protocol = found(tokenizer)
     if calls == "all":
-        protocol.let_all_calls()
+        protocol.allow_parallel_calls()
     protocol.first_reader = first_reader
     return protocol
 

@@ -231,7 +231,7 @@ def _read_object(body: str, repairs: list[str]) -> Any:
         complaint = f"{error.msg} at line {error.lineno}, column {error.colno}"
     except (ValueError, RecursionError):  # a number of thousands of digits; brackets thousands deep
         raise _Malformed("json", f"the call is too large a number or nested too deeply. Write {_CALL_SHAPE}") from None
-    for repair in (_usual_shape, _relaxed, _python_literal):
+    for repair in (_repair_unescaped_code, _relaxed, _python_literal):
         value, kinds = repair(body)
         if kinds:
             repairs.extend(kinds)
@@ -256,7 +256,7 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')  # what JSON allows a
 _CLOSED = 2  # braces that close the arguments and the call
 
 
-def _usual_shape(body: str) -> _Reading:
+def _repair_unescaped_code(body: str) -> _Reading:
     """A call in the shape that we ask for, whose code is not escaped as JSON requires.
 
     Such code has two readings: with its escapes decoded, and as it stands. "\\n" between two

@@ -29,7 +29,7 @@ BEST_FILE = "best.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
+class BestStep:
     """The values of best.metric so far, by step in ascending order."""
 
     metric: str
@@ -58,10 +58,10 @@ class Best:
     def given_up(self) -> bool:
         return bool(self.patience) and self.waited >= self.patience
 
-    def with_value(self, step: int, value: float) -> Best:
+    def with_value(self, step: int, value: float) -> BestStep:
         return self._of({**self.up_to(step - 1).values, step: value})
 
-    def up_to(self, step: int) -> Best:
+    def up_to(self, step: int) -> BestStep:
         return self._of({known: value for known, value in sorted(self.values.items()) if known <= step})
 
     def metrics(self) -> dict[str, float]:
@@ -90,17 +90,17 @@ class Best:
     def _cost(self, step: int) -> float:
         return -self.values[step] if self.mode == "max" else self.values[step]
 
-    def _of(self, values: Mapping[int, float]) -> Best:
+    def _of(self, values: Mapping[int, float]) -> BestStep:
         rule = {"metric": self.metric, "mode": self.mode, "patience": self.patience, "min_delta": self.min_delta}
-        return Best(**rule, values=values)  # type: ignore[arg-type]
+        return BestStep(**rule, values=values)  # type: ignore[arg-type]
 
 
-def read_best(run_dir: Path) -> Best | None:
+def read_best(run_dir: Path) -> BestStep | None:
     """What ``<run>/best.json`` says; None where there is none. Raises CheckpointError."""
     path = run_dir / BEST_FILE
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-        return Best(
+        return BestStep(
             metric=str(found["metric"]),
             mode=str(found["mode"]),
             patience=int(found["patience"]),
@@ -116,7 +116,7 @@ def read_best(run_dir: Path) -> Best | None:
         ) from error
 
 
-def best_so_far(config: RunConfig, step: int) -> Best | None:
+def best_so_far(config: RunConfig, step: int) -> BestStep | None:
     """The record of a run that stands at ``step``, by its settings now; None without best.metric.
 
     Raises CheckpointError when the values on disk are of another metric.
@@ -124,7 +124,7 @@ def best_so_far(config: RunConfig, step: int) -> Best | None:
     wanted = config.best
     if not wanted.metric:
         return None
-    rule = Best(metric=wanted.metric, mode=config.best_mode, patience=wanted.patience, min_delta=wanted.min_delta)
+    rule = BestStep(metric=wanted.metric, mode=config.best_mode, patience=wanted.patience, min_delta=wanted.min_delta)
     found = read_best(config.run.dir)
     if found is None:
         return rule
@@ -134,7 +134,7 @@ def best_so_far(config: RunConfig, step: int) -> Best | None:
             f'for best.metric = "{rule.metric}" ({rule.mode}). Restore the setting, or move the file away: earlier '
             "steps then cannot become the best."
         )
-    return Best(
+    return BestStep(
         metric=rule.metric, mode=rule.mode, patience=rule.patience, min_delta=rule.min_delta, values=found.values
     ).up_to(step)
 
@@ -198,6 +198,6 @@ class BestKeeper:
     def given_up(self) -> bool:
         return self.best is not None and self.best.given_up
 
-    def _write(self, best: Best) -> None:
+    def _write(self, best: BestStep) -> None:
         if self._writes:
             write_whole(self._path, best.to_json() + "\n")

@@ -1,4 +1,4 @@
-"""A memory cgroup per seat, where this process may make one.
+"""A memory cgroup per slot, where this process may make one.
 
 RLIMIT_AS bounds one process; only a cgroup bounds an execution that forks many. Versions 1 and 2
 are supported; where neither is writable, the sandbox runs without cgroups and says so.
@@ -55,7 +55,7 @@ class MemoryCgroup:
 
 
 class CgroupTree:
-    """The directory under which the seats' cgroups lie; ``open`` finds a place for it."""
+    """The directory under which the slots' cgroups lie; ``open`` finds a place for it."""
 
     def __init__(self, directory: Path, version: int) -> None:
         self.directory = directory
@@ -80,7 +80,7 @@ class CgroupTree:
                 (self.directory / "cgroup.subtree_control").write_text("+memory")
                 if (self.directory / "cpu.weight").exists():  # all executions together, beside the trainer
                     (self.directory / "cpu.weight").write_text(str(_CPU_WEIGHT))
-            probe = self.seat(-1)
+            probe = self.slot(-1)
             try:
                 probe.limit(64)
                 probe.oom_kills()
@@ -91,14 +91,14 @@ class CgroupTree:
             return False
         return True
 
-    def seat(self, number: int) -> MemoryCgroup:
-        """Make the cgroup of one seat. Raises OSError when the kernel refuses."""
-        directory = self.directory / f"seat{number}"
+    def slot(self, number: int) -> MemoryCgroup:
+        """Make the cgroup of one slot. Raises OSError when the kernel refuses."""
+        directory = self.directory / f"slot{number}"
         directory.mkdir(exist_ok=True)
         return MemoryCgroup(directory, self._version)
 
     def remove(self) -> None:
-        """Remove the seats and the tree."""
+        """Remove the slots and the tree."""
         remove_tree(self.directory)
 
 

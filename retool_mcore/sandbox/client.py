@@ -132,7 +132,7 @@ class _Race:
         self._attempts = attempts
         self._failures = 0
         self._busy_since: float | None = None
-        self._legs: set[_Leg] = set()
+        self._legs: set[_Try] = set()
         self._result: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> ExecResult:
@@ -148,7 +148,7 @@ class _Race:
                 await asyncio.wait([leg.task for leg in legs])
 
     def _start(self, *, pause_s: float = 0.0, beside: bool = False, again: bool = False) -> None:
-        leg = _Leg(self, pause_s=pause_s, beside=beside, again=again)
+        leg = _Try(self, pause_s=pause_s, beside=beside, again=again)
         self._legs.add(leg)
         leg.task.add_done_callback(lambda task: self._ended(leg, task))
 
@@ -159,7 +159,7 @@ class _Race:
         if all(leg.doubtful for leg in self._legs):
             self._start(beside=True, again=True)
 
-    def _ended(self, leg: _Leg, task: asyncio.Task[ExecResult]) -> None:
+    def _ended(self, leg: _Try, task: asyncio.Task[ExecResult]) -> None:
         self._legs.discard(leg)
         if task.cancelled():
             error: BaseException | None = SandboxUnavailable(leg.reason or "the call was cancelled.")
@@ -174,7 +174,7 @@ class _Race:
         else:
             self._failed(leg, error)
 
-    def _failed(self, leg: _Leg, error: SandboxUnavailable | _Busy) -> None:
+    def _failed(self, leg: _Try, error: SandboxUnavailable | _Busy) -> None:
         # A server that asks to be spared, or was not reached, is out for now: that is no try.
         self._failures += not isinstance(error, (_Busy, _NotReached)) or self.only is not None
         if isinstance(error, _Busy):
@@ -189,8 +189,8 @@ class _Race:
             self._start(pause_s=0.0 if elsewhere else random.uniform(0, longest_s), again=True)
 
 
-class _Leg:
-    """One try of a call at one server: what ``node.Leg`` asks for."""
+class _Try:
+    """One try of a call at one server: what ``node.InFlightCall`` asks for."""
 
     def __init__(self, race: _Race, *, pause_s: float, beside: bool, again: bool) -> None:
         self.run_timeout_s = race.run_timeout_s
@@ -201,13 +201,13 @@ class _Leg:
         self.task = asyncio.ensure_future(self._run(pause_s, beside=beside, again=again))
 
     def doubt(self) -> None:
-        """See ``node.Leg``."""
+        """See ``node.InFlightCall``."""
         if not self.doubtful:
             self.doubtful = True
             self._race.doubted()
 
     def abandon(self, reason: str) -> None:
-        """See ``node.Leg``."""
+        """See ``node.InFlightCall``."""
         self.reason = reason
         self.task.cancel()
 

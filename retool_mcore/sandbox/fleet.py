@@ -15,7 +15,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
-from retool_mcore.sandbox.node import Leg, Node
+from retool_mcore.sandbox.node import InFlightCall, Node
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _OPEN_GRACE_S = 2.0  # when enough servers have answered, the others get this mu
 class _Waiter:
     """A call without a server."""
 
-    leg: Leg
+    leg: InFlightCall
     future: asyncio.Future[Node]
     only: Node | None
     avoid: Set[Node]
@@ -107,7 +107,13 @@ class Fleet:
     # --------------------------------------------------------------- choice
 
     async def acquire(
-        self, leg: Leg, *, only: Node | None = None, avoid: Set[Node] = frozenset(), strict: bool = False, urgent: bool
+        self,
+        leg: InFlightCall,
+        *,
+        only: Node | None = None,
+        avoid: Set[Node] = frozenset(),
+        strict: bool = False,
+        urgent: bool,
     ) -> Node:
         """A server that has taken ``leg``; the caller must ``release`` it.
 
@@ -133,7 +139,7 @@ class Fleet:
                 self._waiters.remove(waiter)
             raise
 
-    def release(self, leg: Leg, node: Node) -> None:
+    def release(self, leg: InFlightCall, node: Node) -> None:
         """Take ``leg`` from its server, and give the place to the next."""
         node.legs.discard(leg)
         self._hand_out()

@@ -143,8 +143,8 @@ def _config(
 def become_container(runsc: str, bundle: str, fds: Sequence[int]) -> NoReturn:
     """Replace this process by ``runsc run``.
 
-    ``fds``: control, stdout, stderr, ..., the seat's directory. What runsc writes to disk about the
-    container lies in the seat's directory, and is deleted with it.
+    ``fds``: control, stdout, stderr, ..., the slot's directory. What runsc writes to disk about the
+    container lies in the slot's directory, and is deleted with it.
     """
     os.fchdir(fds[-1])
     for number, fd in enumerate(fds[:3]):
@@ -156,7 +156,7 @@ def become_container(runsc: str, bundle: str, fds: Sequence[int]) -> NoReturn:
         f"--log={os.getcwd()}/{_LOG}",
         f"--panic-log={os.getcwd()}/{_PANIC_LOG}",
         "--network=none",
-        "--ignore-cgroups",  # an execution is put into its seat's cgroup before runsc starts
+        "--ignore-cgroups",  # an execution is put into its slot's cgroup before runsc starts
         "--file-access=exclusive",
         "--file-access-mounts=exclusive",  # read-only, and nobody changes them: may be cached
         *(["--rootless"] if os.geteuid() else []),

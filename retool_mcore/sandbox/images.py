@@ -21,7 +21,7 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import gvisor, kernel, orphans, zygote
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.interpreter import Interpreter
-from retool_mcore.sandbox.priority import give_way
+from retool_mcore.sandbox.priority import lower_priority
 from retool_mcore.sandbox.seccomp import compile_filter
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class WarmImage:
                 env=environment, pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        give_way(process.pid)
+        lower_priority(process.pid)
         ours.setblocking(False)
         try:
             ours.send(config)

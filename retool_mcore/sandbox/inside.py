@@ -26,7 +26,7 @@ _CONTROL_FD = 3
 _ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class ContainerInterpreter(runner.Interpreter):
+class ContainerInterpreter(runner.CellRunner):
     """Confines itself and sends READY once its libraries are imported, not before."""
 
     def __init__(

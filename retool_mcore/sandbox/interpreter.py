@@ -22,7 +22,7 @@ _ASK = "import json, sys; print({mark!r} + json.dumps([sys.implementation.name, 
 _MARK = "retool-sandbox-python:"
 _ASK_TIMEOUT_S = 30.0
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_OURS = Path(__file__).resolve().parents[2]
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 # What a zygote imports of ours. It needs the standard library alone: another interpreter has no
 # other package of the trainer's.
 _MODULES = (
@@ -117,9 +117,9 @@ class Interpreter:
         path.
         """
         if not self.python:
-            return _OURS
+            return PACKAGE_ROOT
         for name in _MODULES:
             target = directory / "retool_mcore" / f"{name}.py"
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(_OURS / "retool_mcore" / f"{name}.py", target)
+            shutil.copyfile(PACKAGE_ROOT / "retool_mcore" / f"{name}.py", target)
         return directory

@@ -13,7 +13,7 @@ from retool_mcore.sandbox import gvisor
 from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.process import ChildProcess
-from retool_mcore.sandbox.seats import Seat
+from retool_mcore.sandbox.slots import WorkerSlot
 
 LOCAL_LEVELS = (Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
 
@@ -76,15 +76,15 @@ open("probe", "w").write("the working directory is writable")
 """
 
 
-async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
+async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
     """Start a light image and attack it once.
 
     Raises SandboxUnavailable, with the image closed, when the start or the attack fails.
     """
     try:
         await image.start()
-        seat.prepare(memory_limit_mb=256)
-        await _probe(image, level, seat)
+        slot.prepare(memory_limit_mb=256)
+        await _probe(image, level, slot)
         if level == Level.GVISOR and (path := image.path_under_tmp):
             raise SandboxUnavailable(
                 f"Python's {path} lies under /tmp, where a container has a directory of its own: what is installed "
@@ -92,17 +92,17 @@ async def start_and_probe(image: WarmImage, level: Level, seat: Seat) -> None:
             )
     except SandboxUnavailable as error:
         await image.close()
-        if level == Level.GVISOR and seat.directory is not None and (words := gvisor.startup_errors(seat.directory)):
+        if level == Level.GVISOR and slot.directory is not None and (words := gvisor.startup_errors(slot.directory)):
             raise SandboxUnavailable(f"{gvisor.find_runsc()} did not start a container: {words}") from error
         raise
     finally:
-        await seat.clean()
+        await slot.clean()
 
 
-async def _probe(image: WarmImage, level: Level, seat: Seat) -> None:
+async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
     host = f"HOST = {(os.uname().release, os.uname().version)!r}\n"
     code = _PROBE + host + "exec(textwrap.dedent('''" + _ATTACKS[level] + "'''))"
-    process = await ChildProcess.spawn(image, seat)
+    process = await ChildProcess.spawn(image, slot)
     try:
         turn = await process.run(ExecRequest(code=code), session=False)
     finally:

@@ -22,9 +22,9 @@ from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level, Sandbox
 from retool_mcore.sandbox.guess import ImportGuess
 from retool_mcore.sandbox.images import WarmImage
 from retool_mcore.sandbox.interpreter import Interpreter
-from retool_mcore.sandbox.process import ChildProcess, Turn
-from retool_mcore.sandbox.seats import Seat
+from retool_mcore.sandbox.process import CellEnd, ChildProcess
 from retool_mcore.sandbox.sessions import WAIT_S, Sessions
+from retool_mcore.sandbox.slots import WorkerSlot
 from retool_mcore.sandbox.state import StateDirectory
 
 logger = logging.getLogger(__name__)
@@ -62,13 +62,13 @@ class LocalSandbox(Sandbox):
             raise ConfigError(f"sessions = {sessions} is below workers = {self._workers}: each worker may need one.")
         self._num_sessions, self._session_wait_s = sessions, session_wait_s
         self._attempts = attempts
-        self._slots = asyncio.Semaphore(self._workers)
+        self._running = asyncio.Semaphore(self._workers)
         self._opening = asyncio.Lock()
         self._level: Level | None = None
         self._light: list[WarmImage] = []
         self._full: list[WarmImage] = []
-        self._seats: deque[Seat] = deque()
-        self.spares: dict[Seat, ChildProcess] = {}  # containers that wait for their first execution
+        self._slots: deque[WorkerSlot] = deque()
+        self.spares: dict[WorkerSlot, ChildProcess] = {}  # containers that wait for their first execution
         self._state: StateDirectory | None = None
         self._sessions: Sessions | None = None
         self._closed = False
@@ -96,7 +96,7 @@ class LocalSandbox(Sandbox):
 
     @property
     def state_dir(self) -> Path:
-        """Where seats and images have their files. Raises SandboxUnavailable before it is open."""
+        """Where slots and images have their files. Raises SandboxUnavailable before it is open."""
         if self._state is None:
             raise SandboxUnavailable("the sandbox is not open, so it has no files.")
         return self._state.path
@@ -136,7 +136,7 @@ class LocalSandbox(Sandbox):
             self._full = [self._image(level, light=False, number=number) for number in range(num_zygotes)]
         await asyncio.gather(*(image.start() for image in (*more_light, *self._full)))
         for number in range(self._workers + self._num_sessions):
-            self._seats.append(self._make_seat(level, number))
+            self._slots.append(self._make_slot(level, number))
         if self._num_sessions:
             self._sessions = Sessions(self._num_sessions, wait_s=self._session_wait_s)
             self._sessions.on_wait = self._session_waited
@@ -150,17 +150,17 @@ class LocalSandbox(Sandbox):
                 continue
             if level == Level.GVISOR and self._min_level != Level.GVISOR:
                 continue  # costs many times more per execution: only for those who ask for it (README.md)
-            seat = self._make_seat(level, -1)
+            slot = self._make_slot(level, -1)
             try:
                 image = self._image(level, light=True, number=0)
-                await levels.start_and_probe(image, level, seat)
+                await levels.start_and_probe(image, level, slot)
             except (SandboxUnavailable, OSError) as error:
                 reasons[level] = str(error)
                 logger.warning("sandbox level %s is refused here: %s", level, error)
             else:
                 return image, level
             finally:
-                seat.remove()
+                slot.remove()
         raise levels.refusal(self._min_level, reasons)
 
     def _image(self, level: Level, *, light: bool, number: int) -> WarmImage:
@@ -198,9 +198,9 @@ class LocalSandbox(Sandbox):
         for warning in levels.warnings(level, self._full[0].path_under_tmp):
             logger.warning("%s", warning)
 
-    def _make_seat(self, level: Level, number: int) -> Seat:
-        assert self._state is not None, "seats live in the state directory"
-        return Seat.make(level, number, self._state)
+    def _make_slot(self, level: Level, number: int) -> WorkerSlot:
+        assert self._state is not None, "slots live in the state directory"
+        return WorkerSlot.make(level, number, self._state)
 
     # ------------------------------------------------------------ executing
 
@@ -227,72 +227,72 @@ class LocalSandbox(Sandbox):
     async def _execute_once(self, request: ExecRequest, asked: float) -> ExecResult:
         if request.session is not None:
             return await self._run_in_session(request, request.session, asked)
-        async with self._slots:
+        async with self._running:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
             queue_s = time.monotonic() - asked
-            seat = self._take_seat()
+            slot = self._take_slot()
             try:
                 heavy = self._may_import_heavy(request.code)
-                result = await self._run_in_budget(request, self._full if heavy else self._light, seat)
+                result = await self._run_in_budget(request, self._full if heavy else self._light, slot)
                 if self._level == Level.GVISOR:
-                    await self._leave_spare(seat)
+                    await self._leave_spare(slot)
             finally:
-                self._seats.append(seat)
+                self._slots.append(slot)
             return replace(result, queue_s=queue_s)
 
-    async def _run_in_budget(self, request: ExecRequest, images: list[WarmImage], seat: Seat) -> ExecResult:
+    async def _run_in_budget(self, request: ExecRequest, images: list[WarmImage], slot: WorkerSlot) -> ExecResult:
         """Run; once more in the full image where the light one will not do, for the time left.
 
         The code itself can ask for the full image at any time: it gets no second limit by that.
         """
-        first, again = await self._run_stateless(request, images, seat)
+        first, again = await self._run_stateless(request, images, slot)
         if not again:
             return first
         left_s = max(request.run_timeout_s - first.run_s, _LEAST_SECOND_RUN_S)
-        result, _ = await self._run_stateless(replace(request, run_timeout_s=left_s), self._full, seat)
+        result, _ = await self._run_stateless(replace(request, run_timeout_s=left_s), self._full, slot)
         return replace(result, run_s=first.run_s + result.run_s, cpu_s=first.cpu_s + result.cpu_s)
 
     async def _run_stateless(
-        self, request: ExecRequest, images: list[WarmImage], seat: Seat
+        self, request: ExecRequest, images: list[WarmImage], slot: WorkerSlot
     ) -> tuple[ExecResult, bool]:
         """Run in a fresh child. True where the light image will not do for the code."""
         image = min(images, key=lambda image: image.num_running)
-        kills_before = seat.oom_kills()
+        kills_before = slot.oom_kills()
         try:
-            process = await self._child(image, seat, request.memory_limit_mb)
+            process = await self._child(image, slot, request.memory_limit_mb)
             try:
                 turn = await process.run(request, session=False)
             finally:
                 await process.close()
         finally:
-            await seat.clean()
-        result = self._result(turn, out_of_memory=seat.oom_kills() > kills_before)
+            await slot.clean()
+        result = self._result(turn, out_of_memory=slot.oom_kills() > kills_before)
         return result, turn.needs_full and image.light
 
-    def _take_seat(self) -> Seat:
-        """The free seat whose container has waited longest, or any free seat if none has one.
+    def _take_slot(self) -> WorkerSlot:
+        """The free slot whose container has waited longest, or any free slot if none has one.
 
-        Reusing these seats keeps the number of waiting containers at most that of the workers.
+        Reusing these slots keeps the number of waiting containers at most that of the workers.
         """
-        seat = next((seat for seat in self._seats if seat in self.spares), self._seats[0])
-        self._seats.remove(seat)
-        return seat
+        slot = next((slot for slot in self._slots if slot in self.spares), self._slots[0])
+        self._slots.remove(slot)
+        return slot
 
-    async def _child(self, image: WarmImage, seat: Seat, memory_limit_mb: int) -> ChildProcess:
-        """A fresh child: the one that waits at this seat, else one made now."""
-        spare = self.spares.pop(seat, None)
+    async def _child(self, image: WarmImage, slot: WorkerSlot, memory_limit_mb: int) -> ChildProcess:
+        """A fresh child: the one that waits at this slot, else one made now."""
+        spare = self.spares.pop(slot, None)
         if spare is not None and spare.alive:
-            seat.limit(memory_limit_mb)
+            slot.limit(memory_limit_mb)
             return spare
         if spare is not None:
             await spare.close()
-            await seat.clean()
-        seat.prepare(memory_limit_mb)
-        return await ChildProcess.spawn(image, seat)
+            await slot.clean()
+        slot.prepare(memory_limit_mb)
+        return await ChildProcess.spawn(image, slot)
 
-    async def _leave_spare(self, seat: Seat) -> None:
-        """Start the next container at this seat, so that it starts while nobody waits for it.
+    async def _leave_spare(self, slot: WorkerSlot) -> None:
+        """Start the next container at this slot, so that it starts while nobody waits for it.
 
         The container has seen no request, and runs only one. Starting it earlier would make two
         containers share one worker's CPU.
@@ -301,16 +301,16 @@ class LocalSandbox(Sandbox):
             return
         image = min(self._full, key=lambda image: image.num_running)
         try:
-            seat.prepare(_WAITING_MEMORY_MB)
-            spare = await ChildProcess.spawn(image, seat)
+            slot.prepare(_WAITING_MEMORY_MB)
+            spare = await ChildProcess.spawn(image, slot)
         except SandboxUnavailable as error:
             logger.warning("no container could be started ahead: %s", error)
-            await seat.clean()
+            await slot.clean()
         except asyncio.CancelledError:
-            await seat.clean()
+            await slot.clean()
             raise
         else:
-            self.spares[seat] = spare
+            self.spares[slot] = spare
             if self._closed:
                 await spare.close()
 
@@ -321,21 +321,21 @@ class LocalSandbox(Sandbox):
         running, whose end it waits for.
         """
         assert self._sessions is not None, "run() checked that sessions are on"
-        async with self._sessions.turn(name) as entry, self._slots:
+        async with self._sessions.turn(name) as entry, self._running:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed.")
             queue_s = time.monotonic() - asked
             restarted, started = entry.lost, entry.process is None
             if entry.process is None:
-                seat = self._take_seat()
-                entry.own(seat, give_back=self._seats.append)
+                slot = self._take_slot()
+                entry.own(slot, give_back=self._slots.append)
                 image = min(self._full, key=lambda image: image.num_running)
-                entry.process = await self._child(image, seat, request.memory_limit_mb)
+                entry.process = await self._child(image, slot, request.memory_limit_mb)
             turn = await entry.process.run(request, session=True)
             result = self._result(turn, out_of_memory=False)
             return replace(result, queue_s=queue_s, session_restarted=restarted, session_started=started)
 
-    def _result(self, turn: Turn, *, out_of_memory: bool) -> ExecResult:
+    def _result(self, turn: CellEnd, *, out_of_memory: bool) -> ExecResult:
         killed = out_of_memory and turn.return_code is not None and turn.return_code < 0
         return ExecResult(
             status="time_limit" if turn.timed_out else "memory_limit" if killed else "finished",
@@ -370,9 +370,9 @@ class LocalSandbox(Sandbox):
         self.spares.clear()
         images = {*self._light, *self._full}
         await asyncio.gather(*(image.close() for image in images))
-        for seat in self._seats:
-            seat.remove()
-        self._seats.clear()
+        for slot in self._slots:
+            slot.remove()
+        self._slots.clear()
         if self._state is not None:
             self._state.remove()
             self._state = None

@@ -39,7 +39,7 @@ _REST_S = (1.0, 30.0)
 _NO_ANSWER_ALLOWANCE_S = 15.0
 
 
-class Leg(Protocol):
+class InFlightCall(Protocol):
     """A call in flight at a node."""
 
     run_timeout_s: float
@@ -74,7 +74,7 @@ class Node:
             trust_env=False,
             headers={} if token is None else {"authorization": f"Bearer {token}"},
         )
-        self.legs: set[Leg] = set()
+        self.legs: set[InFlightCall] = set()
         self.admitted = False
         self.reason = "it was not asked yet"
         self.refusal: ConfigError | None = None
@@ -100,7 +100,7 @@ class Node:
         """Seconds since it last said anything."""
         return now - self.heard_at
 
-    def begin(self, leg: Leg) -> None:
+    def begin(self, leg: InFlightCall) -> None:
         """Count a call in."""
         if not self.legs:
             self._answered_at = time.monotonic()

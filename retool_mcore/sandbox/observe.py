@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 _PATHS = ("/health", "/metrics", "/v1/ping")
 
 
-class OnlyObserved:
+class MonitoringOnly:
     """``app``, of which ``port`` shows no more than health and metrics."""
 
     def __init__(self, app: FastAPI, port: int) -> None:

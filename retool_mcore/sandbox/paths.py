@@ -28,7 +28,7 @@ _RAW = ("posix", "_io", "_frozen_importlib", "_frozen_importlib_external")  # wh
 box = "."  # the execution's working directory; the zygote's child sets it
 
 
-def lead_shared_names(kept: Sequence[str]) -> None:
+def redirect_shared_dirs(kept: Sequence[str]) -> None:
     """Have every loaded module, and all that are loaded later, use functions that lead.
 
     Paths that begin with one of ``kept`` stay what they are: Python's own, where it lies in /tmp.

@@ -11,7 +11,7 @@ _NICE = 5
 _OOM_SCORE_ADJ = 1000  # the first to be killed when the machine's memory is full
 
 
-def give_way(pid: int) -> None:
+def lower_priority(pid: int) -> None:
     """Lower the priority of ``pid`` and of all it will start.
 
     Nothing of this needs a privilege. It is set from outside, by number, so that ``pid`` need not

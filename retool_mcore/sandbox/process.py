@@ -21,7 +21,7 @@ from retool_mcore.sandbox import freeze, gvisor, runner
 from retool_mcore.sandbox.base import MAX_FILE_BYTES, ExecRequest
 from retool_mcore.sandbox.images import Child, Exit, WarmImage
 from retool_mcore.sandbox.output import MAX_SCRIPT_STREAM_BYTES, BoundedOutput, CellOutput
-from retool_mcore.sandbox.seats import Seat
+from retool_mcore.sandbox.slots import WorkerSlot
 
 _SETUP_TIMEOUT_S = 30.0
 _CONTAINER_SETUP_TIMEOUT_S = 120.0  # the container starts and imports the libraries that the code names
@@ -37,7 +37,7 @@ _OVERFLOW_PAUSE_S = 0.002
 
 
 @dataclass(frozen=True)
-class Turn:
+class CellEnd:
     """How one cell ended: the child's exit, or a return code if the child lives on (sessions)."""
 
     timed_out: bool
@@ -88,7 +88,7 @@ class ChildProcess:
         child.exit.add_done_callback(self._on_exit)
 
     @classmethod
-    async def spawn(cls, image: WarmImage, seat: Seat) -> ChildProcess:
+    async def spawn(cls, image: WarmImage, slot: WorkerSlot) -> ChildProcess:
         """Fork a child of ``image``. Raises SandboxUnavailable."""
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
@@ -96,12 +96,12 @@ class ChildProcess:
         fds = [theirs.fileno(), out_write, err_write]
         directory_fd = None
         try:
-            if seat.cgroup_fd is not None:
-                fds.append(seat.cgroup_fd)
-            if seat.directory is not None:
-                directory_fd = os.open(seat.directory, os.O_PATH | os.O_DIRECTORY)
+            if slot.cgroup_fd is not None:
+                fds.append(slot.cgroup_fd)
+            if slot.directory is not None:
+                directory_fd = os.open(slot.directory, os.O_PATH | os.O_DIRECTORY)
                 fds.append(directory_fd)
-            child = await image.spawn(fds, uid=seat.uid, has_cgroup=seat.cgroup_fd is not None)
+            child = await image.spawn(fds, uid=slot.uid, has_cgroup=slot.cgroup_fd is not None)
         except BaseException:
             ours.close()
             os.close(out_read)
@@ -126,7 +126,7 @@ class ChildProcess:
 
     # ------------------------------------------------------------- one turn
 
-    async def run(self, request: ExecRequest, *, session: bool) -> Turn:
+    async def run(self, request: ExecRequest, *, session: bool) -> CellEnd:
         """Run one request.
 
         After a time limit, and without ``session`` in any case, the child is dead on return.
@@ -229,9 +229,9 @@ class ChildProcess:
         return_code: int | None,
         timed_out: bool = False,
         needs_full: bool = False,
-    ) -> Turn:
+    ) -> CellEnd:
         names = request.fetch_files
-        return Turn(
+        return CellEnd(
             timed_out=timed_out,
             needs_full=needs_full,
             return_code=return_code,

@@ -42,7 +42,7 @@ _BACKLOG = 4096
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServerPlan:
     """What is started: the command's own arguments, shared out."""
 
     arguments: Sequence[str]
@@ -72,7 +72,7 @@ class Plan:
 class Processes:
     """The processes of one address. ``run`` returns when they have been stopped."""
 
-    def __init__(self, plan: Plan, told: Callable[[], None]) -> None:
+    def __init__(self, plan: ServerPlan, told: Callable[[], None]) -> None:
         """``told`` is called when all are ready for the first time."""
         self._plan, self._told = plan, told
         self._live: dict[int, asyncio.subprocess.Process] = {}

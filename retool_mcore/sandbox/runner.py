@@ -92,7 +92,7 @@ def ask_for_full_image(control: socket.socket) -> NoReturn:
     _leave(0)
 
 
-class Interpreter:
+class CellRunner:
     """One ``__main__`` namespace; a session runs several cells in it."""
 
     def __init__(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.process import ChildProcess
-from retool_mcore.sandbox.seats import Seat
+from retool_mcore.sandbox.slots import WorkerSlot
 
 IDLE_S = 600.0
 WAIT_S = 600.0  # for a place; a server has less (cli/sandbox.py), since its clients wait for an answer
@@ -33,8 +33,8 @@ class Session:
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     expiry: asyncio.TimerHandle | None = None
     _places: asyncio.Semaphore | None = None  # where it holds a place
-    _seat: Seat | None = None
-    _give_back: Callable[[Seat], None] | None = None
+    _slot: WorkerSlot | None = None
+    _give_back: Callable[[WorkerSlot], None] | None = None
 
     @property
     def has_place(self) -> bool:
@@ -45,12 +45,12 @@ class Session:
         """Keep a place that was acquired of ``places`` until ``end``."""
         self._places = places
 
-    def own(self, seat: Seat, give_back: Callable[[Seat], None]) -> None:
-        """Hold ``seat`` until ``end``."""
-        self._seat, self._give_back = seat, give_back
+    def own(self, slot: WorkerSlot, give_back: Callable[[WorkerSlot], None]) -> None:
+        """Hold ``slot`` until ``end``."""
+        self._slot, self._give_back = slot, give_back
 
     async def end(self) -> None:
-        """Kill the interpreter, give back the seat and then the place, cancelled or not."""
+        """Kill the interpreter, give back the slot and then the place, cancelled or not."""
         await asyncio.shield(asyncio.ensure_future(self._end()))
 
     async def _end(self) -> None:
@@ -59,13 +59,13 @@ class Session:
                 self.lost = True
                 process, self.process = self.process, None
                 await process.close()
-            if self._seat is not None:
-                await self._seat.clean()
+            if self._slot is not None:
+                await self._slot.clean()
         finally:
-            if self._seat is not None and self._give_back is not None:
-                seat, self._seat = self._seat, None
-                self._give_back(seat)
-            if self._places is not None:  # after the seat: whoever gets the place finds one
+            if self._slot is not None and self._give_back is not None:
+                slot, self._slot = self._slot, None
+                self._give_back(slot)
+            if self._places is not None:  # after the slot: whoever gets the place finds one
                 places, self._places = self._places, None
                 places.release()
 

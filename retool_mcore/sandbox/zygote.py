@@ -98,7 +98,7 @@ class Zygote:
             pools.without_programs_and_sockets()
         if self._level == "landlock":
             pools.without_shared_directory()
-            paths.lead_shared_names(confine.visible_paths())
+            paths.redirect_shared_dirs(confine.visible_paths())
         missing = packages.import_defaults(light=self._light)
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
             del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
@@ -293,7 +293,7 @@ class Zygote:
             runner.send_frame(control, runner.SETUP_ERROR, str(error).encode())
             return
         runner.send_frame(control, runner.READY)
-        interpreter = runner.Interpreter(
+        interpreter = runner.CellRunner(
             control,
             light=self._light,
             heavy=self._heavy,

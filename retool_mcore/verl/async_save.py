@@ -118,7 +118,7 @@ def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
     os.register_at_fork(after_in_child=die_with_parent)  # Megatron writes each file in a process of its own
     torch.set_num_threads(1)  # the threads of the pool were not forked
     gc.disable()  # this process must not free the parent's device memory
-    threading.Thread(target=_end_with_a_killed_child, args=(sender,), daemon=True).start()
+    threading.Thread(target=_watch_for_killed_child, args=(sender,), daemon=True).start()
     try:
         for job in jobs:
             job()
@@ -127,7 +127,7 @@ def _work(jobs: Sequence[Callable[[], object]], sender: Any) -> None:
         raise
 
 
-def _end_with_a_killed_child(sender: Any) -> None:
+def _watch_for_killed_child(sender: Any) -> None:
     """End the writer when one of its own child processes was killed.
 
     Megatron would wait for ever for it. Most likely the kernel killed it for lack of memory.

@@ -66,7 +66,7 @@ class EnginesMixin(PPOTrainer):
     _version = 0  # of the weights that the engines have: the step of the last sync
     _ahead = False  # whether the actor has been updated since
 
-    def _served(self) -> tuple[Any, Any]:
+    def _managers(self) -> tuple[Any, Any]:
         """verl's managers of the engines that sample, and of their weight sync."""
         return self.llm_server_manager, self.checkpoint_manager
 
@@ -77,22 +77,22 @@ class EnginesMixin(PPOTrainer):
     def get_llm_client(self) -> LLMServerClient:
         """A client that hands on aborts: our loop continues after one, and so knows versions."""
         restarts = self._watches and self._run.train.max_engine_restarts > 0
-        return self._served()[0].get_client(client_cls=EngineClient if restarts else LLMServerClient)
+        return self._managers()[0].get_client(client_cls=EngineClient if restarts else LLMServerClient)
 
     def on_init_end(self) -> None:
         super().on_init_end()
         self._version = self.global_steps
         self._watch, self._lost = Watch(), list[Any]()
-        self.replay_buffer.while_waiting = self._mend
+        self.replay_buffer.while_waiting = self._restart_dead
 
     def on_sample_end(self) -> None:
-        self._lose()
+        self._detach_dead()
         super().on_sample_end()
 
     def on_step_end(self) -> None:
-        self._lose()
+        self._detach_dead()
         back = self._start_lost()
-        self._lay_down(back)
+        self._put_to_sleep(back)
         super().on_step_end()
         self._admit(back)
         self._version, self._ahead = self.global_steps, False
@@ -106,19 +106,19 @@ class EnginesMixin(PPOTrainer):
         since, self._restarts_told = self._restarts - self._restarts_told, self._restarts
         return {"engine/restarts": float(since)}
 
-    def _mend(self) -> None:
+    def _restart_dead(self) -> None:
         """Called while a batch is awaited: what has died is replaced before it returns."""
-        self._lose()
+        self._detach_dead()
         back = self._start_lost()
         if back:
             self._sync_again()
             self._admit(back)
 
-    def _lose(self) -> None:
+    def _detach_dead(self) -> None:
         """Take dead engines out of routing and weight sync. Raises RunError above the limit."""
         if not self._watches:
             return
-        manager, syncs = self._served()
+        manager, syncs = self._managers()
         for replica, address in zip(manager.rollout_replicas, manager.server_addresses, strict=True):
             if replica in self._lost or (error := self._watch.death(replica.servers)) is None:
                 continue
@@ -150,19 +150,19 @@ class EnginesMixin(PPOTrainer):
                 logger.warning("engine %d did not start: %s", replica.replica_rank, error)
                 self._count(error)
             wanted = [replica for replica, _ in failed]
-        self._served()[1].add_replicas(back)
+        self._managers()[1].add_replicas(back)
         ranks = ", ".join(str(replica.replica_rank) for replica in back)
         logger.warning("engine %s started again in %.0f s", ranks, time.monotonic() - started_s)
         return back
 
-    def _lay_down(self, back: Sequence[Any]) -> None:
+    def _put_to_sleep(self, back: Sequence[Any]) -> None:
         """The new engines sleep like the others, which the step's weight sync wakes up."""
         if back:
             asyncio.run(_each(replica.sleep() for replica in back))
 
     def _sync_again(self) -> None:
         """Give all engines the weights that they are to have, with requests in flight paused."""
-        syncs = self._served()[1]
+        syncs = self._managers()[1]
         syncs.abort_replicas()
         syncs.sleep_replicas()
         syncs.update_weights(self._version)
@@ -170,7 +170,7 @@ class EnginesMixin(PPOTrainer):
 
     def _admit(self, back: Sequence[Any]) -> None:
         """Requests may go to the new engines, which have the actor's weights by now."""
-        manager, _ = self._served()
+        manager, _ = self._managers()
         for replica in back:
             at = manager.rollout_replicas.index(replica)
             manager.server_handles[at], manager.server_addresses[at] = replica.server_handle, replica.server_address
@@ -185,14 +185,14 @@ class DetachedEnginesMixin(EnginesMixin):
     too: from the copy on the host that each update is compared with.
     """
 
-    def _served(self) -> tuple[Any, Any]:
+    def _managers(self) -> tuple[Any, Any]:
         return self.standalone_server_manager, self.standalone_checkpoint_manager
 
-    def _lay_down(self, back: Sequence[Any]) -> None:
+    def _put_to_sleep(self, back: Sequence[Any]) -> None:
         """Does nothing: verl's sync to these engines begins with them awake."""
 
     def _sync_again(self) -> None:
-        syncs, actor = self._served()[1], self.actor_rollout_wg
+        syncs, actor = self._managers()[1], self.actor_rollout_wg
         ahead = self._ahead  # false in a step of one update, for which no copy is made
         if ahead:
             actor.save_model_to_cpu(1)

@@ -44,7 +44,7 @@ def error_for_user(error: RayError, config: RlConfig, why: str = "") -> ReToolEr
     told = "".join(f"\n  {line}" for line in lines)
     told = f"Its last lines:{told}\n" if told else ""
     what = f"{what}, and {why}" if why else what
-    return RunError(f"{what}. {told}The log is {log}. {_how_to_go_on(config)}")
+    return RunError(f"{what}. {told}The log is {log}. {_remedy_for_resume(config)}")
 
 
 def _name(found: re.Match[str]) -> str:
@@ -61,7 +61,7 @@ def last_lines(log: Path, pid: int) -> list[str]:
     return [line[:300] for line in mark.findall(text)[-LAST_LINES:]]
 
 
-def _how_to_go_on(config: RlConfig) -> str:
+def _remedy_for_resume(config: RlConfig) -> str:
     saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")
     if not saved:
         return "No checkpoint was complete: the same command starts from the beginning."

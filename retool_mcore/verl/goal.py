@@ -16,7 +16,7 @@ from retool_mcore.data.curriculum import SolveRateOrder
 from retool_mcore.run.best import BestKeeper
 
 
-class GoalMixin(PPOTrainer):
+class BestAndCurriculum(PPOTrainer):
     """Mixed in before one of verl's trainers; ``_run`` has the run's settings."""
 
     _run: RlConfig
@@ -49,7 +49,7 @@ class GoalMixin(PPOTrainer):
         )
         self.replay_buffer.observe = self._order.observe
 
-    def take_up_goal(self, step: int) -> None:
+    def resume_best(self, step: int) -> None:
         """Continue from ``step``: its best step, and its validation anew if a kill took that.
 
         Called when the data loader's state is loaded; the curriculum's comes with it.
@@ -71,9 +71,9 @@ class GoalMixin(PPOTrainer):
         if self._validates_anew:
             self.replay_buffer.val_metrics = {}  # they are not of the step that comes
         super().on_train_begin()
-        self.end_if_given_up(self.global_steps - 1)
+        self.stop_without_progress(self.global_steps - 1)
 
-    def end_if_given_up(self, step: int) -> None:
+    def stop_without_progress(self, step: int) -> None:
         """After ``step``: no further one, if best.patience is spent."""
         if self._best.given_up:
             self.total_training_steps = step

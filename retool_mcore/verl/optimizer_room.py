@@ -14,7 +14,7 @@ import torch
 ADAM_MOMENTS = 2 * 4  # bytes a parameter, float32
 
 
-def hold(optimizer: Any) -> torch.Tensor | None:
+def reserve_adam_memory(optimizer: Any) -> torch.Tensor | None:
     """As many bytes as the states that Megatron's optimizer makes in its first update of this rank.
 
     On their device; torch gives the memory to the states when the tensor is freed. None where there

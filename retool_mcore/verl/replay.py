@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.1
 
 
-class _Accounting:
+class ReplayMixin:
     """Mixed in before one of verl's replay buffers.
 
     ``sampler_kwargs`` names the file of the run's settings. With algorithm.filter_groups (DAPO's
@@ -179,11 +179,11 @@ class _Accounting:
         return batch_metrics(keys, extras, *filtered)
 
 
-class SyncReplay(_Accounting, ReplayBuffer):
+class SyncReplay(ReplayMixin, ReplayBuffer):
     """For verl's synchronous trainer."""
 
 
-class AsyncReplay(_Accounting, ReplayBufferAsync):
+class AsyncReplay(ReplayMixin, ReplayBufferAsync):
     """For verl's asynchronous trainers."""
 
 

@@ -43,7 +43,7 @@ from retool_mcore.verl import start_stages
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
 from retool_mcore.verl.engines import DetachedEnginesMixin, EnginesMixin
-from retool_mcore.verl.goal import GoalMixin
+from retool_mcore.verl.goal import BestAndCurriculum
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, nothing_left, require_learnable, sequence_lengths
@@ -143,7 +143,7 @@ class WorkersSave:
         """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
 
 
-class TrainerMixin(GoalMixin, EnginesMixin):
+class TrainerMixin(BestAndCurriculum, EnginesMixin):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
     verl_mode: str
@@ -248,7 +248,7 @@ class TrainerMixin(GoalMixin, EnginesMixin):
         metrics |= buffer.val_metrics  # of a validation in this step, which verl drops
         metrics |= self.goal_metrics(bool(buffer.val_metrics))
         buffer.val_metrics = {}
-        self.end_if_given_up(self.global_steps)
+        self.stop_without_progress(self.global_steps)
         ours = {name: float(metrics[theirs]) for theirs, name in RENAMED.items() if theirs in metrics}
         of_experts = [name for name in metrics if name.startswith(f"actor/{EXPERTS}")]
         ours |= {name.removeprefix("actor/"): float(metrics.pop(name)) for name in of_experts}
@@ -314,7 +314,7 @@ class TrainerMixin(GoalMixin, EnginesMixin):
             for group in self._saved_groups():
                 group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
         super()._load_checkpoint()
-        self.take_up_goal(saved.step if saved is not None else 0)
+        self.resume_best(saved.step if saved is not None else 0)
 
     def _saved_groups(self) -> list[Any]:
         return [self.actor_rollout_wg, *([self.critic_wg] if self.use_critic else [])]

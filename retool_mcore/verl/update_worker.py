@@ -25,7 +25,7 @@ from retool_mcore.verl.expert_load import ExpertLoad
 KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
 
 
-def _of_a_token_at_least(loss_function: Any, *, data: TensorDict, **rest: Any) -> Any:
+def avoid_zero_tokens(loss_function: Any, *, data: TensorDict, **rest: Any) -> Any:
     """The loss of a micro-batch of an update that may have no token in its loss.
 
     Masks of whole responses can leave such an update. verl divides by its number of tokens, and the
@@ -61,7 +61,7 @@ class UpdateWorker(TrainingWorker):
         """
         super().reset()
         if not self.engine_config.forward_only and not self.engine_config.optimizer_offload:
-            self._room = optimizer_room.hold(self.engine.optimizer)
+            self._room = optimizer_room.reserve_adam_memory(self.engine.optimizer)
         if not self.engine_config.forward_only and self.engine.tf_config.num_moe_experts:
             self._load = ExpertLoad(self.engine.module, self.engine.tf_config)
         self._engine_train_batch = self.engine.train_batch
@@ -83,7 +83,7 @@ class UpdateWorker(TrainingWorker):
         verl's worker keeps only loss and metrics of the output.
         """
         self.free_room()
-        output = self._engine_train_batch(data, loss_function=partial(_of_a_token_at_least, loss_function))
+        output = self._engine_train_batch(data, loss_function=partial(avoid_zero_tokens, loss_function))
         if tu.get(data, KEEP_LOG_PROBS, default=False):
             self.log_probs = output["model_output"].get("log_probs")
         return output

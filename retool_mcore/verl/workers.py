@@ -215,7 +215,7 @@ def keep_quantization_to_engine(adapter: Any) -> None:
     vars(shared.hf_config).pop("quantization_config", None)
 
 
-_OURS: dict[type, tuple[type[Any], type[Any]]] = {
+WORKER_CLASSES: dict[type, tuple[type[Any], type[Any]]] = {
     ActorRolloutRefWorker: (SavingActorWorker, RecomputingActorWorker),
     DetachActorWorker: (SavingDetachedActorWorker, RecomputingDetachedActorWorker),
     TrainingWorker: (SavingCriticWorker, RecomputingCriticWorker),
@@ -224,5 +224,5 @@ _OURS: dict[type, tuple[type[Any], type[Any]]] = {
 
 def worker_class(verls: type, memory: Memory) -> type[Any]:
     """Our class that replaces one of verl's."""
-    saving, recomputing = _OURS[verls]
+    saving, recomputing = WORKER_CLASSES[verls]
     return recomputing if memory.recompute == "auto" else saving

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from retool_mcore.errors import ConfigError
 from retool_mcore.run.folder import replacing
 from retool_mcore.view.sampling import sample
-from retool_mcore.view.sources import Row, Source
+from retool_mcore.view.sources import RecordRow, RecordSource
 from retool_mcore.view.text import Tokens, highlighted
 
 STATIC = Path(__file__).parent / "static"
@@ -42,7 +42,7 @@ class Written:
 
 
 def write_page(
-    sources: Sequence[Source], out: Path, *, steps: Sequence[int] = (), limit: int, tokenizer: Path | None = None
+    sources: Sequence[RecordSource], out: Path, *, steps: Sequence[int] = (), limit: int, tokenizer: Path | None = None
 ) -> Written:
     """Write one page over ``sources``. Raises ConfigError when no row is of ``steps``."""
     found = [[row for row in source.rows if not steps or row.step in steps] for source in sources]
@@ -69,7 +69,11 @@ def write_page(
 
 
 def _fill(
-    index: dict[str, Any], sources: Sequence[Source], rows: list[list[Row]], chunks: Any, tokenizer: Path | None
+    index: dict[str, Any],
+    sources: Sequence[RecordSource],
+    rows: list[list[RecordRow]],
+    chunks: Any,
+    tokenizer: Path | None,
 ) -> None:
     number = 0
     for which, (source, chosen) in enumerate(zip(sources, rows, strict=True)):
@@ -92,10 +96,10 @@ def _fill(
         )  # fmt: skip
 
 
-def _batches(rows: Sequence[Row]) -> Generator[list[tuple[Row, dict[str, Any]]]]:
+def _batches(rows: Sequence[RecordRow]) -> Generator[list[tuple[RecordRow, dict[str, Any]]]]:
     """Rows with their records: of one step and partition, about CHUNK_TOKENS tokens together."""
     for _, members in groupby(sorted(rows, key=_order), key=lambda row: (row.step, row.partition)):
-        batch: list[tuple[Row, dict[str, Any]]] = []
+        batch: list[tuple[RecordRow, dict[str, Any]]] = []
         size = 0
         for row in members:
             record = row.load()
@@ -108,12 +112,12 @@ def _batches(rows: Sequence[Row]) -> Generator[list[tuple[Row, dict[str, Any]]]]
             yield batch
 
 
-def _order(row: Row) -> tuple[int, str, list[tuple[int, str]], str]:
+def _order(row: RecordRow) -> tuple[int, str, list[tuple[int, str]], str]:
     parts = [(int(part), "") if part.isdigit() else (-1, part) for part in row.group.split("-")]
     return row.step, row.partition, parts, row.id
 
 
-def _summary(row: Row, record: dict[str, Any]) -> dict[str, Any]:
+def _summary(row: RecordRow, record: dict[str, Any]) -> dict[str, Any]:
     """What the tables need of a trajectory."""
     behavior: dict[str, Any] = record.get("behavior") or {}
     turns = record["turns"]

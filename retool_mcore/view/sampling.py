@@ -6,10 +6,10 @@ import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 
-from retool_mcore.view.sources import Row
+from retool_mcore.view.sources import RecordRow
 
 
-def sample(rows: Sequence[Row], limit: int) -> list[Row]:
+def sample(rows: Sequence[RecordRow], limit: int) -> list[RecordRow]:
     """At most ``limit`` rows in their order: whole groups, from every stratum in proportion.
 
     A stratum is the groups of one file's step and partition with one outcome: all right, all wrong,
@@ -18,13 +18,13 @@ def sample(rows: Sequence[Row], limit: int) -> list[Row]:
     """
     if len(rows) <= limit:
         return list(rows)
-    groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[RecordRow]] = defaultdict(list)
     for row in rows:
         groups[row.path.parent, row.step, row.partition, row.group].append(row)
-    strata: dict[tuple[object, ...], list[list[Row]]] = defaultdict(list)
+    strata: dict[tuple[object, ...], list[list[RecordRow]]] = defaultdict(list)
     for key, members in groups.items():
         strata[(*key[:3], frozenset(row.right for row in members))].append(members)
-    ranked: list[tuple[float, int, list[Row]]] = []
+    ranked: list[tuple[float, int, list[RecordRow]]] = []
     for stratum in strata.values():
         stratum.sort(key=_draw)
         for place, members in enumerate(stratum):
@@ -39,5 +39,5 @@ def sample(rows: Sequence[Row], limit: int) -> list[Row]:
     return [row for row in rows if id(row) in chosen]
 
 
-def _draw(members: list[Row]) -> int:
+def _draw(members: list[RecordRow]) -> int:
     return zlib.crc32(f"{members[0].step}/{members[0].group}".encode())

@@ -21,7 +21,7 @@ COLUMNS = ("loss_mask", "logprobs", "actor_logprobs", "versions")  # [T], as res
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RecordRow:
     """One recorded trajectory: where it lies, and what it is chosen by.
 
     ``right`` and ``reward`` are None where the file does not tell.
@@ -44,13 +44,13 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class RecordSource:
     """A folder or file of the command line. ``models``: where its tokenizer may be, best first."""
 
     name: str
     kind: Kind
     path: Path
-    rows: list[Row]
+    rows: list[RecordRow]
     metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     models: tuple[str, ...] = ()
     why: str = ""  # there are no rows
@@ -70,17 +70,17 @@ class Source:
         return found
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> RecordSource:
     """Read what ``path`` is. Raises DataError when it is damaged or none of the three kinds."""
     if path.is_file():
-        return Source(name=path.stem, kind="rollout", path=path, rows=list(_rows(path)))
+        return RecordSource(name=path.stem, kind="rollout", path=path, rows=list(_rows(path)))
     if not path.is_dir():
         raise DataError(f"{path} is not there. Give a run's folder, an evaluation's folder or a file of JSON lines.")
     if (path / "samples.jsonl").is_file():
         settings = path / "settings.json"
         model = _object(settings).get("model") if settings.is_file() else None
         rows = list(_rows(path / "samples.jsonl"))
-        return Source(
+        return RecordSource(
             name=f"{path.name} (evaluation)", kind="eval", path=path, rows=rows, models=(model,) if model else ()
         )
     if (path / "metrics.jsonl").is_file() or (path / "trajectories").is_dir():
@@ -92,13 +92,15 @@ def open_source(path: Path) -> Source:
     )
 
 
-def _run(path: Path) -> Source:
+def _run(path: Path) -> RecordSource:
     files = sorted((path / "trajectories").glob("*.jsonl"), key=_age)
     rows = [row for file in files if file.stat().st_size for row in _rows(file)]
     config = _config(path)
     why = "" if rows else _why(config, bool(files))
     models = tuple(_models(path, config))
-    return Source(name=path.name, kind="run", path=path, rows=rows, metrics=_metrics(path), models=models, why=why)
+    return RecordSource(
+        name=path.name, kind="run", path=path, rows=rows, metrics=_metrics(path), models=models, why=why
+    )
 
 
 def _why(config: dict[str, Any], files: bool) -> str:
@@ -159,7 +161,7 @@ def _object(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _rows(path: Path) -> Generator[Row]:
+def _rows(path: Path) -> Generator[RecordRow]:
     offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -179,7 +181,7 @@ def _cut(line: bytes) -> bool:
     return False
 
 
-def _row(path: Path, number: int, offset: int, line: bytes) -> Row:
+def _row(path: Path, number: int, offset: int, line: bytes) -> RecordRow:
     place = f"{path}, line {number}"
     try:
         row = json.loads(line)
@@ -197,7 +199,7 @@ def _row(path: Path, number: int, offset: int, line: bytes) -> Row:
     else:
         group = str(row.get("problem", row.get("prompt", number - 1)))
         name = f"{group}-{row.get('sample', 0)}"
-    return Row(
+    return RecordRow(
         path=path,
         offset=offset,
         step=int(row.get("step") or 0),

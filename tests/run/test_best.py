@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError, RunError
 from retool_mcore.run import checkpoint
-from retool_mcore.run.best import Best, BestKeeper, best_so_far, lacks_value, read_best
+from retool_mcore.run.best import BestKeeper, BestStep, best_so_far, lacks_value, read_best
 from retool_mcore.run.export import export, export_at_end, find_weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -43,7 +43,7 @@ def steps(config: SftConfig) -> list[int]:
 
 @given(values=VALUES, mode=st.sampled_from(["max", "min"]))
 def test_the_best_is_the_first_of_the_extreme_values(values: dict[int, float], mode: str):
-    best = Best(metric="m", mode=mode, values=values).step()
+    best = BestStep(metric="m", mode=mode, values=values).step()
     if not values:
         assert best is None
         return
@@ -55,7 +55,7 @@ def test_the_best_is_the_first_of_the_extreme_values(values: dict[int, float], m
 def test_a_run_that_goes_on_from_a_step_decides_as_one_that_was_never_cut_off(
     values: dict[int, float], cut: int, patience: int, delta: float
 ):
-    rule = Best(metric="m", mode="max", patience=patience, min_delta=delta)
+    rule = BestStep(metric="m", mode="max", patience=patience, min_delta=delta)
     whole = resumed = rule
     for step in sorted(values):
         whole = whole.with_value(step, values[step])
@@ -77,7 +77,7 @@ def test_a_run_that_goes_on_from_a_step_decides_as_one_that_was_never_cut_off(
 )
 def test_patience_counts_validations_since_the_last_real_gain(losses: list[float], delta: float, waited: int):
     values = {10 * number: loss for number, loss in enumerate(losses, start=1)}
-    best = Best(metric="val_loss", mode="min", patience=2, min_delta=delta, values=values)
+    best = BestStep(metric="val_loss", mode="min", patience=2, min_delta=delta, values=values)
     assert (best.waited, best.given_up) == (waited, waited >= 2)
     assert best.step() == 10 * (1 + losses.index(min(losses))), "any gain makes a new best, however small"
 

@@ -182,7 +182,7 @@ print('done' if DISK in (size('/'), size('.'), size('/usr/lib')) else 'refused')
 
 
 def _neighbour_glob() -> str:
-    return f"{tempfile.gettempdir()}/retool-sandbox-*/seat*/private"
+    return f"{tempfile.gettempdir()}/retool-sandbox-*/slot*/private"
 
 
 def _disk_bytes(path: str) -> int:

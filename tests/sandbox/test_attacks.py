@@ -210,7 +210,7 @@ async def test_another_executions_files_cannot_be_read(sandbox: LocalSandbox):
     await asyncio.sleep(0.5)
     spy = """
 import glob
-for pattern in ("/tmp/retool-sandbox-*/seat*/mine", "/box/mine", "/tmp/mine", "/proc/*/cwd/mine"):
+for pattern in ("/tmp/retool-sandbox-*/slot*/mine", "/box/mine", "/tmp/mine", "/proc/*/cwd/mine"):
     for path in glob.glob(pattern):
         try: print(open(path).read())
         except OSError: pass

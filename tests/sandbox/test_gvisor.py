@@ -111,8 +111,8 @@ async def test_after_any_end_there_is_no_container_and_no_file(containers: Local
     codes = ["1", "1/0", "import os; os._exit(3)", "while True: pass", "import os; os.fork(); os.kill(1, 9)"]
     await asyncio.gather(*(containers.execute(code, run_timeout_s=0.5) for code in codes))
     assert containers_of(containers) == []
-    waiting = {seat.directory for seat in containers.spares}
-    assert {path for path in containers.state_dir.iterdir() if path.name.startswith("seat")} == waiting
+    waiting = {slot.directory for slot in containers.spares}
+    assert {path for path in containers.state_dir.iterdir() if path.name.startswith("slot")} == waiting
 
 
 async def test_the_container_that_waits_serves_one_execution_and_has_seen_none_before(containers: LocalSandbox):
@@ -130,7 +130,7 @@ async def test_the_container_that_waits_serves_one_execution_and_has_seen_none_b
 async def test_no_more_containers_wait_than_there_are_workers(interpreter: LocalSandbox):
     if interpreter.level != Level.GVISOR:
         pytest.skip("only containers wait")
-    for _ in range(2):  # the fixture has two workers, and two seats more for its sessions
+    for _ in range(2):  # the fixture has two workers, and two slots more for its sessions
         await asyncio.gather(*(interpreter.execute("1") for _ in range(3)))
     waiting = list(interpreter.spares.values())
     assert len(waiting) == 2

@@ -94,7 +94,7 @@ async def test_nothing_beside_our_own_package_is_seen_either(
     installed = tmp_path / "site-packages"
     shutil.copytree(ROOT / "retool_mcore", installed / "retool_mcore")
     (installed / "trainers.py").touch()
-    monkeypatch.setattr(interpreters, "_OURS", installed)
+    monkeypatch.setattr(interpreters, "PACKAGE_ROOT", installed)
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1, interpreter=Interpreter(python)) as sandbox:
         assert await imports(sandbox, "only_there") == "only_there"
         assert await imports(sandbox, "trainers") == "ModuleNotFoundError: No module named 'trainers'"

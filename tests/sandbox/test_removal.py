@@ -123,9 +123,9 @@ async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, c
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("runs", "id_rsa")] == [0o755, 0o640]
     for _ in range(2 * sandbox.workers):
         assert (await sandbox.execute("import os; os.listdir('.')")).stdout == "[]\n"
-    seats = [seat.directory for seat in sandbox._seats if seat.directory is not None]  # pyright: ignore[reportPrivateUsage]
+    slots = [slot.directory for slot in sandbox._slots if slot.directory is not None]  # pyright: ignore[reportPrivateUsage]
     if sandbox.level != Level.GVISOR:  # there the next container waits in it
-        assert [path for path in seats if path.exists()] == []
+        assert [path for path in slots if path.exists()] == []
     assert list(sandbox.state_dir.glob("left-*")) == []
 
 

@@ -70,7 +70,7 @@ async def test_a_session_that_is_ended_while_it_opens_gives_everything_back():
             opening[0].cancel()
             await asyncio.wait(opening)
             await sandbox.end_session(f"s{number}")
-        assert len(sandbox._seats) == 4
+        assert len(sandbox._slots) == 4
         assert (await sandbox.execute("x = 1", session="a")).ok and (await sandbox.execute("x = 1", session="b")).ok
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retool_mcore.planner.memory import STATE_BYTES
-from retool_mcore.verl.optimizer_room import bytes_of_states, hold
+from retool_mcore.verl.optimizer_room import bytes_of_states, reserve_adam_memory
 
 PLAIN = SimpleNamespace(optimizer_cpu_offload=False, use_precision_aware_optimizer=False)
 
@@ -35,21 +35,21 @@ def step(each: SimpleNamespace) -> int:
 
 def test_as_many_bytes_as_the_first_update_makes_and_none_after_it():
     both = chained(part(7), part(11))
-    room = hold(both)
+    room = reserve_adam_memory(both)
     assert room is not None and room.nbytes == sum(step(each) for each in both.chained_optimizers)
-    assert hold(both) is None
+    assert reserve_adam_memory(both) is None
 
 
 def test_states_on_the_host_take_no_room_on_the_device():
-    assert hold(part(7, SimpleNamespace(optimizer_cpu_offload=True))) is None
+    assert reserve_adam_memory(part(7, SimpleNamespace(optimizer_cpu_offload=True))) is None
 
 
 def test_a_rank_without_a_shard_holds_nothing():
     empty = part(7)
     for group in empty.optimizer.param_groups:
         group["params"] = []
-    assert hold(chained(empty)) is None
-    room = hold(chained(empty, part(2)))
+    assert reserve_adam_memory(chained(empty)) is None
+    room = reserve_adam_memory(chained(empty, part(2)))
     assert room is not None and room.nbytes == 8 * (2 + 15)
 
 

@@ -19,7 +19,7 @@ from retool_mcore.cli.main import all_commands
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.view.page import millinats, pack, write_page
 from retool_mcore.view.sampling import sample
-from retool_mcore.view.sources import Row, open_source
+from retool_mcore.view.sources import RecordRow, open_source
 from retool_mcore.view.text import highlighted
 
 RUN = Path(__file__).parent / "run"
@@ -72,9 +72,9 @@ def test_events_are_those_of_the_rows(tmp_path: Path):
     assert open_source(tmp_path).events == [(2, "checkpoint"), (2, "weight sync"), (3, "resume")]
 
 
-def rows(groups: dict[str, list[bool]], step: int = 1) -> list[Row]:
+def rows(groups: dict[str, list[bool]], step: int = 1) -> list[RecordRow]:
     return [
-        Row(path=Path("x/y"), offset=0, step=step, partition="train", id=f"{name}_{at}", group=name, right=right,
+        RecordRow(path=Path("x/y"), offset=0, step=step, partition="train", id=f"{name}_{at}", group=name, right=right,
             reward=float(right))
         for name, rights in groups.items() for at, right in enumerate(rights)
     ]  # fmt: skip

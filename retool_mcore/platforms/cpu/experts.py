@@ -12,7 +12,7 @@ LINEARS = ("linear_fc1", "linear_fc2")
 _LOCAL_NAME = re.compile(r"local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
-class Experts(SequentialMLP):
+class PlainTorchExperts(SequentialMLP):
     """Runs the experts one by one; weights are named as in Transformer Engine's grouped experts.
 
     An example is linear_fc1.weight7: mbridge reads from this ending which expert a weight belongs

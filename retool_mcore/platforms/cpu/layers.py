@@ -23,7 +23,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import scaled_dot_product_attention
 
-from retool_mcore.platforms.cpu.experts import Experts
+from retool_mcore.platforms.cpu.experts import PlainTorchExperts
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -163,7 +163,7 @@ def plain_torch_spec(block: TransformerBlockSubmodules, *, qk_norm: bool) -> Tra
         attention: Any = parts.self_attention.submodules
         attention.core_attention = Attention
         if isinstance(parts.mlp.submodules, MoESubmodules):
-            parts.mlp.submodules.experts.module = Experts
+            parts.mlp.submodules.experts.module = PlainTorchExperts
         if qk_norm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     return block

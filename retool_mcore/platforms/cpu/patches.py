@@ -139,10 +139,10 @@ def _counts_are_moved(original: Callable[..., Any]) -> Callable[..., Any]:
     return maybe_move_tensor_to_cpu
 
 
-class _Stream:
+class _NullStream:
     """Stands for the one order in which a CPU does its work."""
 
-    def record_event(self) -> _Stream:
+    def record_event(self) -> _NullStream:
         return self
 
     def synchronize(self) -> None:
@@ -150,7 +150,7 @@ class _Stream:
 
 
 def _one_stream(module: Any) -> ModuleView:
-    one = _Stream()
+    one = _NullStream()
     cuda = ModuleView(
         module.cuda, Stream=lambda: one, current_stream=lambda: one, stream=lambda stream: contextlib.nullcontext()
     )

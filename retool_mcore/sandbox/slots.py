@@ -1,4 +1,4 @@
-"""A seat: the memory cgroup, uid and directory that an execution gets besides its process."""
+"""A worker slot: the memory cgroup, uid and directory of an execution, besides its process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerSlot:
     """One place to execute at, used by one execution (or session) at a time.
 
     ``uid`` is set only at levels landlock and rlimits, where this process is root; ``directory`` at
@@ -39,16 +39,16 @@ class Seat:
     cgroup_fd: int | None = None
 
     @classmethod
-    def make(cls, level: Level, number: int, state: StateDirectory) -> Seat:
-        """Seat ``number``. Raises OSError when a cgroup cannot be made."""
-        cgroup = state.cgroups.seat(number) if state.cgroups else None
+    def make(cls, level: Level, number: int, state: StateDirectory) -> WorkerSlot:
+        """Slot ``number``. Raises OSError when a cgroup cannot be made."""
+        cgroup = state.cgroups.slot(number) if state.cgroups else None
         cgroup_fd = cgroup.open() if cgroup else None
         if level == Level.NAMESPACES:
             return cls(cgroup=cgroup, cgroup_fd=cgroup_fd)
         if level == Level.GVISOR:  # runsc gives up root by itself
-            return cls(directory=state.path / f"seat{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
+            return cls(directory=state.path / f"slot{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
         uid = _FIRST_UID + (os.getpid() * 64 + number) % _NUM_UIDS if os.geteuid() == 0 else None
-        return cls(uid=uid, directory=state.path / f"seat{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
+        return cls(uid=uid, directory=state.path / f"slot{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
         """Set the limit, make the directory for the next execution. Raises SandboxUnavailable."""
@@ -61,7 +61,7 @@ class Seat:
                 if self.uid is not None:
                     os.chown(self.directory, self.uid, self.uid)
         except OSError as error:
-            raise SandboxUnavailable(f"a seat could not be prepared: {error}") from error
+            raise SandboxUnavailable(f"a slot could not be prepared: {error}") from error
 
     def limit(self, memory_limit_mb: int) -> None:
         """Bound the next execution's memory, if there is a cgroup. Raises SandboxUnavailable."""
@@ -69,7 +69,7 @@ class Seat:
             if self.cgroup is not None:
                 self.cgroup.limit(memory_limit_mb)
         except OSError as error:
-            raise SandboxUnavailable(f"the memory limit of a seat could not be set: {error}") from error
+            raise SandboxUnavailable(f"the memory limit of a slot could not be set: {error}") from error
 
     async def clean(self) -> None:
         """Delete what the execution left in its directory. Never raises for what that is."""
@@ -77,13 +77,13 @@ class Seat:
             return
         try:
             aside = move_aside(self.directory)
-        except OSError as error:  # the next execution here finds out whether the seat can be used
+        except OSError as error:  # the next execution here finds out whether the slot can be used
             logger.warning("what an execution left in %s stays there: %s", self.directory, error)
             return
         await asyncio.shield(asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES))
 
     def oom_kills(self) -> int:
-        """Processes killed at this seat for memory so far; 0 without a cgroup."""
+        """Processes killed at this slot for memory so far; 0 without a cgroup."""
         return self.cgroup.oom_kills() if self.cgroup else 0
 
     def remove(self) -> None:
