@@ -39,7 +39,10 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
-from retool_mcore.verl import start_stages
+from retool_mcore.verl import (
+    advantages,  # noqa: F401  registers ours with verl
+    start_stages,
+)
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
 from retool_mcore.verl.engines import DetachedEnginesMixin, EnginesMixin

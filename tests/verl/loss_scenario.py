@@ -135,6 +135,8 @@ def trained_on(
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils import tensordict_utils as tu
 
+    import retool_mcore.verl.advantages  # noqa: F401  registers ours with verl
+
     written: dict[str, torch.Tensor] = {}
     scores_BT = torch.zeros(4, 6)
     for row, length in enumerate(LENGTHS_B):
