@@ -131,7 +131,7 @@ class Algorithm(Section):
     """The old probability in the clipped ratio. See rollout/README.md, "Old log-probabilities".
 
     "actor": the trained weights compute it in a pass of its own before they change; "rollout": the
-    engine gave it while sampling, which saves that pass and needs one update per step.
+    engine gave it while sampling, which saves that pass.
     """
 
     router_replay: Literal["off", "R2", "R3"] = "off"
