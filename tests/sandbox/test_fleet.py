@@ -232,6 +232,39 @@ async def test_a_request_that_is_refused_is_not_tried_again():
         assert sum(server.num_calls for server in servers) == 1
 
 
+@pytest.mark.parametrize("level", ["", "x-sandbox-level: strong\r\n"], ids=["none", "unknown"])
+async def test_a_server_that_tells_no_level_is_good_only_where_none_is_asked_for(level: str):
+    async with told(Told(pong, ran, headers=level)) as servers:
+        for least in (Level.LANDLOCK, Level.NAMESPACES):
+            with pytest.raises(ConfigError, match=f"runs at level 'none', below min_level = '{least}'"):
+                async with client(*servers, min_level=least) as sandbox:
+                    await sandbox.execute("1")
+        assert servers[0].num_calls == 0
+        async with client(*servers, min_level=Level.RLIMITS) as sandbox:
+            assert (await sandbox.execute("1")).stdout == "ran\n"
+
+
+async def test_a_sessions_call_is_tried_once_and_at_its_own_server(monkeypatch: pytest.MonkeyPatch):
+    """Its code may have run already, and what it changed is still there."""
+    monkeypatch.setattr(fleet, "_LOST_S", 1.0)
+    headers = "x-sandbox-level: namespaces\r\nx-sandbox-sessions: 2\r\n"
+    for run in (broken, never):  # fails, or goes silent
+        servers = [Told(pong if run is broken else first_pong_only(), run, headers=headers) for _ in range(2)]
+        async with told(*servers), client(*servers, sessions=True, attempts=5) as sandbox:
+            with pytest.raises(SandboxUnavailable):
+                await sandbox.execute("x += 1", session="a")
+            assert sum(server.num_calls for server in servers) == 1
+
+
+def first_pong_only() -> Callable[[], Awaitable[str]]:
+    answers = iter([pong])
+
+    async def ping() -> str:
+        return await next(answers, never)()
+
+    return ping
+
+
 async def test_the_only_server_is_given_up_when_it_is_silent_and_not_before(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fleet, "_LOST_S", 2.0)
     monkeypatch.setattr(fleet, "_OUTAGE_S", 1.0)
