@@ -89,11 +89,13 @@ def test_router_replay_is_for_experts(tmp_path: Path):
         check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings))
 
 
-def sft_by_name(name: str, cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def sft_by_name(
+    name: str, cache: Path, *words: str, hub: tuple[str, str] = ("HF_HUB_OFFLINE", "1")
+) -> subprocess.CompletedProcess[str]:
     """`retool sft` of a hub name, without network and with data that is not there."""
     settings = [f"model.path={name}", "data.train_file=absent.parquet", "data.val_file=absent.parquet"]
     argv = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *settings, *words]
-    own = os.environ | {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    own = os.environ | {"HF_HUB_CACHE": str(cache)} | dict([hub])
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=own)
 
 
@@ -119,6 +121,13 @@ def test_a_hub_name_that_cannot_be_had_is_one_error(tmp_path: Path):
     told = " ".join(done.stderr.split())
     assert done.returncode == 2 and "Traceback" not in told, done.stderr
     assert "model.path = 'Qwen/Qwen3-0.6B' is no folder here" in told and "hf download Qwen/Qwen3-0.6B" in told
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path):
+    """Node without a network: huggingface_hub would ask six times and print a line for each."""
+    done = sft_by_name("Qwen/Qwen3-0.6B", tmp_path, hub=("HF_ENDPOINT", "http://127.0.0.1:9"))
+    assert done.returncode == 2 and "Retrying" not in done.stderr, done.stderr
+    assert "Connection refused" in done.stderr and "hf download Qwen/Qwen3-0.6B" in " ".join(done.stderr.split())
 
 
 def test_families_in_the_cache_pass_the_checks_but_those_with_scaled_positions(

@@ -11,6 +11,8 @@ from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import ModelShape, shape_of_config
 
+_HUB_S = 10.0  # how long the hub may take to answer
+
 
 def read_config(path: str) -> dict[str, Any]:
     """``config.json`` of a local model directory, or of a hub name from the hub's cache, else {}.
@@ -43,14 +45,18 @@ def fetch_config(name: str) -> dict[str, Any]:
     if values := _cached_config(name):
         return values
     try:
+        import httpx
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise CheckpointError(f"model.path = {name!r} is a hub name, and huggingface_hub is missing") from error
     try:
         client: Any = huggingface_hub  # the types of its download are partly unknown
+        if not client.constants.HF_HUB_OFFLINE:
+            # Asked once here: huggingface_hub asks six times in half a minute, a line for each.
+            httpx.head(client.hf_hub_url(name, "config.json"), timeout=_HUB_S)
         return _config_json(Path(client.hf_hub_download(name, "config.json")).parent)
-    except (OSError, HFValidationError, HfHubHTTPError) as error:
+    except (OSError, HFValidationError, HfHubHTTPError, httpx.HTTPError) as error:
         raise CheckpointError(
             f"model.path = {name!r} is no folder here, and its config.json can be had neither from the hub nor from "
             f"its cache: {str(error).strip().partition(chr(10))[0]} Correct the name, fetch the model where there is "
