@@ -114,13 +114,14 @@ class _Actor(_Saving):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
-        """``UpdateWorker.log_probs`` of the last update's rows, as column "update_log_probs"."""
+        """``UpdateWorker.log_probs`` of the updates' rows, as column "update_log_probs"."""
         assert self.actor is not None, "only the actor is updated"
-        kept, self.actor.log_probs = self.actor.log_probs, None
-        if kept is None:
+        kept, self.actor.log_probs = [row for update in self.actor.log_probs for row in update.unbind()], []
+        if not kept:
             return None
         assert len(kept) == len(data), f"{len(kept)} rows were kept and {len(data)} asked for"
-        return tu.get_tensordict({"update_log_probs": kept}).cpu()
+        rows = torch.nested.as_nested_tensor(kept, layout=torch.jagged)
+        return tu.get_tensordict({"update_log_probs": rows}).cpu()
 
 
 class SavingActorWorker(_Actor, ActorRolloutRefWorker):

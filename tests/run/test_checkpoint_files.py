@@ -216,6 +216,41 @@ def test_a_reshardable_checkpoint_resumes_on_any_layout(tmp_path: Path):
     assert found is not None and found.reshardable and not found.has_random_states_of(run_in(tmp_path, *DP2))
 
 
+PP2 = ("parallel.tp=1", "parallel.pp=2")
+
+
+def test_random_states_are_those_of_a_pipeline_rank(tmp_path: Path):
+    """Of layouts that differ in pp and dp alone."""
+    save(run_in(tmp_path, *PP2, "checkpoint.reshardable=true"), 50)
+    found = checkpoint.find_resume(run_in(tmp_path, *DP2))
+    assert found is not None
+    assert not found.has_random_states_of(run_in(tmp_path, *DP2))
+    assert found.has_random_states_of(run_in(tmp_path, *PP2, *FOUR))
+
+
+def test_without_resharding_a_change_of_the_pipeline_is_refused(tmp_path: Path):
+    save(run_in(tmp_path, *PP2), 50)
+    with pytest.raises(CheckpointError, match=r"was saved on tp 1, pp 2, .* layout is tp 1, pp 1, .* dp 2\."):
+        checkpoint.find_resume(run_in(tmp_path, *DP2))
+
+
+def test_a_kill_while_an_old_one_is_deleted_leaves_none_that_looks_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = run_in(tmp_path, "checkpoint.keep=1")
+    save(config, 50)
+
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if Path(path).name == "global_step_50":
+            (Path(path) / "actor/model/huggingface/config.json").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(config, 100)
+    assert steps(config) == [100]
+
+
 def test_experts_stay_spread_over_as_many_ranks(tmp_path: Path):
     """Megatron-core 0.16.1 raises KeyError: 'optimizer' for ep 2 to ep 1; other sizes change as
     with a dense model.

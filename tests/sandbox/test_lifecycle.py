@@ -189,3 +189,11 @@ async def test_a_call_cancelled_as_its_child_starts_leaves_no_child():
         ended = await asyncio.wait_for(asyncio.shield(children[0]), 5)
         assert ended.status != 0, "its child was killed, not left to sleep"
         assert (await sandbox.execute("print(6 * 7)")).stdout == "42\n"
+
+
+async def test_code_has_its_own_time_and_not_twice_as_much():
+    """A limit that is doubled would let it end."""
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
+        result = await sandbox.execute("import time\ntime.sleep(3.9)", run_timeout_s=2.0)
+        assert result.status == "time_limit"
+        assert (await sandbox.execute("import time\ntime.sleep(1)\nprint(1)", run_timeout_s=20)).stdout == "1\n"

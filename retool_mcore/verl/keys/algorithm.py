@@ -7,7 +7,8 @@ from typing import Any
 from retool_mcore.config import Algorithm, RlConfig
 
 ACTOR = "actor_rollout_ref.actor."
-ESTIMATORS = {"ppo": "gae"}  # verl's names of advantages where they are not ours
+OPO = "retool_opo"  # verl/advantages.py registers it with verl
+ESTIMATORS = {"ppo": "gae", "opo": OPO}  # verl's names of advantages where they are not ours
 LOSSES = {"ppo": "vanilla"}  # and of losses
 KL_TYPES = {"k3": "low_var_kl"}  # and of estimates of the divergence; verl's default is spelt so
 
