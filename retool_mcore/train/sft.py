@@ -23,7 +23,7 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
-from retool_mcore.run import checkpoint
+from retool_mcore.run import alive, checkpoint
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end
@@ -66,6 +66,7 @@ def train(config: SftConfig) -> None:
                 _require_equal_nodes(config)
                 if rank == 0:
                     write_environment(config.run.dir, platform)  # before the model fills the devices
+                    alive.belong_to(config.run.dir)
                 with Watchdog(config) if rank == 0 else nullcontext():
                     _loop(config, platform, rank, Console(file=terminal))
                 if rank == 0:

@@ -177,6 +177,8 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
 
     def fit(self, agent_loop_manager: Any) -> None:
         start.begin(self._run.run.dir, "weights")
+        for group in self._saved_groups():
+            group.belong_to(str(self._run.run.dir.absolute()))
         with self._saver:
             try:
                 super().fit(agent_loop_manager)
