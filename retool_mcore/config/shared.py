@@ -197,7 +197,7 @@ class Checkpoint(Section):
     """
 
     every_steps: StepInterval
-    """Steps between two checkpoints, and one after the last step; 0: never."""
+    """Steps between two checkpoints, and one after the last step; 0: that one alone, for export."""
 
     keep: PositiveInt = 2
     """How many of the newest are kept; older ones are deleted after a newer one is complete."""
@@ -206,7 +206,10 @@ class Checkpoint(Section):
     """What the run continues from: "auto", the newest complete one; "never"; or one's path."""
 
     export: bool = True
-    """When the run ends, also write the last checkpoint's weights as a model, <run>/export."""
+    """When the run ends, also write the last checkpoint's weights as a model, <run>/export.
+
+    With every_steps = 0 and export = false a run keeps nothing.
+    """
 
     reshardable: bool = False
     """Save the optimizer's states as whole tensors.
@@ -307,6 +310,14 @@ class RunConfig(JobConfig):
     def validated(self) -> tuple[str, int]:
         """(setting, steps) between two validations; 0: there are none."""
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
+
+    @property
+    def saved_every(self) -> int:
+        """Steps between two checkpoints, and one after the last step; 0: there are none.
+
+        A run that saves nothing on its way saves its last step, where it exports it.
+        """
+        return self.checkpoint.every_steps or (self.num_steps if self.checkpoint.export else 0)
 
     @property
     def validation_metrics(self) -> dict[str, str]:
