@@ -37,7 +37,7 @@ def model(config: RunConfig) -> Iterator[Finding]:
 
 
 def stall(config: RunConfig) -> Iterator[Finding]:
-    """train.stall_s against the plan of the run, where model and devices are known to the planner."""
+    """train.stall_s against the run's plan, where model and devices are known to the planner."""
     assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     if isinstance(config, RlConfig) and config.train.mode == "async":
         return  # not planned

@@ -1,5 +1,7 @@
 """The metrics of a run: one JSONL line per step, and the same numbers to its trackers.
 
+With validation.before the first line is of step 0, and has the metrics of that validation alone.
+
 loss          nats per trained token, mean over the global batch
 lr, grad_norm the learning rate of the step's last update; the gradient norm before clipping
 tokens        all tokens of the step, over all ranks; loss_tokens: those that the loss is taken on
@@ -134,7 +136,7 @@ class MetricWriter:
     def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():
             return
-        rows = read_metrics(self._path)
+        rows = read_metrics(self._path) if step else []  # a run from its beginning writes step 0 anew, too
         kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
         write_whole(self._path, "".join(kept))
 

@@ -127,7 +127,8 @@ def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
             began = start.begun(config.run.dir)
             rows = read_metrics(path) if path.exists() else []
             if rows:
-                bars.update(bar, completed=rows[-1]["step"], description=f"rl  reward {rows[-1]['reward']:+.3f}")
+                reward = f"  reward {rows[-1]['reward']:+.3f}" if "reward" in rows[-1] else ""
+                bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
                 if began and rows[-1]["unix_s"] > began[0][1] and rows[-1]["step"] > step_told:
                     step_told = int(rows[-1]["step"])
                     lines.tell(rows[-1])

@@ -264,7 +264,7 @@ def test_every_shipped_run_outlives_its_longest_planned_part(path: Path):
 
 
 def test_a_limit_below_a_planned_part_is_told_with_what_would_do():
-    """32B on 8 H200: the pass over old log-probabilities is the longest of all that ends within a step."""
+    """32B on 8 H200: the pass over old log-probabilities is the longest part of a step."""
     plan = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=1000"), THIRTY_TWO, parse("h200x8"))
     part, seconds = plan.longest_part
     assert part == "the pass over old log-probabilities" and 1000 < seconds == plan.phases["old_log_prob"]
@@ -274,4 +274,6 @@ def test_a_limit_below_a_planned_part_is_told_with_what_would_do():
     assert "leaves less than 2 times that" in close.stall_problem
     off = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=0"), THIRTY_TWO, parse("h200x8"))
     assert off.stall_problem == ""
-    assert "warning: train.stall_s = 1000 would end the run" in report(plan.config, THIRTY_TWO, parse("h200x8"), plan, [])
+    assert "warning: train.stall_s = 1000 would end the run" in report(
+        plan.config, THIRTY_TWO, parse("h200x8"), plan, []
+    )

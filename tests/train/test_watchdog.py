@@ -58,14 +58,14 @@ def test_a_sign_of_a_node_whose_clock_is_behind_counts(tmp_path: Path):
 
 
 def test_a_process_gives_no_more_signs_than_one_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(alive, "_file", None)
+    monkeypatch.setattr(alive._process, "file", None)
     alive.sign()
     alive.belong_to(tmp_path)
     alive.sign()
     os.utime(tmp_path / "alive", (1000, 1000))
     alive.sign()
     assert (tmp_path / "alive").stat().st_mtime == 1000
-    monkeypatch.setattr(alive, "_touched_s", time.monotonic() - 1.1)
+    monkeypatch.setattr(alive._process, "touched_s", time.monotonic() - 1.1)
     alive.sign()
     assert (tmp_path / "alive").stat().st_mtime == pytest.approx(time.time(), abs=5)
 
@@ -80,7 +80,9 @@ def test_a_run_that_heeds_no_signal_ends_all_the_same(tmp_path: Path):
     assert done.stderr.count("error: ") == 1 and "was ended for" in done.stderr
 
 
-@pytest.mark.parametrize("sign", ["alive", "start.jsonl", "metrics.jsonl", "trajectories/trajectories.jsonl", "checkpoints/1"])
+@pytest.mark.parametrize(
+    "sign", ["alive", "start.jsonl", "metrics.jsonl", "trajectories/trajectories.jsonl", "checkpoints/1"]
+)
 def test_what_a_run_writes_is_a_sign_of_life(tmp_path: Path, sign: str):
     path = tmp_path / sign
     path.parent.mkdir(exist_ok=True)
