@@ -68,7 +68,7 @@ def test_files_and_functions_stay_small(path: Path):
             assert f"{name}::{node.name}" in LONG_FUNCTIONS or length <= 60, f"{name}::{node.name} has {length} lines"
 
 
-GUIDES = [*ROOT.glob("*.md"), ROOT / "launch" / "README.md", *ROOT.glob("retool_mcore/*/README.md")]
+GUIDES = [*ROOT.glob("*.md"), ROOT / "launch" / "README.md", *(ROOT / "retool_mcore").rglob("README.md")]
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
