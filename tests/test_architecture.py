@@ -103,6 +103,20 @@ def test_only_platforms_ask_for_the_name_of_a_device():
     assert not found
 
 
+def test_only_the_engines_own_file_and_platforms_ask_for_the_name_of_a_rollout_engine():
+    """All else reads a fact of `platforms/rollout_engines.py`. The tables list packages."""
+    names, tables = {"sglang", "vllm"}, {"run/fingerprint.py", "quickstart.py"}
+    package = ROOT / "retool_mcore"
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in package.rglob("*.py")
+        if "platforms" not in path.parts and str(path.relative_to(package)) not in tables
+        for node in ast.walk(_tree(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert not found
+
+
 def test_no_machine_leaks_into_the_repository():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     words = ["/" + "work/", "/" + "root/", "bash_" + "jobs"]
