@@ -68,7 +68,7 @@ def test_files_and_functions_stay_small():
     assert not too_long
 
 
-GUIDES = [*ROOT.glob("*.md"), ROOT / "launch" / "README.md", *ROOT.glob("retool_mcore/*/README.md")]
+GUIDES = [*ROOT.glob("*.md"), ROOT / "launch" / "README.md", *(ROOT / "retool_mcore").rglob("README.md")]
 
 
 def test_files_that_the_guides_name_are_there():
@@ -95,6 +95,20 @@ def test_only_platforms_ask_for_the_name_of_a_device():
     sheets.
     """
     names, tables = {"cpu", "cuda", "npu", "ascend"}, {"config/shared.py", "planner/hardware.py"}
+    package = ROOT / "retool_mcore"
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in package.rglob("*.py")
+        if "platforms" not in path.parts and str(path.relative_to(package)) not in tables
+        for node in ast.walk(_tree(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert not found
+
+
+def test_only_the_engines_own_file_and_platforms_ask_for_the_name_of_a_rollout_engine():
+    """All else reads a fact of `platforms/rollout_engines.py`. The tables list packages."""
+    names, tables = {"sglang", "vllm"}, {"run/fingerprint.py", "quickstart.py"}
     package = ROOT / "retool_mcore"
     found = [
         f"{path.relative_to(package)}:{node.lineno}"

@@ -26,6 +26,7 @@ import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from retool_mcore.config import Algorithm, RlConfig
+from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.rollout.engine import (
     TRAINING,
     Engine,
@@ -68,7 +69,7 @@ class ReToolAgentLoop(AgentLoopBase):
 
     def engine(self) -> Engine:
         """The engine that samples a trajectory's turns."""
-        return VerlEngine(self.server_manager, sglang=self.rollout_config.name == "sglang")
+        return VerlEngine(self.server_manager, request_seeds=ENGINES[self.rollout_config.name].request_seeds)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Sample one trajectory of the row in ``kwargs``; ``[]`` if an outage dropped it."""
@@ -136,7 +137,7 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
             preload=config.sandbox.preload,
         )
     hermes = config.rollout.tool and config.rollout.protocol == "hermes"
-    first_reader = sglang_reader(tools_of(config.rollout)) if engine == "sglang" and hermes else None
+    first_reader = sglang_reader(tools_of(config.rollout)) if ENGINES[engine].reads_calls and hermes else None
     protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
     return _Shared(config, protocol, sandbox, Limits.of(config.rollout, config.sandbox))
 
@@ -144,15 +145,15 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
 class VerlEngine:
     """verl's client of its rollout servers as our ``Engine``.
 
-    ``options``: further sampling parameters of SGLang. ``sglang``: each request carries its own
-    seed and the end of a call under SGLang's names; vLLM would process seeded requests one by one.
+    ``options``: further sampling parameters. ``request_seeds``: each request carries its own seed,
+    and how the end of a call is found, under SGLang's names.
     """
 
     def __init__(
-        self, client: LLMServerClient, options: Mapping[str, Any] | None = None, *, sglang: bool = False
+        self, client: LLMServerClient, options: Mapping[str, Any] | None = None, *, request_seeds: bool = False
     ) -> None:
         self.client = client
-        self.options, self.sglang = options or {}, sglang
+        self.options, self.request_seeds = options or {}, request_seeds
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
         from ray.exceptions import RayError
@@ -167,7 +168,7 @@ class VerlEngine:
             "stop_token_ids": list(request.stop_token_ids),
             **self.options,
         }
-        if self.sglang:
+        if self.request_seeds:
             params["sampling_seed"] = request.sampling.seed
             if custom := request.custom_params:
                 params["custom_params"] = custom

@@ -27,7 +27,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer, ReplayBufferAsync
 
 from retool_mcore.errors import RolloutError
-from retool_mcore.rollout.measure import (
+from retool_mcore.rollout.records import RecordWriter
+from retool_mcore.verl.measure import (
     answers_of_groups,
     batch_metrics,
     mismatch,
@@ -35,7 +36,6 @@ from retool_mcore.rollout.measure import (
     uid_of,
     write_groups,
 )
-from retool_mcore.rollout.records import RecordWriter
 from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
 
 logger = logging.getLogger(__name__)
