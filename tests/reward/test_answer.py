@@ -268,7 +268,7 @@ def test_normalising_takes_no_time_to_speak_of(text):
 
 def test_a_checker_may_use_2_gib_and_no_more():
     """The kernel's own word of the processes that compare values."""
-    assert check(r"\sqrt8", r"2\sqrt2") == Verdict(True, "values")
+    assert judge(r"\sqrt8", r"2\sqrt2") == Verdict(True, "values")
     limits = [Path(f"/proc/{checker._process.pid}/limits").read_text() for checker in answer._checkers()._all]
     assert limits
     for text in limits:
