@@ -24,6 +24,7 @@ from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.rollout_engines import VLLM
 from retool_mcore.platforms.versions import requirement
 
 CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
@@ -59,7 +60,7 @@ class Ascend(Platform):
         transformer_options={"attention_backend": "flash", "use_flash_attn": True},
     )
     # On NPUs verl registers its HCCL engine as "nccl".
-    rollout = RolloutFacts(engine="vllm", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
+    rollout = RolloutFacts(engine=VLLM, free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
 
     def check_machine(self) -> None:
         home = Path(os.environ.get("ASCEND_HOME_PATH", CANN_HOME))

@@ -78,7 +78,8 @@ def bench(
         words += [f"data.train_file={data}", held_out, "data.allow_overlap=true"]
     if settings.get("scripted"):
         words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / 'scripted_loop.yaml'}")
-    never = ["validation.every=0" if is_rl else "train.val_every_steps=0", "checkpoint.every_steps=0"]
+    never = ["validation.every=0" if is_rl else "train.val_every_steps=0"]
+    never += ["checkpoint.every_steps=0", "checkpoint.export=false"]
     words += [f"train.steps={total}", *never, *(overrides or ())]
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]

@@ -54,7 +54,6 @@ FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
         1236,
     ),
 }  # fmt: skip
-SCALED = {"meta-llama/Llama-3.2-1B-Instruct"}  # positions that training would not scale
 
 
 def write_hub_cache(folder: Path, name: str) -> None:

@@ -23,8 +23,8 @@ def view(
     out: Annotated[Path, typer.Option(help="the page; overwritten")] = Path("view.html"),
 ) -> None:
     """Write runs, evaluations and rollouts as one HTML page that opens from disk."""
-    from retool_mcore.view.page import write_page
-    from retool_mcore.view.sources import open_source
+    from retool_mcore.report.view.page import write_page
+    from retool_mcore.report.view.sources import open_source
 
     made = write_page([open_source(path) for path in runs], out, steps=step or (), limit=limit, tokenizer=tokenizer)
     for name in made.without_tokenizer:

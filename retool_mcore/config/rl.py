@@ -88,9 +88,11 @@ class RlTrain(Section):
     """
 
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
-    """Seconds without a step, stage, trajectory or checkpoint after which the run ends; 0: never.
+    """Seconds without any sign of life after which the run ends; 0: never.
 
-    The stacks of its processes are then in logs/. Longer than the longest step.
+    Signs: a sampled turn, an ended trajectory, a pass over a batch, an update, a step, a stage of
+    the start, a checkpoint. The stacks of its processes are then in logs/. `retool plan` and
+    `retool preflight` compare it with the longest of these that is planned.
     """
 
     max_engine_restarts: Annotated[int, Field(ge=0)] = 3

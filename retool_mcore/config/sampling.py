@@ -164,6 +164,9 @@ class Validation(HeldOut):
     every: StepInterval
     """Steps between two validations, and one after the last step; 0: never."""
 
+    before: bool = False
+    """Also validate the model that training starts from, as step 0 of metrics.jsonl."""
+
 
 def sampled_as_rollout(tree: Any) -> Any:
     """Fill the sampling settings that [validation] leaves out from [rollout], in a run's tree."""

@@ -16,8 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+from retool_mcore.data.call_tags import blocks
 from retool_mcore.data.tokenizer import apply_template, decode, encode, from_pretrained, name_of
-from retool_mcore.data.tool import CALL_END, CALL_START, CODE_INTERPRETER, tool_call
+from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER, CODE_START, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
         if end < 0:
             raise DataError(f"message {index} (assistant): the template does not close the turn by {fmt.end_of_turn}")
         _require_whole(message, text[len(prompt) : end], index)
+        _require_calls_end_once(message, text[len(prompt) : end], index)
         append(len(prompt), loss=0)
         for output in INTERPRETER_OUTPUT.finditer(text, len(prompt), end):
             append(output.start(), loss=1)
@@ -127,6 +129,20 @@ def _require_whole(message: Message, turn: str, index: int) -> None:
         raise DataError(
             f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, which the model sampled (Qwen3 "
             "drops the thinking of earlier user turns). Split the conversation at its user turns"
+        )
+
+
+def _require_calls_end_once(message: Message, turn: str, index: int) -> None:
+    """Code that holds the tag which ends its call would be cut there by a rollout."""
+    calls = message.get("tool_calls") or []
+    outputs = len(INTERPRETER_OUTPUT.findall(turn))
+    ends = sum(block.closed for block in blocks(turn, CODE_START, CODE_END)) if outputs else 0
+    cut = CALL_END in turn and any(CALL_END in json.dumps(call) for call in calls)
+    tag = CALL_END if cut else CODE_END if ends > outputs else None
+    if tag is not None:
+        raise DataError(
+            f"message {index} (assistant): its code holds {tag}, where a rollout would end the call, or a call has no "
+            "output after it. Leave the row out"
         )
 
 

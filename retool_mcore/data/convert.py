@@ -19,7 +19,7 @@ from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.conversations import OPTION
 from retool_mcore.data.layouts import example, truth_text
 from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt, retool_prompt
-from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
+from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import Rejected, Stage, VerifiedRows, answer_problem, final_answer_problem, format_problem
 from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
@@ -110,6 +110,15 @@ def _content(message: Mapping[str, Any]) -> str:
     if not isinstance(content, str):
         raise Rejected("source", "the content of a message is no text")
     return content
+
+
+def end_tag_problem(steps: Sequence[CallStep], protocol: ProtocolName) -> str | None:
+    """What a rollout of the protocol would cut: a call ends at the first tag that ends calls."""
+    tag = CALL_END if protocol == "hermes" else CODE_END
+    number = next((number for number, step in enumerate(steps, start=1) if tag in step.code), None)
+    if number is None:
+        return None
+    return f"the code of call {number} holds {tag}, where a rollout would end the call"
 
 
 def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
@@ -203,6 +212,8 @@ class Conversion:
             raise Rejected("format", problem)
         hermes = trace.messages("hermes")
         if problem := format_problem(hermes):
+            raise Rejected("format", problem)
+        if problem := end_tag_problem(trace.steps, self.protocol):
             raise Rejected("format", problem)
         row: dict[str, Any] = {}
         if self.truth:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from retool_mcore.data.chat import HERMES_MARKUP
 from retool_mcore.data.spool import Spool
-from retool_mcore.reward.answer import check
+from retool_mcore.reward.answer import judge
 from retool_mcore.reward.extract import boxes, last_answer
 
 CHECK_TIMEOUT_S = 10.0
@@ -111,7 +111,7 @@ def answer_problem(messages: Sequence[Mapping[str, Any]], truth: str) -> str | N
     answer = last_answer(messages[-1]["content"])
     if answer is None:
         return "it gives no answer"
-    verdict = check(answer, truth, timeout_s=CHECK_TIMEOUT_S)
+    verdict = judge(answer, truth, timeout_s=CHECK_TIMEOUT_S)
     if verdict.equivalent:
         return None
     failed = f" (the check ended in a {verdict.how})" if verdict.how in ("timeout", "crash") else ""

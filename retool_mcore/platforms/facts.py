@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from retool_mcore.platforms.rollout_engines import RolloutEngine
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
@@ -32,7 +34,7 @@ class TrainingFacts:
 class RolloutFacts:
     """How the rollout engine starts and gets its weights; read by verl/keys and the evaluation."""
 
-    engine: str  # verl's name for it
+    engine: RolloutEngine
     free_cache_engine: bool  # it gives its memory back while the actor trains
     enforce_eager: bool  # it runs without captured graphs
     # How weights reach engines on other devices: verl's checkpoint engine, and the module that

@@ -13,10 +13,12 @@ from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import TOOL_NAME
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
-from retool_mcore.model.files import is_hub_name, read_config
+from retool_mcore.model.files import is_hub_name, of_model, read_config
 from retool_mcore.model.shape import shape_of_config
+from retool_mcore.planner.hardware import of_run
+from retool_mcore.planner.plan import make_plan
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.rollout.protocol import protocol_of, tools_of
@@ -32,6 +34,24 @@ def model(config: RunConfig) -> Iterator[Finding]:
     shape = read_config(config.model.path)
     kind, billions = shape.get("model_type", "unknown"), shape_of_config(shape).params / 1e9
     yield ok("model", f"{config.model.path}: {kind}, {billions:.3g} G parameters, every shard readable")
+
+
+def stall(config: RunConfig) -> Iterator[Finding]:
+    """train.stall_s against the run's plan, where model and devices are known to the planner."""
+    assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
+    if isinstance(config, RlConfig) and config.train.mode == "async":
+        return  # not planned
+    try:
+        plan = make_plan(config, of_model(config.model.path), of_run(config))
+    except (ConfigError, CheckpointError):
+        return
+    part, seconds = plan.longest_part
+    if not (problem := plan.stall_problem):
+        yield ok("stall", f"train.stall_s = {config.train.stall_s:g}; {part} is planned to take {seconds:,.0f} s")
+    elif config.train.stall_s < seconds:
+        yield error("stall", f"{problem}.")
+    else:
+        yield warning("stall", f"{problem}.")
 
 
 def tools(config: RunConfig) -> Iterator[Finding]:

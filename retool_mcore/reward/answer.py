@@ -17,17 +17,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from retool_mcore.errors import RewardError
+from retool_mcore.errors import ConfigError, RewardError
 from retool_mcore.reward.equivalence import quick_verdict
 from retool_mcore.reward.normalise import MAX_ANSWER_CHARS, judgeable, normalise
 
-__all__ = ["Checkers", "Verdict", "check", "is_equivalent", "judgeable"]
+__all__ = ["Checkers", "Verdict", "is_equivalent", "judge", "judge_many", "judgeable"]
 DEFAULT_TIMEOUT_S = 5.0
+NUM_CHECKERS = 2  # per scoring process; verl runs `reward.workers` of them
 START_TIMEOUT_S = 120.0  # importing mpmath on a busy machine
 # Wall time after which a checker is killed and replaced: so long that only a checker that waits for
 # nothing gets there, not one on a busy machine.
@@ -54,21 +57,47 @@ def is_equivalent(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT
 
     Examples: "034" and 34, 1/2 and 0.5, (x+1)^2 and x^2+2x+1.
     """
-    return check(answer, truth, timeout_s=timeout_s).equivalent
+    return judge(answer, truth, timeout_s=timeout_s).equivalent
 
 
-def check(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
+def judge(answer: str, truth: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Verdict:
     """Like ``is_equivalent``, but also says how the result was found.
 
     Thread-safe. A check takes at most ``timeout_s`` of CPU time, however busy the machine is.
     Raises RewardError when no checker process can be started, but never because of the answer.
     """
+    return _judge(_checkers, answer, truth, timeout_s)
+
+
+def judge_many(
+    pairs: Iterable[tuple[str, str]], *, processes: int = NUM_CHECKERS, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> list[Verdict]:
+    """The verdicts of (answer, truth) pairs, in their order; each is what ``judge`` says of it.
+
+    Values are compared in at most ``processes`` processes at a time, which end with the call.
+    ConfigError when ``processes`` is below 1; RewardError as with ``judge``.
+    """
+    if processes < 1:
+        raise ConfigError(f"processes = {processes}: at least one must compare.")
+    checkers = Checkers(processes)
+
+    def judge_pair(pair: tuple[str, str]) -> Verdict:
+        return _judge(lambda: checkers, *pair, timeout_s)
+
+    try:
+        with ThreadPoolExecutor(2 * processes) as pool:  # some read answers while others wait for a process
+            return list(pool.map(judge_pair, pairs))
+    finally:
+        checkers.close()
+
+
+def _judge(checkers: Callable[[], Checkers], answer: str, truth: str, timeout_s: float) -> Verdict:
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")
     known = quick_verdict(normalise(answer), normalise(truth))
     if known is not None:
         return Verdict(known, "exact")
-    reply = _checkers().ask({"answer": answer, "truth": truth, "timeout_s": timeout_s})
+    reply = checkers().ask({"answer": answer, "truth": truth, "timeout_s": timeout_s})
     return Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "values")
 
 
@@ -169,7 +198,6 @@ class _Checker:
 
 _lock = threading.Lock()
 _shared: tuple[int, Checkers] | None = None
-NUM_CHECKERS = 2  # per scoring process; verl runs `reward.workers` of them
 
 
 def _checkers() -> Checkers:

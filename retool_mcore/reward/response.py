@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from retool_mcore.errors import RewardError
-from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, Verdict, check
+from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, Verdict, judge
 from retool_mcore.reward.extract import extract_answer
 
 
@@ -34,7 +34,7 @@ class Response:
         """The default judgement of the answer; takes up to ``timeout_s`` of CPU time, once."""
         if self.answer is None:
             return Verdict(False, "exact")
-        return check(self.answer, self.truth, timeout_s=self.timeout_s)
+        return judge(self.answer, self.truth, timeout_s=self.timeout_s)
 
     @property
     def right(self) -> bool:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from retool_mcore.config import ToolLoop
 from retool_mcore.config.named import load_named
 from retool_mcore.data import chat
+from retool_mcore.data.call_tags import closes
 from retool_mcore.data.prompts import retool_messages
 from retool_mcore.data.tokenizer import decode, encode, name_of
-from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER
+from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER, CODE_START
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.platforms.call_end import CallEnd
 from retool_mcore.reward.extract import last_answer
@@ -112,6 +113,30 @@ class ToolProtocol(ABC):
         """
         return True
 
+    def _stop_at(self, tag: str) -> None:
+        """Let the engine stop where the model completes ``tag``, of one token or several."""
+        ids = encode(self.tokenizer, tag)
+        if len(ids) == 1:
+            self.stop_token_ids = tuple(sorted({*self.end_ids, ids[0]}))
+            return
+        call_end = CallEnd.of(self.tokenizer.get_vocab(), tag)
+        if ids[-1] not in call_end.completing:
+            raise CheckpointError(
+                f'rollout.protocol = "{self.name}" stops the engine on the tokens that complete {tag}, and the '
+                f"vocabulary of {name_of(self.tokenizer)!r} does not spell them out. Use a byte-level tokenizer "
+                "(Qwen2.5, Qwen3, Llama 3)"
+            )
+        self.stop_token_ids = tuple(sorted({*self.end_ids, *call_end.completing}))
+        self.call_end = call_end
+
+    def _tag_ended(self, turn_ids: Sequence[int], start: str, end: str) -> bool:
+        """Whether the turn is closed, or its last token completes a tag that ends a call."""
+        if turn_ids[-1] in self.end_ids:
+            return True
+        if self.call_end is not None and not self.call_end.complete(turn_ids):
+            return False
+        return closes(self.text(turn_ids), start, end)
+
     def answer(self, text: str) -> str | None:
         """The answer in a turn that was cut off before it could be read as a whole."""
         return last_answer(text)
@@ -144,10 +169,9 @@ class TextOnly(ToolProtocol):
 class Hermes(ToolProtocol):
     """Qwen2.5's form: <tool_call>JSON</tool_call>; the result comes back as a tool message.
 
-    A turn ends at its first call, on that call's last token. After ``allow_parallel_calls`` the
-    model goes on to <|im_end|>, and the calls of the turn run side by side. Raises
-    CheckpointError when the tokenizer has no single token for </tool_call>: the engine could not
-    stop on it.
+    A turn ends at its first call, on that call's last token; with a tokenizer that splits the tag,
+    on the token that completes it. After ``allow_parallel_calls`` the model goes on to <|im_end|>,
+    and the calls of the turn run side by side.
     """
 
     name = "hermes"
@@ -155,20 +179,16 @@ class Hermes(ToolProtocol):
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
         chat.require_tool_turns(tokenizer)
-        ids = encode(tokenizer, CALL_END)
-        if len(ids) != 1:
-            raise CheckpointError(
-                f'rollout.protocol = "hermes" needs {CALL_START} and {CALL_END} as single tokens, but the tokenizer of '
-                f"{name_of(tokenizer)!r} splits {CALL_END} into {len(ids)}. Use a Qwen2.5 or Qwen3 tokenizer, or "
-                "add the two tokens before SFT"
-            )
-        self.stop_token_ids = tuple(sorted({*self.end_ids, ids[0]}))
+        self._stop_at(CALL_END)
+
+    def ended(self, turn_ids: Sequence[int]) -> bool:
+        return self._tag_ended(turn_ids, CALL_START, CALL_END)
 
     def offer(self, tools: Sequence[Tool]) -> None:
         self.tools = tuple(tools)
 
     def allow_parallel_calls(self) -> None:
-        self.stop_token_ids = self.end_ids
+        self.stop_token_ids, self.call_end = self.end_ids, None
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         schemas = [CODE_INTERPRETER, *(tool.schema for tool in self.tools)]
@@ -199,15 +219,7 @@ class Retool(ToolProtocol):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
-        call_end = CallEnd.of(tokenizer.get_vocab(), CODE_END)
-        if encode(tokenizer, CODE_END)[-1] not in call_end.completing:
-            raise CheckpointError(
-                f'rollout.protocol = "retool" stops the engine on the tokens that complete {CODE_END}, and the '
-                f"vocabulary of {name_of(tokenizer)!r} does not spell them out. Use a byte-level tokenizer "
-                "(Qwen2.5, Qwen3, Llama 3)"
-            )
-        self.stop_token_ids = tuple(sorted({*self.end_ids, *call_end.completing}))
-        self.call_end = call_end
+        self._stop_at(CODE_END)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         return chat.render_prompt(retool_messages(messages), None, self.tokenizer)
@@ -216,13 +228,9 @@ class Retool(ToolProtocol):
         return RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", super().clean(output))
 
     def ended(self, turn_ids: Sequence[int]) -> bool:
-        assert self.call_end is not None
-        return turn_ids[-1] not in self.call_end.completing or self.call_end.complete(turn_ids)
+        return self._tag_ended(turn_ids, CODE_START, CODE_END)
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        if turn_ids[-1] in self.end_ids:  # the model closed its answer; nothing can be written after it
-            answer = last_answer(text)
-            return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
         return parse_retool(text)
 
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:

@@ -1,5 +1,7 @@
 """The metrics of a run: one JSONL line per step, and the same numbers to its trackers.
 
+With validation.before the first line is of step 0, and has the metrics of that validation alone.
+
 loss          in SFT nats per trained token, mean over the global batch. In RL what algorithm.loss
               and loss_agg make of the advantages, without kl_coef: in the unit of advantages, its
               zero means nothing. The mean over the step's updates
@@ -152,7 +154,7 @@ class MetricWriter:
     def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():
             return
-        rows = read_metrics(self._path)
+        rows = read_metrics(self._path) if step else []  # a run from its beginning writes step 0 anew, too
         kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
         write_whole(self._path, "".join(kept))
 

@@ -16,7 +16,7 @@ from retool_mcore.sandbox.process import ChildProcess
 from retool_mcore.sandbox.slots import WorkerSlot
 
 IDLE_S = 600.0
-WAIT_S = 600.0  # for a place; a server has less (cli/sandbox.py), since its clients wait for an answer
+WAIT_S = 600.0  # for a place; a server has less (command.py), since its clients wait for an answer
 SERVER_WAIT_S = 90.0
 # Names without an interpreter that are remembered, to tell their trajectory that it was restarted.
 _MAX_REMEMBERED = 16_384

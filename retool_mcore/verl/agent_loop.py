@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from retool_mcore.config import Algorithm, RlConfig
+from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.rollout.engine import (
     TRAINING,
     Engine,
@@ -42,6 +44,7 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of, tools_of
 from retool_mcore.rollout.records import is_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
+from retool_mcore.run import alive
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.verl.run_settings import settings_of_run
@@ -66,7 +69,7 @@ class ReToolAgentLoop(AgentLoopBase):
 
     def engine(self) -> Engine:
         """The engine that samples a trajectory's turns."""
-        return VerlEngine(self.server_manager, sglang=self.rollout_config.name == "sglang")
+        return VerlEngine(self.server_manager, request_seeds=ENGINES[self.rollout_config.name].request_seeds)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Sample one trajectory of the row in ``kwargs``; ``[]`` if an outage dropped it."""
@@ -87,6 +90,7 @@ class ReToolAgentLoop(AgentLoopBase):
             ),
             trajectory_id=uuid4().hex,
         )
+        alive.sign()
         if trajectory.dropped:
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
             return []
@@ -118,6 +122,7 @@ class _Shared:
 @lru_cache(maxsize=1)
 def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
     config = settings_of_run(run_config)
+    alive.belong_to(Path(run_config).parent)
     sandbox = None
     if config.rollout.tool:
         # The numbers are per node, and verl spreads its agent workers evenly over the nodes.
@@ -132,7 +137,7 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
             preload=config.sandbox.preload,
         )
     hermes = config.rollout.tool and config.rollout.protocol == "hermes"
-    first_reader = sglang_reader(tools_of(config.rollout)) if engine == "sglang" and hermes else None
+    first_reader = sglang_reader(tools_of(config.rollout)) if ENGINES[engine].reads_calls and hermes else None
     protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
     return _Shared(config, protocol, sandbox, Limits.of(config.rollout, config.sandbox))
 
@@ -140,15 +145,15 @@ def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
 class VerlEngine:
     """verl's client of its rollout servers as our ``Engine``.
 
-    ``options``: further sampling parameters of SGLang. ``sglang``: each request carries its own
-    seed and the end of a call under SGLang's names; vLLM would process seeded requests one by one.
+    ``options``: further sampling parameters. ``request_seeds``: each request carries its own seed,
+    and how the end of a call is found, under SGLang's names.
     """
 
     def __init__(
-        self, client: LLMServerClient, options: Mapping[str, Any] | None = None, *, sglang: bool = False
+        self, client: LLMServerClient, options: Mapping[str, Any] | None = None, *, request_seeds: bool = False
     ) -> None:
         self.client = client
-        self.options, self.sglang = options or {}, sglang
+        self.options, self.request_seeds = options or {}, request_seeds
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
         from ray.exceptions import RayError
@@ -163,7 +168,7 @@ class VerlEngine:
             "stop_token_ids": list(request.stop_token_ids),
             **self.options,
         }
-        if self.sglang:
+        if self.request_seeds:
             params["sampling_seed"] = request.sampling.seed
             if custom := request.custom_params:
                 params["custom_params"] = custom
@@ -175,6 +180,7 @@ class VerlEngine:
             raise EngineUnavailable(
                 f"the rollout server failed: {type(error).__name__}: {str(error)[-500:]}"
             ) from error
+        alive.sign()
         logprobs = output.log_probs
         assert logprobs is not None, "verl's server returned no logprobs although they were asked for"
         return EngineTurn(

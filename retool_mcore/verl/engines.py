@@ -27,12 +27,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from retool_mcore.config import RlConfig
+from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.verl.engine_client import EngineClient
 from retool_mcore.verl.failure import error_for_user
 
 logger = logging.getLogger(__name__)
-
-RESTARTABLE = "sglang"  # verl's name of the engine whose servers can be watched
 
 
 class Watch:
@@ -72,7 +71,7 @@ class EnginesMixin(PPOTrainer):
 
     @property
     def _watches(self) -> bool:
-        return self.config.actor_rollout_ref.rollout.name == RESTARTABLE
+        return ENGINES[self.config.actor_rollout_ref.rollout.name].own_server
 
     def get_llm_client(self) -> LLMServerClient:
         """A client that hands on aborts: our loop continues after one, and so knows versions."""

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from retool_mcore.config import RlConfig
+from retool_mcore.platforms.rollout_engines import SGLANG
 
 
 class StepClock:
@@ -101,4 +102,4 @@ def measure_sglang(config: RlConfig) -> None:
         return MeasuredReplica
 
     loading = ThreadPoolExecutor(1).submit(load)
-    replica.RolloutReplicaRegistry.register("sglang", loading.result)
+    replica.RolloutReplicaRegistry.register(SGLANG.name, loading.result)

@@ -14,6 +14,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.base import Platform
+from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
 from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
@@ -37,7 +38,7 @@ class Driver(_TaskRunner):
 
     def run(self, config: DictConfig) -> None:
         begin(Path(run_config_of(config)).parent, "driver")
-        if config.actor_rollout_ref.rollout.name == "sglang":
+        if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
             measure_sglang(settings_of_run(run_config_of(config)))
         super().run(config)
 

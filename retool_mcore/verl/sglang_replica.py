@@ -25,6 +25,7 @@ from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutMode
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
 
 from retool_mcore.config import RlConfig
+from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.sglang_server import MeasuredServer
 
 RAY_CONCURRENCY = 1000  # verl's, if that many requests are enough
@@ -42,7 +43,7 @@ class MeasuredReplica(SGLangReplica):
         super().__init__(replica_rank, *args, **kwargs)
         self.server_class = _waiting.pop(replica_rank, None) or ray.remote(MeasuredServer)
         self.config = copy.deepcopy(self.config)  # one object for all replicas
-        self.config.engine_kwargs["sglang"]["random_seed"] += replica_rank
+        self.config.engine_kwargs[SGLANG.name][SGLANG.seed_argument] += replica_rank
 
     async def relaunch(self) -> None:
         """Start the servers again on the same devices, under the same names, with new ports.

@@ -46,7 +46,14 @@ from retool_mcore.verl.engines import DetachedEnginesMixin, EnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
-from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, nothing_left, require_learnable, sequence_lengths
+from retool_mcore.verl.replay import (
+    clear_orphans,
+    groups_of_rows,
+    mismatch_metrics,
+    nothing_left,
+    require_learnable,
+    sequence_lengths,
+)
 from retool_mcore.verl.rl_metrics import EngineLoad, StepClock
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.token_means import LOSS_TOKENS, mean_of_updates
@@ -162,6 +169,8 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
 
     def fit(self, agent_loop_manager: Any) -> None:
         start.begin(self._run.run.dir, "weights")
+        for group in self._saved_groups():
+            group.belong_to(str(self._run.run.dir.absolute()))
         with self._saver:
             try:
                 super().fit(agent_loop_manager)
@@ -179,6 +188,8 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
     def on_train_begin(self) -> None:
         super().on_train_begin()
         self._writer = MetricWriter(self._run, resumed_step=self.global_steps - 1)
+        if self.validated and self.global_steps == 1:
+            self._writer.write(0, {k: float(v) for k, v in self.validated.items() if isinstance(v, Real)})
         self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
         self._clock.row_written()
 
@@ -218,6 +229,9 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
 
     def on_validate_begin(self) -> None:
         self._load.keep()
+        if self._writer is None:
+            start.begin(self._run.run.dir, "validation")
+            self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
         super().on_validate_begin()
 
     def on_validate_end(self) -> None:
@@ -311,6 +325,7 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
             for group in self._saved_groups():
                 group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
         super()._load_checkpoint()
+        clear_orphans()
         self.resume_best(saved.step if saved is not None else 0)
 
     def _saved_groups(self) -> list[Any]:

@@ -18,6 +18,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
+from retool_mcore.run import alive
 from retool_mcore.run.metrics import EXPERTS
 from retool_mcore.verl import optimizer_room
 from retool_mcore.verl.expert_load import ExpertLoad
@@ -98,9 +99,17 @@ class UpdateWorker(TrainingWorker):
         lr = float(self.engine.optimizer.param_groups[0]["lr"])
         tu.assign_non_tensor(data, update_lr_scheduler=True)
         output = super().train_batch(data)
+        alive.sign()
         load = self._load.take() if self._load is not None else {}
         if output is not None:
             tu.get(output, "metrics").update(load, lr=lr)
+        return output
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def infer_batch(self, data: TensorDict) -> TensorDict | None:
+        """One pass without an update: log-probabilities, values or a validation's loss."""
+        output = super().infer_batch(data)
+        alive.sign()
         return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from retool_mcore.config import Memory
 from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
+from retool_mcore.run import alive
 from retool_mcore.verl.async_save import PendingSave, explain_failed_write, load_checkpoint, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
@@ -36,6 +38,11 @@ class _Saving:
 
     def _saved_worker(self) -> UpdateWorker:
         raise NotImplementedError
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def belong_to(self, run_dir: str) -> None:
+        """This process tells the run in ``run_dir`` of its passes and updates (run/alive.py)."""
+        alive.belong_to(Path(run_dir))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(

@@ -98,9 +98,9 @@ def test_a_folder_of_many_files_is_never_held_whole(tmp_path, monkeypatch):
     assert max(held) == 32 and sum(held) == 600
     assert pq.read_metadata(tmp_path / "out.parquet").num_row_groups == len(held)
     files = tuple(sorted((tmp_path / "many").iterdir()))
-    source = module.Source("many", Fraction(1), files, 300, taken=150)
+    source = module.MixSource("many", Fraction(1), files, 300, taken=150)
     for seed in range(20):  # of part of a folder exactly as many as asked for, whichever are drawn
-        assert len({where for where, _ in module._Stream(source, seed, ("prompt",))}) == 150
+        assert len({where for where, _ in module._SourceStream(source, seed, ("prompt",))}) == 150
 
 
 def test_sft_files_of_both_forms_mix_into_what_training_reads(tmp_path, tokenizer):

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from retool_mcore.errors import ConfigError
 from retool_mcore.reward import answer
-from retool_mcore.reward.answer import Checkers, Verdict, check, is_equivalent, judgeable
+from retool_mcore.reward.answer import Checkers, Verdict, is_equivalent, judge, judge_many, judgeable
 from retool_mcore.reward.normalise import normalise
 from tests.reward.spellings import EQUAL, SLOW
 
@@ -106,26 +108,26 @@ HOSTILE = [
 
 @pytest.mark.parametrize("answer, truth", EQUAL_AT_ONCE)
 def test_numbers_and_texts_are_compared_at_once(answer, truth):
-    verdict = check(answer, truth)
+    verdict = judge(answer, truth)
     assert verdict.equivalent
     assert verdict.how == "exact"
 
 
 @pytest.mark.parametrize("answer, truth", EQUAL_BY_VALUE)
 def test_the_rest_is_compared_by_value(answer, truth):
-    assert check(answer, truth, timeout_s=60).equivalent
+    assert judge(answer, truth, timeout_s=60).equivalent
 
 
 @pytest.mark.parametrize("answer, truth", UNEQUAL)
 def test_other_answers_are_not_equivalent(answer, truth):
-    assert not check(answer, truth, timeout_s=60).equivalent
+    assert not judge(answer, truth, timeout_s=60).equivalent
 
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_answer_is_wrong_in_time(answer):
     is_equivalent(r"\sqrt8", r"2\sqrt2", timeout_s=60)  # the checker is running
     started = time.monotonic()
-    verdict = check(answer, r"\frac{355}{113}", timeout_s=1)
+    verdict = judge(answer, r"\frac{355}{113}", timeout_s=1)
     assert not verdict.equivalent
     assert time.monotonic() - started < 5
     assert is_equivalent(r"\sqrt{12}", r"2\sqrt3", timeout_s=60)  # and the next answer is judged as ever
@@ -133,13 +135,13 @@ def test_a_hostile_answer_is_wrong_in_time(answer):
 
 def test_an_answer_of_a_megabyte_is_wrong_at_once():
     started = time.monotonic()
-    assert check("1+" * 500_000, "5").how == "too long"
+    assert judge("1+" * 500_000, "5").how == "too long"
     assert time.monotonic() - started < 0.5
 
 
 def test_a_hanging_check_is_given_up_on_and_told():
-    assert check(*SLOW, timeout_s=0.1).how == "timeout"
-    assert check(*SLOW, timeout_s=60) == Verdict(True, "values")
+    assert judge(*SLOW, timeout_s=0.1).how == "timeout"
+    assert judge(*SLOW, timeout_s=60) == Verdict(True, "values")
 
 
 def test_the_limit_counts_cpu_time_so_a_busy_machine_changes_no_verdict():
@@ -182,6 +184,28 @@ def test_checks_from_many_threads_do_not_mix():
         verdicts = list(pool.map(lambda pair: is_equivalent(*pair, timeout_s=60), pairs))
     assert verdicts == [n % 2 == 1 for n in range(1, 41)]
     assert threading.active_count() < 30
+
+
+def test_many_answers_are_judged_as_one_is_in_processes_that_end():
+    pairs = [("034", "34"), (r"\sqrt8", r"2\sqrt2"), SLOW, (r"\sqrt2", r"\sqrt3"), SLOW, ("1+" * 500_000, "5")]
+    before, seen = children(), set[int]()
+    with ThreadPoolExecutor(1) as pool:
+        judged = pool.submit(judge_many, pairs, processes=2, timeout_s=0.5)
+        while not judged.done():
+            with suppress(FileNotFoundError):  # a thread has ended
+                seen |= children() - before
+            time.sleep(0.02)
+    assert [(verdict.equivalent, verdict.how) for verdict in judged.result()] == [
+        (True, "exact"), (True, "values"), (False, "timeout"), (False, "values"), (False, "timeout"),
+        (False, "too long"),
+    ]  # fmt: skip
+    assert len(seen) == 2 and not seen & children()
+
+
+def test_no_answers_are_judged_by_no_process():
+    with pytest.raises(ConfigError, match="processes = 0"):
+        judge_many([("1", "1")], processes=0)
+    assert judge_many([]) == []
 
 
 def test_checkers_end_with_their_parent(tmp_path):
@@ -244,7 +268,7 @@ def test_normalising_takes_no_time_to_speak_of(text):
 
 def test_a_checker_may_use_2_gib_and_no_more():
     """The kernel's own word of the processes that compare values."""
-    assert check(r"\sqrt8", r"2\sqrt2") == Verdict(True, "values")
+    assert judge(r"\sqrt8", r"2\sqrt2") == Verdict(True, "values")
     limits = [Path(f"/proc/{checker._process.pid}/limits").read_text() for checker in answer._checkers()._all]
     assert limits
     for text in limits:

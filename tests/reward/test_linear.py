@@ -10,7 +10,7 @@ import time
 import pytest
 
 import retool_mcore.reward
-from retool_mcore.reward.answer import MAX_ANSWER_CHARS, check
+from retool_mcore.reward.answer import MAX_ANSWER_CHARS, judge
 from retool_mcore.reward.normalise import judgeable, normalise, vote
 from tests.reward.spellings import EQUAL
 
@@ -89,12 +89,12 @@ def test_answers_that_stalled_the_scorer_take_no_time_outside_of_a_checker(answe
         normalise(text)
         vote(text)
         judgeable(text)
-    check(answer, r"\frac{1}{3}")
+    judge(answer, r"\frac{1}{3}")
     assert time.process_time() - started < 0.5
 
 
 def test_a_value_that_takes_long_takes_it_in_a_checker():
     started = time.process_time()
     for ways in EQUAL:
-        check(ways[0], r"\sqrt{71}+x", timeout_s=60)
+        judge(ways[0], r"\sqrt{71}+x", timeout_s=60)
     assert (time.process_time() - started) / len(EQUAL) < 0.01

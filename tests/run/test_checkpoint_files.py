@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.run import checkpoint
-from retool_mcore.run.export import export, export_at_end, find_weights
+from retool_mcore.run.export import export, export_at_end, find_weights, keeps_nothing
 from retool_mcore.verl.async_save import Writer, explain_failed_write
 
 QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
@@ -206,6 +206,64 @@ def test_what_bends_the_schedule_or_adams_moments_is_refused_by_name(tmp_path: P
     assert f"belongs to a different run: {said}. Restore the setting" in str(caught.value)
 
 
+COSINE = ("optim.schedule=cosine",)
+
+
+@pytest.mark.parametrize(
+    ("before", "setting", "said"),
+    [
+        (COSINE, "train.mini_batch_prompts=32", "mini_batch_prompts was 64, now 32"),
+        ((*COSINE, *PPO), "critic.warmup_steps=4", "critic.warmup_steps was 0, now 4"),
+    ],
+)
+def test_what_moves_the_updates_along_the_schedule_is_refused(
+    tmp_path: Path, before: tuple[str, ...], setting: str, said: str
+):
+    """With half the mini-batch step 51 would start at update 400 of 800 as if it were of 1,600."""
+    here = f"run.root={tmp_path}"
+    save(load_config(RlConfig, RL_7B, [here, *before]), 50)
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.find_resume(load_config(RlConfig, RL_7B, [here, *before, setting]))
+
+
+def test_every_other_changed_setting_is_told_by_name(tmp_path: Path):
+    """The 7B recipe has a constant rate, so that the number of updates bends nothing."""
+    here = (f"run.root={tmp_path}", "validation.temperature=1.0")
+    save(load_config(RlConfig, RL_7B, here), 50)
+    changes = {
+        "train.mini_batch_prompts": ("64", "32"),
+        "algorithm.loss": ("'ppo'", "'gspo'"),
+        "algorithm.clip_high": ("0.28", "0.3"),
+        "algorithm.mask_truncated": ("False", "True"),
+        "rollout.temperature": ("1.0", "0.7"),
+        "reward.call_bonus": ("0.0", "0.1"),
+    }
+    settings = [f"{key}={new.strip(chr(39)).lower()}" for key, (_, new) in changes.items()]
+    config = load_config(RlConfig, RL_7B, [*here, *settings])
+    told = StringIO()
+    found = checkpoint.find_resume(config)
+    assert found is not None
+    checkpoint.tell_changed_settings(found, config, Console(file=told))
+    for key, (old, new) in changes.items():
+        assert f"{key} was {old}, now {new}" in told.getvalue()
+    assert told.getvalue().count(" was ") == len(changes)
+
+
+def test_a_checkpoint_from_before_all_settings_were_kept_still_resumes(tmp_path: Path):
+    here = f"run.root={tmp_path}"
+    save(load_config(RlConfig, RL_7B, [here, *COSINE]), 50)
+    path = checkpoint.step_folder(load_config(RlConfig, RL_7B, [here]), 50) / "state.json"
+    state = json.loads(path.read_text())
+    del state["settings"], state["identity"]["mini_batch_prompts"]
+    path.write_text(json.dumps(state))
+    config = load_config(RlConfig, RL_7B, [here, *COSINE, "train.mini_batch_prompts=32", "optim.lr=5e-7"])
+    told = StringIO()
+    found = checkpoint.find_resume(config)
+    assert found is not None
+    checkpoint.tell_changed_settings(found, config, Console(file=told))
+    assert told.getvalue().count(" was ") == 1 and "optim.lr was 1e-06, now 5e-07" in told.getvalue()
+
+
 TP2, DP2 = ("parallel.tp=2",), ("parallel.tp=1",)
 FOUR = ("cluster.gpus_per_node=4",)
 
@@ -342,11 +400,20 @@ def test_an_export_says_the_dtype_of_its_weights(tmp_path: Path, key: str):
     assert json.loads((weights / "config.json").read_text())[key] == "float32", "the checkpoint is left as it is"
 
 
-@pytest.mark.parametrize("switched_off", ["checkpoint.export=false", "checkpoint.every_steps=0"])
-def test_a_run_that_saves_or_exports_nothing_ends_without_an_export(tmp_path: Path, switched_off: str):
-    export_at_end(run_in(tmp_path, switched_off))
-    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
-        export_at_end(run_in(tmp_path))
+def test_a_run_ends_without_an_export_only_where_that_is_written(tmp_path: Path):
+    export_at_end(run_in(tmp_path, "checkpoint.export=false"))
+    for changes in ((), ("checkpoint.every_steps=0",)):
+        config = run_in(tmp_path, *changes)
+        with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+            export_at_end(config)
+
+
+def test_a_run_that_keeps_nothing_says_so(tmp_path: Path):
+    nothing = run_in(tmp_path, "checkpoint.every_steps=0", "checkpoint.export=false")
+    assert "will keep nothing of what it trains" in keeps_nothing(nothing) and nothing.saved_every == 0
+    last = run_in(tmp_path, "checkpoint.every_steps=0", "train.steps=37")
+    assert (last.saved_every, keeps_nothing(last)) == (37, ""), "its last step is saved, for the export"
+    assert run_in(tmp_path, "checkpoint.every_steps=5", "checkpoint.export=false").saved_every == 5
 
 
 def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):

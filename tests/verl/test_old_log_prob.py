@@ -4,10 +4,12 @@ update, and in later ones the loss that its page names.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
+from retool_mcore.model.tensors import trained_tensors
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.plugin import assert_loaded
@@ -175,11 +178,13 @@ def test_with_fp8_it_needs_importance_sampling():
 def test_experts_need_importance_sampling(tmp_path: Path):
     from safetensors.numpy import save_file
 
-    (tmp_path / "config.json").write_text(
-        '{"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 8, "num_experts": 4, "vocab_size": 16, '
-        '"moe_intermediate_size": 4}'
-    )
-    save_file({}, tmp_path / "model.safetensors")
+    values: dict[str, Any] = {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_attention_heads": 4,
+        "num_key_value_heads": 4, "num_hidden_layers": 2, "hidden_size": 8, "num_experts": 4, "vocab_size": 16,
+        "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 4, "head_dim": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    save_file({name: np.zeros(1, np.float32) for name in trained_tensors(values)}, tmp_path / "model.safetensors")
     settings = [f"model.path={tmp_path}", "algorithm.old_log_prob=rollout"]
     with pytest.raises(ConfigError, match=r'has experts.*Set algorithm\.importance_sampling = "token"'):
         check_model(load_config(RlConfig, TINY, settings))

@@ -14,6 +14,7 @@ from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
+from retool_mcore.platforms.rollout_engines import SGLANG
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
 MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
@@ -36,7 +37,7 @@ class Cpu(Platform):
         transformer_options={"attention_backend": "auto"},
     )
     rollout = RolloutFacts(
-        engine="sglang",
+        engine=SGLANG,
         free_cache_engine=False,  # SGLang's release_memory_occupation frees nothing on CPU
         enforce_eager=True,
         weight_transport=("tcp", "retool_mcore.platforms.cpu.weights"),

@@ -17,10 +17,10 @@ from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
 from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
+from retool_mcore.platforms.rollout_engines import SGLANG
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is missing
 TRANSFORMER_ENGINE = "transformer_engine"
-SGLANG = "sglang"
 CUPY = "cupy"
 DEEP_GEMM = "deep_gemm"
 
@@ -52,9 +52,7 @@ class Cuda(Platform):
         # before.
         ddp_options={"overlap_grad_reduce": True},
     )
-    rollout = RolloutFacts(
-        engine="sglang", free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None)
-    )
+    rollout = RolloutFacts(engine=SGLANG, free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
 
     def check_machine(self) -> None:
         import torch
@@ -101,7 +99,7 @@ class Cuda(Platform):
     def sglang_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cuda.patches import SGLANG_PATCHES
 
-        return SGLANG_PATCHES if importlib.util.find_spec(SGLANG) else ()
+        return SGLANG_PATCHES if importlib.util.find_spec(SGLANG.name) else ()
 
     def activate(self) -> None:
         os.environ.update(self.process_env())

@@ -305,10 +305,10 @@ def _trainer_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         "trainer.logger": ["console"],  # run/metrics.py writes files: verl's would keep what a resumed run repeats
         "trainer.default_local_dir": str(run_dir / "checkpoints"),
         "trainer.rollout_data_dir": None,
-        "trainer.save_freq": config.checkpoint.every_steps or -1,
+        "trainer.save_freq": config.saved_every or -1,
         "trainer.max_actor_ckpt_to_keep": None,  # run/checkpoint.py deletes old ones, also after a restart
         "trainer.test_freq": config.validation.every or -1,
-        "trainer.val_before_train": False,
+        "trainer.val_before_train": config.validation.before,
         "trainer.v1.trainer_mode": TRAINER_MODES[config.train.mode],
         _RUN_CONFIG_KEY: str(config.run.config_file),
     }

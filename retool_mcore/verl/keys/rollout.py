@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
-import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
     "random_seed": "run.seed",
     "seed": "run.seed",
 }
-DRAFT_WITHOUT_WEIGHTS = ("NGRAM",)
 OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {"quantization": "rollout.precision"}  # which `retool eval` has not
 
 
@@ -44,7 +41,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     r = config.rollout
     rollout = "actor_rollout_ref.rollout."
     keys: dict[str, Any] = {
-        rollout + "name": platform.rollout.engine,
+        rollout + "name": platform.rollout.engine.name,
         rollout + "mode": "async",
         rollout + "n": r.group_size,
         rollout + "temperature": r.temperature,
@@ -72,7 +69,7 @@ def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         rollout + "val_kwargs.temperature": config.validation.temperature,
         rollout + "val_kwargs.top_p": config.validation.top_p,
     }
-    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout.engine}."
+    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout.engine.name}."
     return keys | {engine_kwargs + key: value for key, value in engine_args(config, platform).items()}
 
 
@@ -82,49 +79,37 @@ def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict
     Raises ConfigError like ``check_engine_args``.
     """
     check_engine_args(config, platform)
-    # vLLM's seed is rollout.seed, to which verl adds the replica's number. For SGLang's see
-    # verl/sglang_server.py.
-    seed = {"random_seed": config.run.seed} if platform.rollout.engine == "sglang" else {}
+    argument = platform.rollout.engine.seed_argument
+    seed = {argument: config.run.seed} if argument else {}
     return {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
 
 
 def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> None:
     """Raise ConfigError for ``rollout.engine_args`` that are unknown, have a setting of their own,
     or cannot work in training.
-
-    The known names are read from SGLang's source, because importing it takes seconds and a device.
-    vLLM's names are not checked.
     """
     args = config.rollout.engine_args
     own = OWN_RL_ENGINE_ARGS if isinstance(config, RlConfig) else OWN_ENGINE_ARGS
     if taken := sorted(args.keys() & own.keys()):
         ours = ", ".join(f"{name}: {own[name]}" for name in taken)
         raise ConfigError(f"{config.source}: rollout.engine_args may not set what has a setting of its own ({ours}).")
-    if not args or platform.rollout.engine != "sglang":
+    if not args:
         return
-    draft = args.get("speculative_algorithm")
-    if isinstance(config, RlConfig) and draft is not None and draft not in DRAFT_WITHOUT_WEIGHTS:
+    engine = platform.rollout.engine
+    draft = args.get(engine.draft_argument) if engine.draft_argument else None
+    if isinstance(config, RlConfig) and draft is not None and draft not in engine.drafts_without_weights:
         raise ConfigError(
-            f'{config.source}: rollout.engine_args has speculative_algorithm = "{draft}", which drafts with weights of '
-            "its own. In training no weight sync fills them, and an engine's sleep discards them (sglang issue 31674). "
-            f'Use "{DRAFT_WITHOUT_WEIGHTS[0]}", or leave it to `retool eval`.'
+            f'{config.source}: rollout.engine_args has {engine.draft_argument} = "{draft}", which drafts with weights '
+            "of its own. In training no weight sync fills them, and an engine's sleep discards them (sglang issue "
+            f'31674). Use "{engine.drafts_without_weights[0]}", or leave it to `retool eval`.'
         )
-    package = importlib.util.find_spec("sglang")
-    if package is None or package.submodule_search_locations is None:
-        return  # a login node; preflight reports that the package is missing
-    source = (Path(package.submodule_search_locations[0]) / "srt" / "server_args.py").read_text(encoding="utf-8")
-    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "ServerArgs")
-    known = {
-        line.target.id
-        for each in classes
-        for line in each.body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-    }
-    if unknown := sorted(args.keys() - known):
+    known = engine.known_arguments()
+    if known is not None and (unknown := sorted(args.keys() - known)):
         near = difflib.get_close_matches(unknown[0], known)
         hint = f" Near it: {', '.join(near)}." if near else ""
         raise ConfigError(
-            f"{config.source}: rollout.engine_args has {', '.join(unknown)}, which SGLang's ServerArgs does not.{hint}"
+            f"{config.source}: rollout.engine_args has {', '.join(unknown)}, which {engine.title}'s arguments do not "
+            f"have.{hint}"
         )
 
 

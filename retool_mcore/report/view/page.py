@@ -21,10 +21,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from retool_mcore.errors import ConfigError
+from retool_mcore.report.view.sampling import sample
+from retool_mcore.report.view.sources import RecordRow, RecordSource
+from retool_mcore.report.view.text import Tokens, highlighted
 from retool_mcore.run.folder import replacing
-from retool_mcore.view.sampling import sample
-from retool_mcore.view.sources import RecordRow, RecordSource
-from retool_mcore.view.text import Tokens, highlighted
 
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = ("uPlot.iife.min.js", "data.js", "dom.js", "run.js", "table.js", "trajectory.js", "tokens.js", "main.js")
@@ -218,7 +218,7 @@ def _ranges(steps: Sequence[int]) -> str:
 
 def _template() -> Any:
     environment = Environment(
-        loader=PackageLoader("retool_mcore.view", "static"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("retool_mcore.report.view", "static"), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template("page.html.jinja")
 

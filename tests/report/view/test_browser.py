@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from retool_mcore.view.page import write_page
-from retool_mcore.view.sources import open_source
+from retool_mcore.report.view.page import write_page
+from retool_mcore.report.view.sources import open_source
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

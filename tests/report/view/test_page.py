@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.errors import ConfigError, DataError
-from retool_mcore.view.page import millinats, pack, write_page
-from retool_mcore.view.sampling import sample
-from retool_mcore.view.sources import RecordRow, open_source
-from retool_mcore.view.text import highlighted
+from retool_mcore.report.view.page import millinats, pack, write_page
+from retool_mcore.report.view.sampling import sample
+from retool_mcore.report.view.sources import RecordRow, open_source
+from retool_mcore.report.view.text import highlighted
 
 RUN = Path(__file__).parent / "run"
 RECORDS = RUN / "trajectories/trajectories.jsonl"

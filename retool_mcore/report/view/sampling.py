@@ -6,7 +6,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 
-from retool_mcore.view.sources import RecordRow
+from retool_mcore.report.view.sources import RecordRow
 
 
 def sample(rows: Sequence[RecordRow], limit: int) -> list[RecordRow]:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retool_mcore.rollout.measure import _rounded, mismatch
+from retool_mcore.verl.measure import _rounded, mismatch
 
 
 def test_the_mismatch_of_engine_and_actor():

@@ -1,0 +1,75 @@
+"""The engines that sample, and what our code asks of them.
+
+No other file asks for an engine's name.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutEngine:
+    """What differs between the engines that verl drives for us."""
+
+    name: str  # verl's name for it, of its keys and its registry
+    title: str  # its own name, for messages
+    own_server: bool  # it runs in our server, whose load is polled and whose death is seen (verl/sglang_server.py)
+    request_seeds: bool  # a request carries its own seed, and how the end of a call is found; else one by one
+    reads_calls: bool  # it brings a reader of tool calls, which is asked first (rollout/sglang_reader.py)
+    # The argument that takes run.seed. None: verl passes its rollout.seed, to which it adds the
+    # replica's number.
+    seed_argument: str | None
+    # Where its arguments are declared: package, file, class. None: their names are not checked.
+    arguments_class: tuple[str, str, str] | None
+    # The argument that names a drafter, and the drafters without weights of their own.
+    draft_argument: str | None
+    drafts_without_weights: tuple[str, ...] = ()
+
+    def known_arguments(self) -> set[str] | None:
+        """The names that ``rollout.engine_args`` may hold; None where nothing here can say.
+
+        They are read from the engine's source, because importing it takes seconds and a device.
+        """
+        if self.arguments_class is None:
+            return None
+        name, file, class_name = self.arguments_class
+        package = importlib.util.find_spec(name)
+        if package is None or package.submodule_search_locations is None:
+            return None  # a login node; preflight reports that the package is missing
+        source = (Path(package.submodule_search_locations[0]) / file).read_text(encoding="utf-8")
+        classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+        return {
+            line.target.id
+            for each in classes
+            if each.name == class_name
+            for line in each.body
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        }
+
+
+SGLANG = RolloutEngine(
+    name="sglang",
+    title="SGLang",
+    own_server=True,
+    request_seeds=True,
+    reads_calls=True,
+    seed_argument="random_seed",  # verl/sglang_replica.py adds the replica's number
+    arguments_class=("sglang", "srt/server_args.py", "ServerArgs"),
+    draft_argument="speculative_algorithm",
+    drafts_without_weights=("NGRAM",),
+)
+VLLM = RolloutEngine(
+    name="vllm",
+    title="vLLM",
+    own_server=False,
+    request_seeds=False,  # it would process seeded requests one by one
+    reads_calls=False,
+    seed_argument=None,
+    arguments_class=None,
+    draft_argument=None,
+)
+ENGINES = {engine.name: engine for engine in (SGLANG, VLLM)}  # by verl's name, which verl's tree holds
