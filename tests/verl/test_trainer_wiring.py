@@ -176,13 +176,14 @@ def test_a_new_engine_gets_the_version_of_the_last_sync(tmp_path: Path, monkeypa
 def test_patience_is_counted_over_what_verls_validation_and_ours_have_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val-core/x": 1.0})
     settings = ("best.metric=val/accuracy", "best.patience=2", "validation.every=2", "checkpoint.every_steps=2")
     trainer = trainer_of(tmp_path, *settings)
     trainer._run.run.dir.mkdir(parents=True)
-    trainer.config, trainer.total_training_steps = SimpleNamespace(), 24
+    trainer.config, trainer.total_training_steps = OmegaConf.create({"trainer": {"val_before_train": False}}), 24
     trainer.resume_best(0)
     for step, value in ((2, 0.5), (4, 0.75), (6, 0.6), (8, 0.7)):
         trainer.global_steps = step
