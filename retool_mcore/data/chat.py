@@ -134,7 +134,7 @@ def _require_whole(message: Message, turn: str, index: int) -> None:
 
 def _require_calls_end_once(message: Message, turn: str, index: int) -> None:
     """Code that holds the tag which ends its call would be cut there by a rollout."""
-    calls = message.get("tool_calls") or []
+    calls: list[Any] = message.get("tool_calls") or []
     outputs = len(INTERPRETER_OUTPUT.findall(turn))
     ends = sum(block.closed for block in blocks(turn, CODE_START, CODE_END)) if outputs else 0
     cut = CALL_END in turn and any(CALL_END in json.dumps(call) for call in calls)

@@ -120,7 +120,7 @@ class RlEngine:
         data = rows(self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size())
         tu.assign_non_tensor_data(data, "enable_routing_replay", True)
         tu.assign_non_tensor(data, compute_loss=False)
-        said = self.worker.infer_batch(data)
+        said: Any = self.worker.infer_batch(data)
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
         return [each.long().sort().values.tolist() for each in said["routed_experts"].unbind()]
@@ -136,7 +136,7 @@ class RlEngine:
         from verl.utils import tensordict_utils as tu
 
         tu.assign_non_tensor(data, compute_loss=False)
-        said = self.worker.infer_batch(data)
+        said: Any = self.worker.infer_batch(data)
         if not self.engine.is_mp_src_rank_with_outputs():
             return []
         return [row.tolist() for row in said["values" if self.critic else "log_probs"].unbind()]
