@@ -59,7 +59,7 @@ _MODES_AND_TIMES = (
 # As on a file system without extended attributes, which shutil's copying understands.
 _UNSUPPORTED = ("listxattr", "llistxattr", "flistxattr", "getxattr", "lgetxattr", "fgetxattr")
 _OPENING = ("open", "openat", "openat2")
-_CLONE_NEW_ANYTHING = 0x5E02_0080  # every CLONE_NEW* flag, time namespaces too
+_CLONE_NEW_ANYTHING = 0x7E02_0080  # every CLONE_NEW* flag, time namespaces too
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 _PR_SET_NAME, _PR_GET_NAME, _PR_CAPBSET_READ, _PR_GET_DUMPABLE = 15, 16, 23, 3
 # Duplicate, flags, locks, pipe size.

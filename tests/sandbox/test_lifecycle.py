@@ -75,17 +75,18 @@ async def test_an_outage_is_retried_before_it_is_raised():
         assert (await call).stdout == "'done'\n"
 
 
-async def test_close_fails_calls_in_flight_and_leaves_nothing():
-    before = set(Path(tempfile.gettempdir()).glob("retool-sandbox-*"))
+async def test_close_fails_calls_in_flight_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # in the shared one other sandboxes come and go
     fds_before = len(os.listdir("/proc/self/fd"))
     sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=2)
     await sandbox.open()
+    assert len(list(tmp_path.glob("retool-sandbox-*"))) == 1
     calls = [asyncio.ensure_future(sandbox.execute("import time; time.sleep(60)")) for _ in range(4)]
     await asyncio.sleep(0.3)
     await sandbox.close()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, SandboxUnavailable) for outcome in outcomes)
-    assert set(Path(tempfile.gettempdir()).glob("retool-sandbox-*")) - before == set()
+    assert list(tmp_path.glob("retool-sandbox-*")) == []
     assert len(os.listdir("/proc/self/fd")) == fds_before
     with pytest.raises(SandboxUnavailable, match="closed"):
         await sandbox.execute("1")

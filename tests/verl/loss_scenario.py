@@ -175,3 +175,39 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+
+KEYS = list(Group.keys)
+
+
+class Queue:
+    """verl's queue with the columns [B, T] of four responses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **columns_BT: torch.Tensor) -> None:
+        from retool_mcore.verl import engine_gap, replay
+
+        self.rows = {
+            key: {name: column[row, : LENGTHS_B[row]] for name, column in columns_BT.items()}
+            for row, key in enumerate(KEYS)
+        }
+        for module in (engine_gap, replay):
+            monkeypatch.setattr(module, "tq", self)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        from verl.utils import tensordict_utils as tu
+
+        def column(name: str) -> torch.Tensor:
+            return torch.nested.as_nested_tensor([self.rows[key][name] for key in keys], layout=torch.jagged)
+
+        return tu.get_tensordict({name: column(name) for name in select_fields}, {})
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> None:
+        for name in fields.keys():  # noqa: SIM118
+            for key, value in zip(keys, fields[name].unbind(), strict=True):
+                self.rows[key][name] = value
+
+
+def batch() -> Any:
+    from transfer_queue import KVBatchMeta
+
+    return KVBatchMeta(partition_id="train", keys=list(KEYS), tags=[{} for _ in KEYS], extra_info={})

@@ -12,11 +12,10 @@ pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.plugin import assert_loaded
-from tests.verl.loss_scenario import ENGINE_BT, LENGTHS_B, MASK_BT, OLD_BT, RL, tree
+from tests.verl.loss_scenario import ENGINE_BT, KEYS, LENGTHS_B, MASK_BT, OLD_BT, RL, Queue, batch, tree
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
-KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 ENTROPY_BT = torch.tensor([[0.5], [2.0], [7.0], [1.0]]).expand(4, 6) + torch.arange(6) / 10
 
 
@@ -24,39 +23,6 @@ ENTROPY_BT = torch.tensor([[0.5], [2.0], [7.0], [1.0]]).expand(4, 6) + torch.ara
 def verl_imports_here() -> None:
     get_platform("cpu").activate()
     assert_loaded()
-
-
-class Queue:
-    """verl's queue with the columns [B, T] of four responses."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **columns_BT: torch.Tensor) -> None:
-        from retool_mcore.verl import engine_gap, replay
-
-        self.rows = {
-            key: {name: column[row, : LENGTHS_B[row]] for name, column in columns_BT.items()}
-            for row, key in enumerate(KEYS)
-        }
-        for module in (engine_gap, replay):
-            monkeypatch.setattr(module, "tq", self)
-
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        from verl.utils import tensordict_utils as tu
-
-        def column(name: str) -> torch.Tensor:
-            return torch.nested.as_nested_tensor([self.rows[key][name] for key in keys], layout=torch.jagged)
-
-        return tu.get_tensordict({name: column(name) for name in select_fields}, {})
-
-    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> None:
-        for name in fields.keys():  # noqa: SIM118
-            for key, value in zip(keys, fields[name].unbind(), strict=True):
-                self.rows[key][name] = value
-
-
-def batch() -> Any:
-    from transfer_queue import KVBatchMeta
-
-    return KVBatchMeta(partition_id="train", keys=list(KEYS), tags=[{} for _ in KEYS], extra_info={})
 
 
 OFF = {"rollout_is": None, "rollout_is_threshold": 2.0, "rollout_rs": None, "rollout_rs_threshold": None}
