@@ -61,7 +61,7 @@ def bench(
     model: Annotated[str | None, typer.Option(help="in place of the configuration's model.path")] = None,
     data: Annotated[str | None, typer.Option(help="in place of its data files, trained on and validated on")] = None,
     warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 20,
     history: Annotated[
         bool, typer.Option(help="add a point to perf/history.jsonl and to runs/perf for TensorBoard")
     ] = False,
