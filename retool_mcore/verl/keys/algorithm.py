@@ -5,53 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 from retool_mcore.config import Algorithm, RlConfig
+from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, values
 
 ACTOR = "actor_rollout_ref.actor."
+CORRECTION = "algorithm.rollout_correction."
 OPO = "retool_opo"  # verl/advantages.py registers it with verl
 ESTIMATORS = {"ppo": "gae", "opo": OPO}  # verl's names of advantages where they are not ours
 LOSSES = {"ppo": "vanilla"}  # and of losses
 KL_TYPES = {"k3": "low_var_kl"}  # and of estimates of the divergence; verl's default is spelt so
 
 
-def algorithm_keys(config: RlConfig) -> dict[str, Any]:
-    a = config.algorithm
-    constant_length = a.loss_agg == "seq-mean-token-sum-norm"
-    return {
-        "algorithm.adv_estimator": ESTIMATORS.get(a.name, a.name),
-        "algorithm.norm_adv_by_std_in_grpo": a.normalize_by_std,
-        "algorithm.gamma": a.gamma,
-        "algorithm.lam": a.lam,
-        # verl then fetches prompts one by one; our replay buffer does the filtering.
-        "algorithm.filter_groups.enable": a.filter_groups,
-        # verl trains the actor from the step of this number on.
-        "trainer.critic_warmup": config.critic.warmup_steps + 1 if config.critic.warmup_steps else 0,
-        ACTOR + "policy_loss.loss_mode": LOSSES.get(a.loss, a.loss),
-        ACTOR + "clip_ratio": a.clip_low,
-        ACTOR + "clip_ratio_low": a.clip_low,
-        ACTOR + "clip_ratio_high": a.clip_high,
-        ACTOR + "clip_ratio_c": a.clip_c,
-        ACTOR + "tau_pos": a.tau_pos,
-        ACTOR + "tau_neg": a.tau_neg,
-        ACTOR + "loss_agg_mode": a.loss_agg,
-        # Without it verl divides by the width of each micro-batch, its longest response.
-        ACTOR + "loss_scale_factor": config.rollout.max_response_tokens if constant_length else None,
-        **_divergence_keys(a),
-        **{f"algorithm.rollout_correction.{key}": value for key, value in _correction(a).items()},
-        **(_engine_log_prob_keys(a) if a.old_log_prob == "rollout" else {}),
-    }
+def _by_engine(run: RlConfig) -> bool:
+    """The engine's log-probabilities as the old ones.
+
+    verl's trainer then passes no importance weights to the loss and rejects nothing; its loss
+    "bypass_mode" does both from its own forward pass.
+    """
+    return run.algorithm.old_log_prob == "rollout"
 
 
-def _divergence_keys(a: Algorithm) -> dict[str, Any]:
-    in_reward = a.kl_in == "reward"
-    keys: dict[str, Any] = {
-        "algorithm.use_kl_in_reward": in_reward,
-        ACTOR + "use_kl_loss": a.kl_coef > 0 and not in_reward,
-        ACTOR + "kl_loss_coef": a.kl_coef,
-        ACTOR + "kl_loss_type": KL_TYPES.get(a.kl_type, a.kl_type),
-    }
-    if in_reward:
-        keys |= {"algorithm.kl_penalty": a.kl_type, "algorithm.kl_ctrl.kl_coef": a.kl_coef}
-    return keys
+def _corrects_in_the_loss(run: RlConfig) -> bool:
+    a = run.algorithm
+    return _by_engine(run) and (a.importance_sampling != "off" or a.rejection != "off")
+
+
+def _in_reward(run: RlConfig) -> bool:
+    return run.algorithm.kl_in == "reward"
+
+
+def _loss_scale(run: RlConfig) -> int | None:
+    """Without it verl divides by the width of each micro-batch, its longest response."""
+    return run.rollout.max_response_tokens if run.algorithm.loss_agg == "seq-mean-token-sum-norm" else None
 
 
 def _correction(a: Algorithm) -> dict[str, Any]:
@@ -71,22 +55,77 @@ def _correction(a: Algorithm) -> dict[str, Any]:
     }
 
 
-def _engine_log_prob_keys(a: Algorithm) -> dict[str, Any]:
-    """The engine's log-probabilities as the old ones.
+def _correction_in_the_loss(run: RlConfig) -> dict[str, Any]:
+    return {
+        "_target_": "verl.trainer.config.algorithm.RolloutCorrectionConfig",
+        "bypass_mode": True,
+        "loss_type": "ppo_clip" if run.algorithm.importance_sampling == "off" else "reinforce",
+        **_correction(run.algorithm),
+    }
 
-    verl's trainer then passes no importance weights to the loss and rejects nothing; its loss
-    "bypass_mode" does both from its own forward pass.
-    """
-    keys: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": True}
-    weighs = a.importance_sampling != "off"
-    if weighs or a.rejection != "off":
-        keys |= {
-            ACTOR + "policy_loss.loss_mode": "bypass_mode",
-            ACTOR + "policy_loss.rollout_correction": {
-                "_target_": "verl.trainer.config.algorithm.RolloutCorrectionConfig",
-                "bypass_mode": True,
-                "loss_type": "reinforce" if weighs else "ppo_clip",
-                **_correction(a),
-            },
-        }
-    return keys
+
+# The functions take the run.
+ALGORITHM = (
+    Key(
+        "algorithm.adv_estimator", "algorithm.name", lambda run: ESTIMATORS.get(run.algorithm.name, run.algorithm.name)
+    ),
+    Key(
+        "algorithm.norm_adv_by_std_in_grpo",
+        "algorithm.normalize_by_std",
+        lambda run: run.algorithm.normalize_by_std,
+    ),
+    Key("algorithm.gamma", "algorithm.gamma", lambda run: run.algorithm.gamma),
+    Key("algorithm.lam", "algorithm.lam", lambda run: run.algorithm.lam),
+    # verl then fetches prompts one by one; our replay buffer does the filtering.
+    Key("algorithm.filter_groups", "algorithm.filter_groups"),
+    Key("algorithm.filter_groups.enable", "algorithm.filter_groups", lambda run: run.algorithm.filter_groups),
+    # verl trains the actor from the step of this number on.
+    Key(
+        "trainer.critic_warmup",
+        "critic.warmup_steps",
+        lambda run: run.critic.warmup_steps + 1 if run.critic.warmup_steps else 0,
+    ),
+    Key(
+        ACTOR + "policy_loss.loss_mode",
+        "algorithm.loss",
+        lambda run: "bypass_mode" if _corrects_in_the_loss(run) else LOSSES.get(run.algorithm.loss, run.algorithm.loss),
+    ),
+    Key(ACTOR + "clip_ratio", "algorithm.clip_low", lambda run: run.algorithm.clip_low),
+    Key(ACTOR + "clip_ratio_low", "algorithm.clip_low", lambda run: run.algorithm.clip_low),
+    Key(ACTOR + "clip_ratio_high", "algorithm.clip_high", lambda run: run.algorithm.clip_high),
+    Key(ACTOR + "clip_ratio_c", "algorithm.clip_c", lambda run: run.algorithm.clip_c),
+    Key(ACTOR + "tau_pos", "algorithm.tau_pos", lambda run: run.algorithm.tau_pos),
+    Key(ACTOR + "tau_neg", "algorithm.tau_neg", lambda run: run.algorithm.tau_neg),
+    Key(ACTOR + "loss_agg_mode", "algorithm.loss_agg", lambda run: run.algorithm.loss_agg),
+    Key(ACTOR + "loss_scale_factor", "algorithm.loss_agg", _loss_scale),
+    Key("algorithm.use_kl_in_reward", "algorithm.kl_in", _in_reward),
+    Key(ACTOR + "use_kl_loss", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef > 0 and not _in_reward(run)),
+    Key(ACTOR + "kl_loss_coef", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef),
+    Key(
+        ACTOR + "kl_loss_type",
+        "algorithm.kl_type",
+        lambda run: KL_TYPES.get(run.algorithm.kl_type, run.algorithm.kl_type),
+    ),
+    Key("algorithm.kl_penalty", "algorithm.kl_type", lambda run: run.algorithm.kl_type, when=_in_reward),
+    Key("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coef", lambda run: run.algorithm.kl_coef, when=_in_reward),
+    *(
+        Key(CORRECTION + name, setting, lambda run, name=name: _correction(run.algorithm)[name])
+        for name, setting in (
+            ("rollout_is", "algorithm.importance_sampling"),
+            ("rollout_is_threshold", "algorithm.importance_threshold and algorithm.importance_low"),
+            ("rollout_rs", "algorithm.rejection"),
+            ("rollout_rs_threshold", "algorithm.rejection_low and algorithm.rejection_high"),
+        )
+    ),
+    Key(CORRECTION + "bypass_mode", OLD_LOG_PROB, True, when=_by_engine),
+    Key(CORRECTION + "loss_type", OLD_LOG_PROB),
+    Key(ACTOR + "policy_loss.rollout_correction", None, _correction_in_the_loss, when=_corrects_in_the_loss),
+    Key(ACTOR + "use_rollout_log_probs", OLD_LOG_PROB),
+)
+# Refused only with algorithm.old_log_prob = "rollout": with "actor" the rest of verl's table holds
+# what losses of verl's read that no setting of ours names.
+ENGINE_LOG_PROB = (Key(ACTOR + "policy_loss", OLD_LOG_PROB),)
+
+
+def algorithm_keys(config: RlConfig) -> dict[str, Any]:
+    return values(ALGORITHM, config)

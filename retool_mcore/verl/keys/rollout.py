@@ -12,10 +12,16 @@ import yaml
 from retool_mcore.config import EvaluationConfig, RlConfig, RlTrain, RunConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.keys.key import OWN_PART, Key, values
 from retool_mcore.verl.run_settings import RUN_CONFIG
 
 VERL = Path(__file__).parents[1]  # the folder of the files that verl loads by path
 
+UNDER = "actor_rollout_ref.rollout."
+_SAMPLER = "trainer.v1.sampler."
+LENGTH = "rollout.max_response_tokens"
+NODES = "the section [cluster] and rollout.gpus"
+VALIDATION = "the section [validation]"
 AGENT_NAME = "retool"
 TRAINER_MODES = {  # train.mode -> our trainers
     "sync": "retool_sync",
@@ -37,40 +43,59 @@ OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
 OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {"quantization": "rollout.precision"}  # which `retool eval` has not
 
 
+def _validates_by(name: str) -> Any:
+    return lambda run, _: getattr(run.validation, name)
+
+
+# The functions take the run and its platform. Under "actor_rollout_ref.rollout.":
+ROLLOUT = (
+    Key("name", "run.platform", lambda _, platform: platform.rollout.engine.name),
+    Key("mode", None, "async"),
+    Key("n", "rollout.group_size", lambda run, _: run.rollout.group_size),
+    Key("temperature", "rollout.temperature", lambda run, _: run.rollout.temperature),
+    Key("top_p", "rollout.top_p", lambda run, _: run.rollout.top_p),
+    Key("prompt_length", "data.max_prompt_tokens"),  # verl takes both of section [data]
+    Key("response_length", LENGTH),
+    Key("dtype", "model.dtype", lambda run, _: run.model.dtype),
+    Key(
+        "quantization",
+        "rollout.precision",
+        lambda run, _: run.rollout.precision,
+        when=lambda run, _: run.rollout.precision != "model",
+    ),
+    Key("seed", "run.seed", lambda run, _: run.run.seed),
+    Key("tensor_model_parallel_size", "rollout.engine_tp", lambda run, _: run.rollout.engine_tp),
+    Key("gpu_memory_utilization", "rollout.engine_memory_fraction", lambda run, _: run.rollout.engine_memory_fraction),
+    Key("max_num_seqs", "rollout.max_running_requests", lambda run, _: run.rollout.max_running_requests),
+    Key("max_model_len", f"data.max_prompt_tokens and {LENGTH}", lambda run, _: run.max_sequence_tokens),
+    Key("load_format", OWN_PART, "dummy"),  # the first weight sync fills it before the first rollout
+    Key("calculate_log_probs", OWN_PART, True),
+    Key(
+        "enable_rollout_routing_replay",
+        "algorithm.router_replay",
+        lambda run, _: run.algorithm.router_replay == "R3",
+    ),
+    Key("free_cache_engine", None, lambda _, platform: platform.rollout.free_cache_engine),
+    Key("enforce_eager", None, lambda _, platform: platform.rollout.enforce_eager),
+    Key("router_config_path", OWN_PART, lambda run, _: str(router_file(run))),
+    Key("agent.num_workers", "rollout.agent_workers", lambda run, _: run.rollout.agent_workers),
+    Key("agent.default_agent_loop", OWN_PART, AGENT_NAME),
+    Key("agent.agent_loop_config_path", None, lambda run, _: str(agent_loop_file(run))),  # perf/bench.py's own wins
+    Key("multi_turn.enable", None, True),
+    Key("multi_turn.max_assistant_turns", "rollout.max_turns", lambda run, _: run.rollout.max_turns),
+    Key("val_kwargs", VALIDATION),
+    Key("val_kwargs.n", VALIDATION, _validates_by("n")),
+    Key("val_kwargs.do_sample", VALIDATION, lambda run, _: run.validation.temperature > 0),
+    Key("val_kwargs.temperature", VALIDATION, _validates_by("temperature")),
+    Key("val_kwargs.top_p", VALIDATION, _validates_by("top_p")),
+    Key("engine_kwargs.sglang", "rollout.engine_args"),  # `rollout_keys` sets what it holds
+)
+
+
 def rollout_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    r = config.rollout
-    rollout = "actor_rollout_ref.rollout."
-    keys: dict[str, Any] = {
-        rollout + "name": platform.rollout.engine.name,
-        rollout + "mode": "async",
-        rollout + "n": r.group_size,
-        rollout + "temperature": r.temperature,
-        rollout + "top_p": r.top_p,
-        rollout + "dtype": config.model.dtype,
-        **({rollout + "quantization": r.precision} if r.precision != "model" else {}),
-        rollout + "seed": config.run.seed,
-        rollout + "tensor_model_parallel_size": r.engine_tp,
-        rollout + "gpu_memory_utilization": r.engine_memory_fraction,
-        rollout + "max_num_seqs": r.max_running_requests,
-        rollout + "max_model_len": config.max_sequence_tokens,
-        rollout + "load_format": "dummy",  # the first weight sync fills it before the first rollout
-        rollout + "calculate_log_probs": True,
-        rollout + "enable_rollout_routing_replay": config.algorithm.router_replay == "R3",
-        rollout + "free_cache_engine": platform.rollout.free_cache_engine,
-        rollout + "enforce_eager": platform.rollout.enforce_eager,
-        rollout + "router_config_path": str(router_file(config)),
-        rollout + "agent.num_workers": r.agent_workers,
-        rollout + "agent.default_agent_loop": AGENT_NAME,
-        rollout + "agent.agent_loop_config_path": str(agent_loop_file(config)),
-        rollout + "multi_turn.enable": True,
-        rollout + "multi_turn.max_assistant_turns": r.max_turns,
-        rollout + "val_kwargs.n": config.validation.n,
-        rollout + "val_kwargs.do_sample": config.validation.temperature > 0,
-        rollout + "val_kwargs.temperature": config.validation.temperature,
-        rollout + "val_kwargs.top_p": config.validation.top_p,
-    }
-    engine_kwargs = f"{rollout}engine_kwargs.{platform.rollout.engine.name}."
-    return keys | {engine_kwargs + key: value for key, value in engine_args(config, platform).items()}
+    engine_kwargs = f"{UNDER}engine_kwargs.{platform.rollout.engine.name}."
+    arguments = {engine_kwargs + key: value for key, value in engine_args(config, platform).items()}
+    return values(ROLLOUT, config, platform, under=UNDER) | arguments
 
 
 def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict[str, Any]:
@@ -113,18 +138,6 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
         )
 
 
-def sampler_keys(config: RlConfig) -> dict[str, Any]:
-    sampler = "trainer.v1.sampler."
-    return {
-        sampler + "custom_sampler.path": str(VERL / "replay.py"),
-        sampler + "custom_sampler.name": "SyncReplay" if config.train.mode == "sync" else "AsyncReplay",
-        sampler + "sampler_kwargs": {RUN_CONFIG: str(config.run.config_file)},
-        sampler + "max_off_policy_threshold": _age_limit(config.train),
-        sampler + "max_off_policy_strategy": config.train.when_stale,
-        "trainer.v1.colocate_async.num_warmup_batches": config.train.prefetch_batches,
-    }
-
-
 def _age_limit(train: RlTrain) -> int:
     """verl's bound on a group's age, which is 1 in the step that starts its prompt.
 
@@ -137,25 +150,69 @@ def _age_limit(train: RlTrain) -> int:
     return train.max_staleness + 1
 
 
-def async_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
-    """Trainer and engines on devices of their own: the devices, and how weights are transferred."""
-    if config.train.mode != "async":
-        return {}
-    c, gpus = config.cluster, config.rollout.gpus
-    nodes, per_node = (1, gpus) if c.nodes == 1 else (gpus // c.gpus_per_node, c.gpus_per_node)
-    rollout, separate = "actor_rollout_ref.rollout.", "trainer.v1.separate_async."
-    backend, module = platform.rollout.weight_transport
-    return {
-        "actor_rollout_ref.hybrid_engine": False,  # no second set of engines on the trainer's devices
-        rollout + "nnodes": nodes,
-        rollout + "n_gpus_per_node": per_node,
-        rollout + "checkpoint_engine.backend": backend,
-        rollout + "checkpoint_engine.custom_backend_module": module,
-        "trainer.nnodes": 1 if c.nodes == 1 else c.nodes - nodes,
-        "trainer.n_gpus_per_node": c.gpus_per_node - gpus if c.nodes == 1 else c.gpus_per_node,
-        separate + "num_warmup_batches": config.train.prefetch_batches,
-        separate + "parameter_sync_step": config.train.updates_per_step,
-    }
+def _engine_nodes(run: RlConfig) -> tuple[int, int]:
+    """Nodes of the engines, and devices on each, where engines have devices of their own."""
+    c, gpus = run.cluster, run.rollout.gpus
+    return (1, gpus) if c.nodes == 1 else (gpus // c.gpus_per_node, c.gpus_per_node)
+
+
+def _trainer_nodes(run: RlConfig, _: Platform) -> int:
+    return 1 if run.cluster.nodes == 1 else run.cluster.nodes - _engine_nodes(run)[0]
+
+
+def _trainer_devices(run: RlConfig, _: Platform) -> int:
+    return run.cluster.gpus_per_node - (run.rollout.gpus if run.cluster.nodes == 1 else 0)
+
+
+SAMPLER = (
+    Key(_SAMPLER + "custom_sampler", OWN_PART),
+    Key(_SAMPLER + "custom_sampler.path", OWN_PART, str(VERL / "replay.py")),
+    Key(
+        _SAMPLER + "custom_sampler.name",
+        OWN_PART,
+        lambda run, _: "SyncReplay" if run.train.mode == "sync" else "AsyncReplay",
+    ),
+    Key(
+        _SAMPLER + "sampler_kwargs",
+        "the sections [rollout], [train] and [validation]",
+        lambda run, _: {RUN_CONFIG: str(run.run.config_file)},
+    ),
+    Key(_SAMPLER + "max_off_policy_threshold", "train.max_staleness", lambda run, _: _age_limit(run.train)),
+    Key(_SAMPLER + "max_off_policy_strategy", "train.when_stale", lambda run, _: run.train.when_stale),
+    Key(
+        "trainer.v1.colocate_async.num_warmup_batches",
+        "train.prefetch_batches",
+        lambda run, _: run.train.prefetch_batches,
+    ),
+)
+# With train.mode = "async" trainer and engines have devices of their own.
+ASYNC = (
+    Key("actor_rollout_ref.hybrid_engine", "train.mode", False),  # no second set of engines on the trainer's devices
+    Key(UNDER + "nnodes", NODES, lambda run, _: _engine_nodes(run)[0]),
+    Key(UNDER + "n_gpus_per_node", NODES, lambda run, _: _engine_nodes(run)[1]),
+    Key(
+        UNDER + "checkpoint_engine.backend",
+        "run.platform",
+        lambda _, platform: platform.rollout.weight_transport[0],
+    ),
+    Key(
+        UNDER + "checkpoint_engine.custom_backend_module",
+        "run.platform",
+        lambda _, platform: platform.rollout.weight_transport[1],
+    ),
+    Key("trainer.nnodes", NODES, _trainer_nodes),
+    Key("trainer.n_gpus_per_node", NODES, _trainer_devices),
+    Key(
+        "trainer.v1.separate_async.num_warmup_batches",
+        "train.prefetch_batches",
+        lambda run, _: run.train.prefetch_batches,
+    ),
+    Key(
+        "trainer.v1.separate_async.parameter_sync_step",
+        "train.prompts_per_step and train.mini_batch_prompts",
+        lambda run, _: run.train.updates_per_step,
+    ),
+)
 
 
 def trajectories_in_flight(config: RlConfig) -> int:

@@ -10,7 +10,8 @@ import yaml
 from retool_mcore.config import SftConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.ppo import megatron_keys, optim_keys
+from retool_mcore.verl.keys.engine import MODEL, OPTIMIZER, SFT_BATCHES, megatron_keys
+from retool_mcore.verl.keys.key import values
 from retool_mcore.verl.keys.refused import SFT_KEYS, refuse
 
 if TYPE_CHECKING:
@@ -41,25 +42,28 @@ def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerCo
 
 def sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, Any]]:
     """Keyword arguments of verl's dataclasses, with ``[verl_overrides]`` applied."""
+    engine = megatron_keys(config, platform) | values(SFT_BATCHES, config, platform)
     sections = {
-        "model": {
-            "path": config.model.path,
-            "external_lib": platform.training.external_lib,
-            "use_remove_padding": True,
-            "use_fused_kernels": config.memory.fused_cross_entropy,
-        },
-        "engine": megatron_keys(config, platform)
-        | {
-            "use_dynamic_bsz": True,
-            "max_token_len_per_gpu": config.train.micro_batch_tokens,
-            "infer_max_token_len_per_gpu": config.train.micro_batch_tokens,
-        },
-        "optim": optim_keys(config, config.train.steps),
+        "model": values(MODEL, config, platform),
+        "engine": _tables(engine),
+        "optim": _tables(values(OPTIMIZER, config, config.train.steps)),
     }
     refuse(config.verl_overrides, SFT_KEYS, config.source)
     for key, value in config.verl_overrides.items():
         _override(sections, key, value, config.source)
     return sections
+
+
+def _tables(keys: dict[str, Any]) -> dict[str, Any]:
+    """Paths of two parts as tables in a table, as verl's dataclasses take them."""
+    tables: dict[str, Any] = {}
+    for path, value in keys.items():
+        table, _, name = path.rpartition(".")
+        if table:
+            tables.setdefault(table, {})[name] = value
+        else:
+            tables[name] = value
+    return tables
 
 
 def sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+"""verl's keys for Megatron: engine, optimizer and model, for SFT's engine and each role of RL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retool_mcore.config import RunConfig
+from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.keys.key import OWN_PART, Key, values
+
+# verl trains adapters on Megatron through Megatron-Bridge alone (workers/config/megatron_peft.py).
+# With mbridge it ignores lora_rank, and asserts on lora.rank once it has started.
+NO_LORA = "this trainer, which trains whole weights because verl's adapters need Megatron-Bridge and not mbridge,"
+ADAPTERS = ("lora", "lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules")
+# It reads from a weight's name in Transformer Engine's grouped layer which expert the weight is of.
+GROUPED = "this trainer, whose bridge knows the experts' weights by the names of their grouped layer,"
+TRANSFORMER, DDP, ADAM = "override_transformer_config", "override_ddp_config", "override_optimizer_config"
+OPTION = f"{TRANSFORMER}."  # what verl hands on to Megatron's TransformerConfig
+
+
+def _sequence_parallel(run: RunConfig, *_: Any) -> bool:
+    return run.parallel.sequence_parallel and run.parallel.tp > 1
+
+
+def _recomputes(*levels: str) -> Any:
+    # "auto" sets Megatron's keys anew for each micro-batch
+    return lambda run, _: run.memory.recompute in levels
+
+
+def _balances(run: RunConfig, *_: Any) -> bool:
+    return run.experts.load_balancing != "none"
+
+
+def _in_fp8(run: RunConfig, *_: Any) -> bool:
+    return run.model.fp8 != "off"
+
+
+# Of verl's McoreEngineConfig; the functions take the run and its platform.
+MEGATRON = (
+    Key("_target_", "run.platform"),  # RL names the class in its tree, SFT makes it
+    Key("tensor_model_parallel_size", "parallel.tp", lambda run, _: run.parallel.tp),
+    Key("pipeline_model_parallel_size", "parallel.pp", lambda run, _: run.parallel.pp),
+    Key(
+        "virtual_pipeline_model_parallel_size",
+        "parallel.vpp",
+        lambda run, _: run.parallel.vpp if run.parallel.vpp > 1 else None,
+    ),
+    Key("context_parallel_size", "parallel.cp", lambda run, _: run.parallel.cp),
+    Key("expert_model_parallel_size", "parallel.ep", lambda run, _: run.parallel.ep),
+    Key("expert_tensor_parallel_size", "parallel.etp", lambda run, _: run.parallel.etp or None),  # None: as tp
+    Key("sequence_parallel", "parallel.sequence_parallel", _sequence_parallel),
+    Key("use_distributed_optimizer", None, True),
+    Key("use_mbridge", None, True),
+    Key("vanilla_mbridge", OWN_PART, True),  # ARCHITECTURE.md, "The bridge"
+    Key("dtype", "model.dtype", lambda run, _: run.model.dtype),
+    Key("seed", "run.seed", lambda run, _: run.run.seed),
+    Key("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable", lambda run, _: run.checkpoint.reshardable),
+    # Gather on one host process; Megatron's other way gives every rank all states of its
+    # data-parallel group.
+    Key(
+        "distrib_optim_fully_reshardable_mem_efficient",
+        "checkpoint.reshardable",
+        lambda run, _: run.checkpoint.reshardable,
+    ),
+    Key("param_offload", "memory.offload_idle", lambda run, _: run.memory.offload_idle),
+    Key("optimizer_offload", "memory.offload_idle", lambda run, _: run.memory.offload_idle),
+    Key(DDP, None, lambda _, platform: dict(platform.training.ddp_options)),
+    # mbridge takes it from here, and defaults to on
+    Key(OPTION + "sequence_parallel", "parallel.sequence_parallel", _sequence_parallel),
+    Key(
+        OPTION + "context_parallel_size",
+        "parallel.cp",
+        lambda run, _: run.parallel.cp,
+        when=lambda run, _: run.parallel.cp > 1,
+    ),
+    Key(
+        OPTION + "recompute_granularity",
+        "memory.recompute",
+        lambda run, _: run.memory.recompute,
+        when=_recomputes("selective", "full"),
+    ),
+    # Flash attention keeps no score matrix, so the attention core has nothing to recompute.
+    Key(OPTION + "recompute_modules", None, ["layernorm"], when=_recomputes("selective")),
+    Key(
+        OPTION + "recompute_method",
+        "memory.recompute_layers",
+        lambda run, _: "block" if run.memory.recompute_layers else "uniform",
+        when=_recomputes("full"),
+    ),
+    Key(
+        OPTION + "recompute_num_layers",
+        "memory.recompute_layers",
+        lambda run, _: run.memory.recompute_layers or 1,
+        when=_recomputes("full"),
+    ),
+    # A dense model ignores these. What is left out has mbridge's values: no load-balancing loss,
+    # and grouped products wherever there is Transformer Engine.
+    Key(
+        OPTION + "moe_router_dtype",
+        "experts.router_dtype",
+        "fp32",
+        when=lambda run, _: run.experts.router_dtype == "float32",
+    ),
+    Key(
+        OPTION + "moe_router_load_balancing_type",
+        "experts.load_balancing",
+        lambda run, _: run.experts.load_balancing,
+        when=_balances,
+    ),
+    Key(
+        OPTION + "moe_aux_loss_coeff",
+        "experts.aux_loss_coef",
+        lambda run, _: run.experts.aux_loss_coef,
+        when=_balances,
+    ),
+    Key(
+        OPTION + "moe_permute_fusion",
+        "experts.permute_fusion",
+        True,
+        when=lambda run, _: run.experts.permute_fusion,
+    ),
+    Key(OPTION + "moe_grouped_gemm", GROUPED),
+    Key(OPTION + "fp8", "model.fp8", "hybrid", when=_in_fp8),
+    Key(OPTION + "fp8_recipe", "model.fp8", lambda run, _: run.model.fp8, when=_in_fp8),
+)
+
+
+def megatron_keys(config: RunConfig, platform: Platform) -> dict[str, Any]:
+    """Keys of verl's McoreEngineConfig, and below them what Megatron's own classes take."""
+    kernels = {OPTION + name: value for name, value in platform.training.transformer_options.items()}
+    return kernels | values(MEGATRON, config, platform)
+
+
+def _moments(run: RunConfig, _: int) -> str:
+    return "fp32" if run.memory.adam_states == "compact" else "bf16"
+
+
+def _compact(run: RunConfig, _: int) -> bool:
+    return run.memory.adam_states != "float32"
+
+
+def _on_cpu(run: RunConfig, _: int) -> bool:
+    return bool(run.memory.optimizer_on_cpu)
+
+
+# Of verl's McoreOptimizerConfig; the functions take the run and how many updates it makes, which
+# the schedule counts.
+OPTIMIZER = (
+    Key("lr", "optim.lr", lambda run, _: run.optim.lr),
+    Key("min_lr", "optim.min_lr", lambda run, _: run.optim.min_lr),
+    Key("lr_decay_style", "optim.schedule", lambda run, _: run.optim.schedule),
+    Key("lr_decay_steps", "train.steps", lambda _, updates: updates),
+    Key("lr_warmup_steps", "optim.warmup_fraction", lambda run, updates: round(run.optim.warmup_fraction * updates)),
+    Key("lr_warmup_steps_ratio", "optim.warmup_fraction"),
+    Key("weight_decay", "optim.weight_decay", lambda run, _: run.optim.weight_decay),
+    Key("clip_grad", "optim.clip_grad", lambda run, _: run.optim.clip_grad),
+    Key("total_training_steps", "train.steps", lambda _, updates: updates),
+    # Without this key verl 0.9.1 saves the schedule but does not load it, and a resumed run starts
+    # its warm-up again.
+    Key("use_checkpoint_opt_param_scheduler", None, True),
+    # Megatron then also stores a master weight as the bfloat16 weight and its 16 missing bits.
+    Key("use_precision_aware_optimizer", "memory.adam_states", True, when=_compact),
+    Key("exp_avg_dtype", "memory.adam_states", _moments, when=_compact),
+    Key("exp_avg_sq_dtype", "memory.adam_states", _moments, when=_compact),
+    # verl 0.9.1 passes its own `betas` to Muon only; Adam uses Megatron's defaults unless they are
+    # set below.
+    Key("betas", "optim.beta1 and optim.beta2"),
+    Key(f"{ADAM}.adam_beta1", "optim.beta1", lambda run, _: run.optim.beta1),
+    Key(f"{ADAM}.adam_beta2", "optim.beta2", lambda run, _: run.optim.beta2),
+    # States that live and are updated on the host.
+    Key(f"{ADAM}.optimizer_cpu_offload", "memory.optimizer_on_cpu", True, when=_on_cpu),
+    Key(
+        f"{ADAM}.optimizer_offload_fraction",
+        "memory.optimizer_on_cpu",
+        lambda run, _: run.memory.optimizer_on_cpu,
+        when=_on_cpu,
+    ),
+    Key(f"{ADAM}.overlap_cpu_optimizer_d2h_h2d", "memory.optimizer_on_cpu", True, when=_on_cpu),
+    # The offloading optimizer takes gradients that way only.
+    Key(f"{ADAM}.use_precision_aware_optimizer", "memory.optimizer_on_cpu", True, when=_on_cpu),
+)
+# Of verl's HFModelConfig, for SFT and the actor; the functions take the run and its platform.
+MODEL = (
+    Key("path", "model.path", lambda run, _: run.model.path),
+    Key("external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
+    Key("use_remove_padding", None, True),
+    Key("use_fused_kernels", "memory.fused_cross_entropy", lambda run, _: run.memory.fused_cross_entropy),
+    *(Key(name, NO_LORA) for name in ADAPTERS),
+)
+# Of SFT's engine alone.
+SFT_BATCHES = (
+    Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
+    Key("max_token_len_per_gpu", "train.micro_batch_tokens", lambda run, _: run.train.micro_batch_tokens),
+    Key("infer_max_token_len_per_gpu", "train.micro_batch_tokens", lambda run, _: run.train.micro_batch_tokens),
+)

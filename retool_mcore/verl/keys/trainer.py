@@ -1,0 +1,163 @@
+"""verl's keys for RL's trainer: roles, data, rewards, and how Ray starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retool_mcore.config import RlConfig
+from retool_mcore.config.files import parquet_files
+from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.keys.key import OWN_PART, Key
+from retool_mcore.verl.keys.rollout import NODES, TRAINER_MODES, VERL
+from retool_mcore.verl.run_settings import RUN_CONFIG
+
+RUN_CONFIG_KEY = "trainer.retool_config"  # our key in verl's tree: the file of the run's own settings
+SAVED = ["model", "optimizer", "extra"]
+FOLDER = "run.root and run.name"
+
+
+def _routes(run: RlConfig, _: Platform) -> bool:
+    return run.algorithm.router_replay != "off"
+
+
+def _without_devices(_: RlConfig, platform: Platform) -> bool:
+    return not platform.host.has_devices
+
+
+def _local_ray(run: RlConfig, platform: Platform) -> bool:
+    """verl starts Ray on one machine; on several nodes the launch scripts do."""
+    return run.cluster.nodes == 1 and not platform.host.has_devices
+
+
+def _micro_batch(run: RlConfig, _: Platform) -> int:
+    return run.train.micro_batch_tokens
+
+
+def _run_config(run: RlConfig, _: Platform) -> str:
+    return str(run.run.config_file)
+
+
+# All functions take the run and its platform. Under "actor_rollout_ref.actor.":
+ACTOR = (
+    Key("ppo_mini_batch_size", "train.mini_batch_prompts", lambda run, _: run.train.mini_batch_prompts),
+    Key("use_dynamic_bsz", "train.micro_batch_tokens", True),
+    Key("ppo_max_token_len_per_gpu", "train.micro_batch_tokens", _micro_batch),
+    Key("checkpoint.save_contents", None, SAVED),
+    Key("checkpoint.async_save", "checkpoint.asynchronous", lambda run, _: run.checkpoint.asynchronous),
+    Key("megatron.router_replay", "algorithm.router_replay"),
+    Key(
+        "megatron.router_replay.mode",
+        "algorithm.router_replay",
+        lambda run, _: run.algorithm.router_replay,
+        when=_routes,
+    ),
+)
+# Set for PPO, which has a critic, and refused for all.
+CRITIC = (
+    Key("critic.model.path", "model.path", lambda run, _: run.model.path),
+    Key("critic.model.external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
+    Key("critic.model.use_remove_padding", None, True),
+    Key("critic.ppo_mini_batch_size", "train.mini_batch_prompts"),  # verl takes the actor's
+    Key("critic.ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
+    # verl 0.9.1's trainer uses this key for training, too.
+    Key("critic.ppo_infer_max_token_len_per_gpu", "train.micro_batch_tokens", _micro_batch),
+    Key("critic.cliprange_value", "critic.clip_value", lambda run, _: run.critic.clip_value),
+    Key("critic.checkpoint.save_contents", None, SAVED),
+    Key("critic.checkpoint.async_save", "checkpoint.asynchronous", lambda run, _: run.checkpoint.asynchronous),
+    # Of the optimizer, whose other keys are the actor's.
+    Key("critic.optim.lr", "critic.lr", lambda run, _: run.critic.lr),
+    Key(
+        "critic.optim.min_lr",
+        "critic.lr and optim.min_lr",
+        lambda run, _: min(run.optim.min_lr, run.critic.lr),
+    ),
+    Key("trainer.max_critic_ckpt_to_keep", "checkpoint.keep", None),
+)
+REWARD = (
+    Key("reward.num_workers", "reward.workers", lambda run, _: run.reward.workers),
+    Key("reward.custom_reward_function", "the section [reward]"),
+    Key("reward.custom_reward_function.path", "the section [reward]", str(VERL / "reward.py")),
+    Key("reward.custom_reward_function.name", "the section [reward]", "compute_score"),
+    Key(
+        "reward.custom_reward_function.reward_kwargs",
+        "the section [reward]",
+        lambda run, platform: {RUN_CONFIG: _run_config(run, platform)},
+    ),
+)
+DATA = (
+    Key(
+        "data.train_files",
+        "data.train_file",
+        lambda run, _: [str(Path(path).absolute()) for path in parquet_files(run.data.train_file)],
+    ),
+    Key(
+        "data.val_files",
+        "validation.files",
+        lambda run, _: [str(Path(path).absolute()) for path in run.validation.files],
+    ),
+    Key("data.train_batch_size", "train.prompts_per_step", lambda run, _: run.train.prompts_per_step),
+    Key("data.max_prompt_length", "data.max_prompt_tokens", lambda run, _: run.data.max_prompt_tokens),
+    Key("data.max_response_length", "rollout.max_response_tokens", lambda run, _: run.rollout.max_response_tokens),
+    Key("data.custom_cls", OWN_PART),
+    Key("data.custom_cls.path", OWN_PART, str(VERL / "dataset.py")),
+    Key("data.custom_cls.name", OWN_PART, "ReToolDataset"),
+    Key("data.return_raw_chat", None, True),
+    Key("data.seed", "run.seed", lambda run, _: run.run.seed),
+    Key("data.truncation", None, "error"),
+    Key("data.dataloader_num_workers", None, 0),  # prompts are a few strings; processes cost more than they bring
+)
+TRAINER = (
+    Key("trainer.device", "run.platform", lambda _, platform: platform.device.name),
+    Key("trainer.nnodes", NODES, lambda run, _: run.cluster.nodes),
+    Key("trainer.n_gpus_per_node", NODES, lambda run, _: run.cluster.gpus_per_node),
+    Key("trainer.total_training_steps", "train.steps", lambda run, _: run.train.steps),
+    Key("trainer.total_epochs", "train.steps", 1_000_000),  # steps decide, not epochs
+    Key("trainer.project_name", None, "retool"),
+    Key("trainer.experiment_name", "run.name", lambda run, _: run.run.name),
+    # run/metrics.py writes files: verl's would keep what a resumed run repeats
+    Key("trainer.logger", None, ["console"]),
+    Key("trainer.default_local_dir", FOLDER, lambda run, _: str(run.run.dir.absolute() / "checkpoints")),
+    Key("trainer.rollout_data_dir", None, None),
+    Key("trainer.save_freq", "checkpoint.every_steps", lambda run, _: run.saved_every or -1),
+    # run/checkpoint.py deletes old ones, also after a restart
+    Key("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", None),
+    Key("trainer.test_freq", "validation.every", lambda run, _: run.validation.every or -1),
+    Key("trainer.val_before_train", "validation.before", lambda run, _: run.validation.before),
+    Key("trainer.v1.trainer_mode", "train.mode", lambda run, _: TRAINER_MODES[run.train.mode]),
+    Key(RUN_CONFIG_KEY, FOLDER, _run_config),
+    # The transfer queue on a machine where every process counts.
+    Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", None, 1, when=_without_devices),
+    Key("transfer_queue.backend.SimpleStorage.total_storage_size", None, 4_000, when=_without_devices),
+)
+RAY = (
+    # Workers on other nodes inherit the environment of their shells; verl passes this one to every
+    # process of the run.
+    Key(
+        "ray_kwargs.ray_init.runtime_env.env_vars",
+        None,
+        lambda _, platform: platform.process_env(),
+        when=lambda run, _: run.cluster.nodes > 1,
+    ),
+    # logical: actors that mostly wait, on however few cores
+    Key("ray_kwargs.ray_init.num_cpus", None, 16, when=_local_ray),
+    # logical: one per Megatron or engine process
+    Key(
+        "ray_kwargs.ray_init.num_gpus",
+        "cluster.gpus_per_node",
+        lambda run, _: run.cluster.gpus_per_node,
+        when=_local_ray,
+    ),
+    Key("ray_kwargs.ray_init.include_dashboard", None, False, when=_local_ray),
+    Key("ray_kwargs.ray_init.object_store_memory", None, 300_000_000, when=_local_ray),
+)
+# The functions take the folder of the checkpoint to resume from, or None: run/checkpoint.py decides
+# which is complete. verl wants both keys.
+RESUME = (
+    Key("trainer.resume_mode", "checkpoint.resume", lambda resume: "resume_path" if resume else "disable"),
+    Key(
+        "trainer.resume_from_path",
+        "checkpoint.resume",
+        lambda resume: str(resume.absolute()),
+        when=lambda resume: resume is not None,
+    ),
+)

@@ -1,0 +1,111 @@
+"""Each key of verl that we set or refuse is declared once, and is a key of the installed verl."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.keys.key import NOT_SET, Key, refused, values
+from retool_mcore.verl.keys.ppo import ppo_defaults
+from retool_mcore.verl.keys.refused import RL_KEYS, RL_TABLES, SFT_TABLES
+from retool_mcore.verl.keys.trainer import RUN_CONFIG_KEY
+
+
+@pytest.fixture(scope="module")
+def megatrons_classes() -> dict[str, type]:
+    """A table of overrides -> Megatron-core's class that takes what stands in it."""
+    get_platform("cpu").activate()
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    return {
+        "override_transformer_config": TransformerConfig,
+        "override_ddp_config": DistributedDataParallelConfig,
+        "override_optimizer_config": OptimizerConfig,
+    }
+
+
+def fields(of: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(of)}
+
+
+def known_to_megatron(path: str, classes: Mapping[str, type]) -> bool | None:
+    """Whether an option of Megatron's is one; None for a key that is verl's own."""
+    table, _, option = path.rpartition(".")
+    found = classes.get(table.rpartition(".")[2])
+    return None if found is None else option in fields(found)
+
+
+def declared(tables: Any) -> list[str]:
+    return [under + key.path for under, keys in tables for key in keys]
+
+
+def test_each_key_of_rl_is_in_verls_tree(megatrons_classes: dict[str, type]):
+    import ray
+    from omegaconf import OmegaConf
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.trainer.ppo import reward
+    from verl.workers.config import HFModelConfig, McoreActorConfig, McoreCriticConfig, PolicyLossConfig, RolloutConfig
+
+    assert 'get("reward_kwargs"' in inspect.getsource(reward)
+    tree = ppo_defaults()
+    beside = {  # what verl's YAML leaves out, and reads all the same
+        RUN_CONFIG_KEY,  # ours
+        "reward.custom_reward_function.reward_kwargs",
+        *(f"actor_rollout_ref.actor.{name}" for name in fields(McoreActorConfig)),
+        *(f"actor_rollout_ref.actor.policy_loss.{name}" for name in fields(PolicyLossConfig)),
+        *(f"critic.{name}" for name in fields(McoreCriticConfig)),
+        *(f"actor_rollout_ref.model.{name}" for name in fields(HFModelConfig)),
+        *(f"actor_rollout_ref.rollout.{name}" for name in fields(RolloutConfig)),
+        *(f"algorithm.rollout_correction.{name}" for name in fields(RolloutCorrectionConfig)),
+        *(f"ray_kwargs.ray_init.{name}" for name in (*inspect.signature(ray.init).parameters, "runtime_env.env_vars")),
+    }
+    assert "kl_ctrl" in tree.algorithm and len(declared(RL_TABLES)) > 200
+    missing = [
+        path
+        for path in declared(RL_TABLES)
+        if not (known := known_to_megatron(path, megatrons_classes))
+        and (known is False or (path not in beside and OmegaConf.select(tree, path, default=tree) is tree))
+    ]
+    assert not missing
+
+
+def test_each_key_of_sft_is_a_field_of_verls_classes(megatrons_classes: dict[str, type]):
+    from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
+
+    classes = {"engine": McoreEngineConfig, "optim": McoreOptimizerConfig, "model": HFModelConfig}
+    missing = [
+        path
+        for path in declared(SFT_TABLES)
+        if not (known := known_to_megatron(path, megatrons_classes))
+        and (known is False or path.partition(".")[2] not in {"_target_", *fields(classes[path.partition(".")[0]])})
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("tables", [RL_TABLES, SFT_TABLES])
+def test_each_key_is_declared_once(tables: Any):
+    """But for verl's one key with two meanings: mode "async" shares the devices out."""
+    paths = declared(tables)
+    twice = {path for path in paths if paths.count(path) > 1}
+    assert twice <= {"trainer.nnodes", "trainer.n_gpus_per_node", "critic.optim.lr", "critic.optim.min_lr"}
+
+
+def test_what_is_refused_follows_from_the_declaration():
+    keys = (
+        Key("a", "ours.a", 1),
+        Key("b", None, lambda run: run),
+        Key("c", "ours.c"),
+        Key("d", None, None, lambda _: False),
+    )
+    assert refused(keys, under="x.") == {"x.a": "ours.a", "x.c": "ours.c"}
+    assert values(keys, 7, under="x.") == {"x.a": 1, "x.b": 7}
+    assert RL_KEYS["critic.optim.lr"] == "critic.lr" and RL_KEYS["actor_rollout_ref.actor.optim.lr"] == "optim.lr"
+    assert all(key.decided_by or key.value is not NOT_SET for _, table in (*RL_TABLES, *SFT_TABLES) for key in table)
