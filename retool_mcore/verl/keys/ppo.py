@@ -17,6 +17,7 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.algorithm import algorithm_keys
 from retool_mcore.verl.keys.refused import ENGINE_LOG_PROB_KEYS, RL_KEYS, refuse
 from retool_mcore.verl.keys.rollout import TRAINER_MODES, VERL, async_keys, rollout_keys, sampler_keys
+from retool_mcore.verl.keys.template import template_keys
 from retool_mcore.verl.run_settings import RUN_CONFIG
 
 if TYPE_CHECKING:
@@ -218,6 +219,7 @@ def _actor_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
     actor = "actor_rollout_ref.actor."
     keys: dict[str, Any] = {
         "actor_rollout_ref.model.path": config.model.path,
+        **template_keys(config, "actor_rollout_ref.model."),
         "actor_rollout_ref.model.external_lib": platform.training.external_lib,
         "actor_rollout_ref.model.use_remove_padding": True,
         "actor_rollout_ref.model.use_fused_kernels": config.memory.fused_cross_entropy,
@@ -237,6 +239,7 @@ def _critic_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
         return {}
     return {
         "critic.model.path": config.model.path,
+        **template_keys(config, "critic.model."),
         "critic.model.external_lib": platform.training.external_lib,
         "critic.model.use_remove_padding": True,
         # verl 0.9.1's trainer uses this key for training, too.

@@ -73,6 +73,7 @@ OPTIMIZER = {  # under each role's optimizer
 ADAPTERS = ("lora", "lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules")
 MODEL = {
     "path": "model.path",
+    "custom_chat_template": "model.chat_template",
     "external_lib": "run.platform",
     "use_fused_kernels": "memory.fused_cross_entropy",
     **dict.fromkeys(ADAPTERS, NO_LORA),
@@ -118,6 +119,7 @@ ACTOR = {
 }
 CRITIC = {
     "model.path": "model.path",
+    "model.custom_chat_template": "model.chat_template",
     "model.external_lib": "run.platform",
     "cliprange_value": "critic.clip_value",
     "ppo_mini_batch_size": "train.mini_batch_prompts",

@@ -12,6 +12,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.ppo import megatron_keys, optim_keys
 from retool_mcore.verl.keys.refused import SFT_KEYS, refuse
+from retool_mcore.verl.keys.template import template_keys
 
 if TYPE_CHECKING:
     from verl.workers.config import TrainingWorkerConfig
@@ -44,6 +45,7 @@ def sft_sections(config: SftConfig, platform: Platform) -> dict[str, dict[str, A
     sections = {
         "model": {
             "path": config.model.path,
+            **template_keys(config),
             "external_lib": platform.training.external_lib,
             "use_remove_padding": True,
             "use_fused_kernels": config.memory.fused_cross_entropy,
