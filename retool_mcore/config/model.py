@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Section
 
+BUILT_IN = ("chatml", "plain")  # templates of ours, in data/built_in_templates
 GIVEN = ("messages", "tools", "add_generation_prompt")  # of a template, by whoever renders
 
 

@@ -196,11 +196,14 @@ def _model_turn(message: Message, turn: str, index: int) -> Iterator[tuple[str, 
 def _require_whole(message: Message, turn: str, index: int) -> None:
     parts = [message.get("reasoning_content", ""), *message["content"].replace("<think>", "").split("</think>")]
     lost = next((part.strip() for part in parts if part.strip() not in turn), None)
-    if lost is not None:
-        raise DataError(
-            f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, which the model sampled (Qwen3 "
-            f"drops the thinking of earlier user turns). {SPLIT}"
-        )
+    if lost is None:
+        return
+    why = f"Qwen3 drops the thinking of earlier user turns). {SPLIT}"
+    if "tool_calls" in message and lost in message["content"]:
+        why = "those of Llama 3 and Mistral drop words before a call). Use retool data sft --protocol retool"
+    raise DataError(
+        f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, which the model sampled ({why}"
+    )
 
 
 def _require_calls_end_once(message: Message, turn: str, index: int) -> None:

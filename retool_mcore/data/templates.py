@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from retool_mcore.config.model import Model
+from retool_mcore.config.model import BUILT_IN, Model
 from retool_mcore.data.tokenizer import from_pretrained
 from retool_mcore.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BUILT_IN = ("chatml", "plain")
 _FOLDER = Path(__file__).parent / "built_in_templates"
 
 

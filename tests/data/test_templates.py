@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
 from retool_mcore.config import EvaluationConfig, RlConfig, SftConfig, load_config
+from retool_mcore.config.model import BUILT_IN
 from retool_mcore.data.chat import load_tokenizer, tokenizer_of
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import load_sft
-from retool_mcore.data.templates import BUILT_IN, read_template, template_of, with_args
+from retool_mcore.data.templates import read_template, template_of, with_args
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate.cases import _identity
 from retool_mcore.platforms.base import get_platform

@@ -5,6 +5,7 @@ with calls in the model's own form, in the inline form, and in words alone.
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from retool_mcore.data.chat import chat_format, render
 from retool_mcore.data.prompts import retool_prompt
 from retool_mcore.data.tokenizer import encode_piece
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
-from retool_mcore.errors import CheckpointError
+from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.native_calls import READERS
 from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, TextOnly, ToolProtocol
 from tests.rollout.scripted_engine import ScriptedEngine
 from tests.rollout.test_one_shot import Prints
@@ -198,3 +200,49 @@ async def test_mistrals_results_carry_the_ids_that_the_model_gave():
     text = tokenizer.decode(trajectory.ledger.response_ids)
     assert text.index('"call_id": "aB3dE6gH9"') < text.index('"call_id": "second001"')
     assert len(trajectory.turns[0].results) == 2
+
+
+def test_words_that_a_template_drops_before_a_call_are_refused_with_what_to_do():
+    messages = [QUESTION, {"role": "assistant", "content": "Let me see.", "tool_calls": [tool_call(CODE)]}]
+    with pytest.raises(DataError, match=r"leaves out 'Let me see\.'.*Llama 3 and Mistral.*--protocol retool"):
+        render(messages, [CODE_INTERPRETER], tokenizer_in("Llama 3.1, 3.2, 3.3"))
+
+
+R1, QWEN3 = "R1-Distill: the prompt opens the thinking, turns drop it", "Qwen3-Thinking: the prompt opens the thinking"
+
+
+@pytest.mark.parametrize("name", [R1, QWEN3])
+def test_thinking_that_the_prompt_opens_is_learnt_from_its_first_word(name: str):
+    tokenizer = tokenizer_in(name)
+    said = [{"content": "It is 4.", "reasoning_content": "count"}]
+    if name == R1:  # the other template has its own place for the thinking
+        said.append({"content": "<think>\ncount\n</think>\n\nIt is 4."})
+    for message in said:
+        messages = [QUESTION, {"role": "assistant", **message}]
+        assert turns_of(tokenizer, messages, None) == [f"count\n</think>\n\nIt is 4.{tokenizer.eos_token}"]
+    question = [QUESTION, {"role": "assistant", "content": "a"}, QUESTION, {"role": "assistant", "content": "b"}]
+    with pytest.raises(DataError, match=r"message 3 \(assistant\).*Split the conversation at its user turns"):
+        render(question, None, tokenizer)
+
+
+def test_training_may_not_teach_thinking_that_the_prompt_has_closed():
+    tokenizer = tokenizer_in("Qwen3 with enable_thinking = false")
+    messages = [QUESTION, {"role": "assistant", "content": "It is 4.", "reasoning_content": "count"}]
+    with pytest.raises(DataError, match="otherwise than its prompt begins it"):
+        render(messages, None, tokenizer)
+
+
+LONG = [
+    '{"name": ' * 20_000,
+    "[TOOL_CALLS]" + " " * 60_000 + "x",
+    "<tool_call>\n<function=f>" + " " * 60_000,
+    "<tool_call><function=code_interpreter>" + "<parameter=code>\n" * 20_000 + "</tool_call>",
+]
+
+
+@pytest.mark.parametrize("text", LONG, ids=["llama3", "mistral", "open", "qwen3_coder"])
+def test_no_text_of_a_native_form_takes_long_or_raises(text: str):
+    for read in READERS.values():
+        started = time.perf_counter()
+        assert read(text).kind in {"tool_call", "answer", "text", "malformed"}
+        assert time.perf_counter() - started < 2.0

@@ -39,12 +39,12 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def test_an_unknown_protocol_is_refused_with_the_known_ones(tokenizer):
-    with pytest.raises(ConfigError, match=r"rollout\.protocol = 'xml' is none of hermes, retool"):
+    with pytest.raises(ConfigError, match=r"rollout\.protocol = 'xml' is none of hermes, qwen3_coder, retool"):
         protocol_of(rollout_of("rollout.protocol=xml"), tokenizer)
 
 
 def test_an_unknown_protocol_is_refused_without_the_tool_too(tokenizer):
-    with pytest.raises(ConfigError, match="is none of hermes, retool"):
+    with pytest.raises(ConfigError, match="is none of hermes, qwen3_coder, retool"):
         protocol_of(rollout_of("rollout.protocol=xml", "rollout.tool=false"), tokenizer)
 
 
@@ -52,7 +52,7 @@ def test_an_evaluation_refuses_it_before_a_server_is_asked(model_dir, tmp_path):
     (tmp_path / "problems.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
     config, case = load_evaluation(RL, ["rollout.protocol=xml"]), Case(name="m", model=str(model_dir))
     files = {"data": [tmp_path / "problems.jsonl"], "out": tmp_path / "out"}
-    with pytest.raises(ConfigError, match="is none of hermes, retool"):
+    with pytest.raises(ConfigError, match="is none of hermes, qwen3_coder, retool"):
         evaluate_many(config, [case], **files, n=1, url="http://127.0.0.1:9")
 
 
