@@ -45,7 +45,7 @@ class Style:
     tokens: tuple[str, ...] = CHATML_TOKENS
     plain_tokens: tuple[str, ...] = ()
     bos: str | None = None
-    eos: str = "<|im_end|>"
+    eos: str | None = "<|im_end|>"
     tools: str = ""
     words_before_call: bool = True
     args: dict[str, Any] = field(default_factory=dict)
@@ -97,9 +97,10 @@ STYLES = [
     Style(name="SmolLM2: plain ChatML", file="plain_chatml"),
     Style(name='a base model with "chatml"', file="chatml", **QWEN),
     Style(name='a base model with "plain"', file="plain", **BASE),
-    Style(name="a turn without an end", file="colons", told="does not start with a control token of the tokenizer"),
+    Style(name="ChatML without its tokens: eos_token ends a turn", file="plain_chatml", **BASE),
+    Style(name="names and colons: eos_token ends a turn", file="colons", **BASE),
     Style(name="text that changes with later turns", file="shifting", told="not stable"),
-    Style(name="ChatML without its tokens", file="plain_chatml", told='set model.chat_template = "plain"', **BASE),
+    Style(name="no end of a turn, and no eos_token", file="colons", told="has no eos_token of one token", eos=None),
 ]
 TAKEN = [style for style in STYLES if not style.told]
 
@@ -122,7 +123,7 @@ def tokenizer_in(name: str) -> PreTrainedTokenizerFast:
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in style.tokens])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in style.plain_tokens])
     made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=style.bos, eos_token=style.eos, pad_token=style.eos
+        tokenizer_object=backend, bos_token=style.bos, eos_token=style.eos, pad_token=style.eos or style.tokens[0]
     )
     made.chat_template = with_args(style.template, style.args)
     return made

@@ -94,6 +94,8 @@ Pieces = list[tuple[str, int]]  # text, and whether it carries loss
 def _whole(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Pieces:
     """The conversation rendered once and cut; [] where a prompt in it is no beginning of it."""
     fmt = chat_format(tokenizer)
+    if fmt.added:
+        return []
     text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
     pieces: Pieces = []
     done = 0
@@ -136,7 +138,7 @@ def _turn_by_turn(
         pieces.append((between, 0))
         pieces += _model_turn(message, turn, index)
         pieces.append((fmt.end_of_turn, 1))
-        done = "".join([done, between, turn, fmt.end_of_turn])
+        done = "".join([done, between, turn, "" if fmt.added else fmt.end_of_turn])
     return [piece for piece in (*pieces, (fmt.after, 0)) if piece[0]]
 
 
@@ -175,8 +177,9 @@ def _thought(message: Message) -> str:
 
 
 def _end_of_turn(text: str, start: int, index: int, fmt: ChatFormat) -> int:
-    end = text.find(fmt.end_of_turn, start)
-    if end < 0:
+    """Where the turn from ``start`` ends; without a token of the template the text ends with it."""
+    end = len(text) - len(fmt.after) if fmt.added else text.find(fmt.end_of_turn, start)
+    if end < start or (fmt.added and not text.endswith(fmt.after)):
         raise DataError(f"message {index} (assistant): the template does not close the turn by {fmt.end_of_turn}")
     return end
 
@@ -270,6 +273,10 @@ def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "", "tool_calls": [tool_call("print(1)\n")]},
     ]
+    if chat_format(tokenizer).added:
+        raise CheckpointError(
+            f"the chat template of {name_of(tokenizer)!r} ends a turn by no token, so renders no tool turns. {_INLINE}"
+        )
     try:
         prompt = rendered(tokenizer, messages[:1], [CODE_INTERPRETER], add_generation_prompt=True)
         turn = _turn_alone(with_call_ids(messages), prompt, [CODE_INTERPRETER], tokenizer)

@@ -22,7 +22,6 @@ Tool = Mapping[str, Any]
 HERMES_MARKUP = (CALL_START, CALL_END, "<tool_response>", "</tool_response>")
 PROBE = "retool-probe"
 _SHOWN = 60  # characters of a difference
-_END = 'Such a token has to end a turn. Write {{ eos_token }} there, or set model.chat_template = "plain"'
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,8 @@ class ChatFormat:
 
     end_of_turn: str  # "<|im_end|>": ends in one token, before which the template may put blanks
     end_of_turn_id: int
-    after: str  # what stands between it and the next turn: a line break of ChatML
+    after: str  # what the template writes then: a line break of ChatML
+    added: bool  # the template ends a turn by no token, so training and sampling put eos_token there
     opened: str  # what only a prompt has after the header of the turn to sample: "<think>\n" of R1
     specials: tuple[str, ...]  # tokens that no message may contain
     markup: re.Pattern[str]  # markup that a tool's output must not be able to forge
@@ -41,9 +41,10 @@ class ChatFormat:
 def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
     """Find how the template ends a turn and opens one. Cached per tokenizer.
 
-    Raises CheckpointError when it does not close a turn by a token, or when the prompt of a turn is
-    no beginning of the conversation with it, with the shortest example. Tool turns are asked of it
-    by ``chat.require_tool_turns``, where they are rendered.
+    A turn that the template closes by no token is closed by the tokenizer's eos_token. Raises
+    CheckpointError when there is none either, or when the prompt of a turn is no beginning of the
+    conversation with it, with the shortest example. Tool turns are asked of it by
+    ``chat.require_tool_turns``, where they are rendered.
     """
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if len(str(token).strip()) > 1]
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -56,23 +57,34 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
     if PROBE not in text:
         raise CheckpointError(f"the chat template renders an assistant turn as {text!r}, without what it says")
     after = text[text.index(PROBE) + len(PROBE) :]
+    opened = _opened(prompt, text)
+    _require_exact(tokenizer, prompt, text)
     blank = after[: len(after) - len(after.lstrip())]
     first_id = encode_piece(tokenizer, after[len(blank) :])[:1]
     end_token = decode(tokenizer, first_id)
-    if not end_token.strip() or end_token not in added or not after.startswith(blank + end_token):
-        raise CheckpointError(
-            f"the chat template closes an assistant turn by {after!r}, which does not start with a control token of "
-            f"the tokenizer. {_END}"
-        )
-    _require_exact(tokenizer, prompt, text)
+    added_end = not end_token.strip() or end_token not in added or not after.startswith(blank + end_token)
+    if added_end:
+        blank, end_token = "", _eos_of(tokenizer, after)
+        first_id = [tokenizer.convert_tokens_to_ids(end_token)]
     return ChatFormat(
         end_of_turn=blank + end_token,
         end_of_turn_id=first_id[0],
-        after=after[len(blank + end_token) :],
-        opened=_opened(prompt, text),
+        after=after if added_end else after[len(blank + end_token) :],
+        added=added_end,
+        opened=opened,
         specials=tuple(dict.fromkeys((*tokenizer.all_special_tokens, *specials, end_token))),
         markup=re.compile("|".join(re.escape(mark) for mark in sorted({*added, *HERMES_MARKUP}, key=len)[::-1])),
     )
+
+
+def _eos_of(tokenizer: PreTrainedTokenizerBase, after: str) -> str:
+    token = tokenizer.eos_token
+    if not isinstance(token, str) or len(encode_piece(tokenizer, token)) != 1:
+        raise CheckpointError(
+            f"the chat template closes an assistant turn by {after!r}, which does not start with a control token, and "
+            f"the tokenizer of {name_of(tokenizer)!r} has no eos_token of one token: a rollout could not see the end"
+        )
+    return token
 
 
 def _opened(prompt: str, text: str) -> str:

@@ -12,7 +12,8 @@ HEAD = """# Chat templates and forms of calls
 Made by `python -m tests.golden.templates` from the list that `tests/rollout/test_templates.py` runs
 through: for each line a rollout has the tokens and the loss mask that training renders. Any other
 template that is stable is taken, too; a start checks it, and shows the shortest example where it is
-not. "in words" and `retool` need no tool turns of the template.
+not. "in words" and `retool` need no tool turns of the template. A turn that the template ends by no
+token is ended by the tokenizer's eos_token, in training and in rollouts.
 
 `rollout.protocol` names the form of calls. In `hermes` and `qwen3_coder` the engine stops on the
 last token of `</tool_call>`, of one token or several; in `llama3` and `mistral` a call ends with

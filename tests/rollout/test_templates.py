@@ -246,3 +246,14 @@ def test_no_text_of_a_native_form_takes_long_or_raises(text: str):
         started = time.perf_counter()
         assert read(text).kind in {"tool_call", "answer", "text", "malformed"}
         assert time.perf_counter() - started < 2.0
+
+
+def test_a_turn_that_the_template_does_not_end_is_ended_by_eos_token():
+    tokenizer = tokenizer_in("names and colons: eos_token ends a turn")
+    again = [QUESTION, {"role": "assistant", "content": "4\n\nyes"}, QUESTION, {"role": "assistant", "content": "5"}]
+    rendered = render(again, None, tokenizer)
+    question = f"user: {QUESTION['content']}\n"
+    assert tokenizer.decode(rendered.token_ids) == (
+        f"{question}assistant: 4\n\nyes<|endoftext|>\n{question}assistant: 5<|endoftext|>\n"
+    )
+    assert turns_of(tokenizer, again, None) == ["assistant: 4\n\nyes<|endoftext|>", "assistant: 5<|endoftext|>"]
