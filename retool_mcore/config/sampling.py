@@ -29,7 +29,7 @@ class ToolLoop(Section):
     protocol: str = "hermes"
     """How calls and results are written: "hermes", "retool", or "module:Name", a class of your own.
 
-    See rollout/protocol.py.
+    Native forms of other models are "qwen3_coder", "llama3" and "mistral". See rollout/protocol.py.
     """
 
     tool: bool = True

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.experts import Experts
+from retool_mcore.config.model import Model
 from retool_mcore.config.saving import Best, Checkpoint, check_saving
 
 MAX_VERL_OVERRIDES = 10
@@ -62,19 +63,6 @@ class Cluster(Section):
     @property
     def num_gpus(self) -> int:
         return self.nodes * self.gpus_per_node
-
-
-class Model(Section):
-    """The model that training starts from, and the numbers that it is computed in."""
-
-    path: str
-    """A local Hugging Face directory, or a hub name."""
-
-    dtype: Literal["bfloat16", "float32"]
-    """Number type of the weights, in training and in the engines; float32 on platform cpu only."""
-
-    fp8: Literal["off", "tensorwise", "blockwise"] = "off"
-    """Transformer Engine's FP8 recipe for training's matrix products; "off": they are in dtype."""
 
 
 class Parallel(Section):

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import EvaluationConfig
-from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.chat import tokenizer_of
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
+from retool_mcore.data.templates import template_of
 from retool_mcore.data.tokenizer import decode
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.problems import Problem, read_problems
@@ -86,7 +87,9 @@ def evaluate_many(
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
                 rollout = config.rollout.model_copy(update={"tool": case.tool})
-                protocol = protocol_of(rollout, load_tokenizer(case.model))  # before the servers start, as it may fail
+                protocol = protocol_of(
+                    rollout, tokenizer_of(config.model, case.model)
+                )  # before the servers start, as it may fail
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
                 asyncio.run(work.run(partial(on_sample, case.name)))
             report = {
@@ -176,4 +179,5 @@ def _identity(config: EvaluationConfig, model: str, problems: Sequence[Problem])
         "weights": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in weights],
         "problems": hashlib.sha256(text.encode()).hexdigest(),
         **({"reward.function": config.reward.function} if config.reward.function else {}),
+        **({"template": template} if (template := template_of(config.model)) else {}),
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
-from retool_mcore.data.chat import chat_format, load_tokenizer
+from retool_mcore.data.chat import chat_format, tokenizer_of
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.sft import load_sft
@@ -65,7 +65,7 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
     if not Path(config.model.path).exists():
         yield warning("tokenizer", f"{config.model.path} is not here; its tags are checked when the run starts")
         return
-    loaded = load_tokenizer(config.model.path)
+    loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
         protocol_of(config.rollout.model_copy(update={"tools": [TOOL_NAME], "mcp": {}}), loaded)
         served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "text alone"
@@ -84,7 +84,7 @@ def data(config: RunConfig) -> Iterator[Finding]:
     if not Path(config.model.path).exists():
         yield warning("data", "not read: its length in tokens depends on the tokenizer, which is not here")
         return
-    loaded = load_tokenizer(config.model.path)
+    loaded = tokenizer_of(config.model)
     if isinstance(config, SftConfig):
         forms = " and ".join(check_protocols(config, loaded))
         yield ok("data", f"rows of protocol {forms}, which the model serves" if forms else "rows in words alone")

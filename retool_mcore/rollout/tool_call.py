@@ -17,7 +17,6 @@ from typing import Any, Literal, cast
 
 from retool_mcore.data.call_tags import Block, blocks, words
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME
-from retool_mcore.errors import ConfigError
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.tools import Tool, complaint, names_of
 
@@ -156,14 +155,6 @@ def parse_retool(text: str) -> Parsed:
 def _after_start_tags(body: str, start: str) -> list[str]:
     """The body of a block, and what follows each further start tag in it."""
     return [body, *(body[tag.end() :] for tag in re.finditer(re.escape(start), body))]
-
-
-def reader(protocol: str) -> Callable[[str], Parsed]:
-    """The reader of a protocol's model text. Raises ConfigError for an unknown name."""
-    readers: dict[str, Callable[[str], Parsed]] = {"hermes": parse_hermes, "retool": parse_retool}
-    if protocol not in readers:
-        raise ConfigError(f"protocol = {protocol!r} is none of {', '.join(readers)}.")
-    return readers[protocol]
 
 
 def _read_block(block: Block, repairs: list[str], tools: Sequence[Tool]) -> Call:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from retool_mcore.config import SftConfig
-from retool_mcore.data.chat import Rendered, load_tokenizer
+from retool_mcore.data.chat import Rendered, tokenizer_of
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError, ReToolError
 from retool_mcore.platforms.base import Platform, get_platform
@@ -117,7 +117,7 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = tokenizer_of(config.model)
     check_protocols(config, tokenizer)
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)

@@ -322,9 +322,9 @@ def test_a_prompt_with_an_assistant_turn_is_refused(qwen25):
 
 
 def test_a_template_without_tool_calls_is_refused(text_only):
-    with pytest.raises(CheckpointError, match="hermes form"):
+    with pytest.raises(CheckpointError, match="without its code"):
         Hermes(text_only)
-    with pytest.raises(CheckpointError, match="hermes form"):
+    with pytest.raises(CheckpointError, match="without its code"):
         render_prompt([{"role": "user", "content": "q"}], [CODE_INTERPRETER], text_only)
 
 

@@ -68,7 +68,7 @@ def test_calls_for_a_model_that_does_not_serve_them_are_refused(task: Path):
     with pytest.raises(CheckpointError) as caught:
         check_protocols(run, load_tokenizer(run.model.path))
     told = str(caught.value)
-    assert told.startswith(f"{task}/sft_train.parquet, row ") and "not in the hermes form" in told
+    assert told.startswith(f"{task}/sft_train.parquet, row ") and "without its code" in told
     assert f"It serves retool: write the rows in that form (retool data sft {task}/sft_train.parquet" in told
 
 

@@ -22,8 +22,9 @@ from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import run_trajectory
+from retool_mcore.rollout.native_calls import reader
 from retool_mcore.rollout.protocol import open_protocol, serving_protocol
-from retool_mcore.rollout.tool_call import parse_hermes, parse_retool, reader
+from retool_mcore.rollout.tool_call import parse_hermes, parse_retool
 from tests.rollout.scripted_engine import ScriptedEngine, call
 from tests.rollout.test_one_shot import Prints
 
