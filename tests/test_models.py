@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.model.tensors import trained_tensors
@@ -135,3 +136,15 @@ def test_families_in_the_cache_pass_the_checks(tmp_path: Path, monkeypatch: pyte
     for name in FAMILIES:
         write_hub_cache(tmp_path, name)
         check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"model.path={name}"]))
+
+
+def test_the_tensors_of_a_hub_name_in_the_cache_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    name = "meta-llama/Llama-3.2-1B-Instruct"
+    snapshot = write_hub_cache(tmp_path, name)
+    run = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"model.path={name}"])
+    files = dict.fromkeys(trained_tensors(FAMILIES[name][0]), "model.safetensors")
+    for more in ({}, {"model.layers.0.mlp.down_proj.bias": "model.safetensors"}):
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files | more}))
+        with pytest.raises(CheckpointError, match=r"down_proj\.bias, which training") if more else nullcontext():
+            check_model(run)

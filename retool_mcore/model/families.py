@@ -101,7 +101,7 @@ FAMILIES = {
     "qwen3_moe": Family(
         models="Qwen3 with experts",
         architecture="Qwen3MoeForCausalLM",
-        needs=("num_key_value_heads", "num_experts_per_tok", "norm_topk_prob"),
+        needs=("num_key_value_heads", "num_experts or num_local_experts", "num_experts_per_tok", "norm_topk_prob"),
         also=frozenset(EXPERTS),
         only={
             "norm_topk_prob": Only(values=(True,), why="training weighs a token's experts to a sum of one"),
@@ -130,7 +130,7 @@ def check_fields(values: Mapping[str, Any], model: str) -> None:
             f"architectures of {model} is {values.get('architectures')}, and training of {kind} takes "
             f"{[family.architecture]}. Take a model for text."
         )
-    missing = [name for name in family.needs if name not in values]
+    missing = [names for names in family.needs if not values.keys() & set(names.split(" or "))]
     if missing:
         raise ConfigError(
             f"config.json of {model} lacks {', '.join(missing)}, whose default in {kind} is transformers' own. "

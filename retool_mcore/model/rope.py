@@ -24,10 +24,10 @@ NEEDED = {  # rope type -> what its settings must have
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
 }
-YARN = (
-    *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
-    *("mscale", "mscale_all_dim", "truncate"),
-)
+YARN = {
+    "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+    "truncate",
+}  # fmt: skip
 UNREAD = {  # rope type -> settings that transformers does not read for it, and that are found in files
     "linear": ("original_max_position_embeddings",),
     "yarn": ("finetuned",),

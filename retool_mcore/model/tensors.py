@@ -23,7 +23,7 @@ CHUNK_ROWS = 4096
 def trained_tensors(values: Mapping[str, Any]) -> set[str]:
     """The names that training reads, of a config.json that ``check_fields`` has passed."""
     shape, kind = shape_of_config(values), values["model_type"]
-    names = {EMBEDDING, "model.norm.weight"} | (set[str]() if shape.tied else {HEAD})
+    names = {EMBEDDING, "model.norm.weight"} | ({HEAD} if not shape.tied else set[str]())
     for layer in range(shape.layers):
         names |= {f"model.layers.{layer}.{name}" for name in _layer(kind, shape.experts)}
     return names

@@ -17,17 +17,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
+from retool_mcore.model.files import tensor_files
 from tests.model_parity import LONGEST, ONE, ORIGINAL, ROPES, SAMPLED, TWO, Case
 from tests.numerics.megatron_ranks import VOCAB, launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
+PUBLISHED = "qwen3_default_tied"
 EXPORT = Path("model", "huggingface")  # in an actor's checkpoint
 ALL = pytest.mark.parametrize("case", [*ONE, *TWO], ids=lambda case: case.name)
 SAVED = pytest.mark.parametrize("case", [case for case in [*ONE, *TWO] if case.saved], ids=lambda case: case.name)
@@ -43,7 +45,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for case in {case.model: case for case in [*ONE, *TWO]}.values():
         make_model(folder / case.model, **case.settings())
+    with_second_copy(folder / PUBLISHED)
     return folder
+
+
+def with_second_copy(model: Path) -> None:
+    """As Qwen3-1.7B is published: tied, with the output matrix once more in a shard of its own."""
+    weights = load_file(model / "model.safetensors")
+    copy = {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+    (model / "model.safetensors").unlink()
+    files: dict[str, str] = {}
+    for number, shard in ((1, weights), (2, copy)):
+        name = f"model-0000{number}-of-00002.safetensors"
+        save_file(shard, model / name)
+        files |= dict.fromkeys(shard, name)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    _, files = tensor_files(str(folder)) or (folder, {})
+    read = {name: tensor for file in set(files.values()) for name, tensor in load_file(folder / file).items()}
+    assert read.keys() == files.keys()
+    return read
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +132,7 @@ def test_the_checks_of_a_run_take_it(folder: Path, case: Case):
 def test_a_step_at_rate_0_and_an_export_give_the_model_back(found: dict[str, Any], folder: Path, case: Case):
     source, export = folder / case.model, folder / f"{case.name}_saved" / EXPORT
     assert json.loads((export / "config.json").read_text()) == json.loads((source / "config.json").read_text())
-    want, got = (load_file(path / "model.safetensors") for path in (source, export))
+    want, got = weights(source), weights(export)
     assert got.keys() == want.keys()
     for name, tensor in want.items():
         assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
