@@ -6,6 +6,7 @@ The table in retool_mcore/model/README.md is made from this list.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 ORIGINAL, LONGEST = 32, 256  # tokens: the context before a scaling, and max_position_embeddings
@@ -74,3 +75,9 @@ TWO = [
     Case(kind="qwen2", rope="yarn", layout={"pp": 2}),
     Case(kind="qwen2", rope="yarn", layout={"cp": 2}),
 ]
+
+
+def sequences() -> list[list[int]]:
+    """Token ids below and above the context before a scaling."""
+    draw = Random(0)
+    return [[draw.randrange(2, 272) for _ in range(length)] for length in (ORIGINAL - 2, 200)]

@@ -8,7 +8,6 @@ give the model back.
 from __future__ import annotations
 
 import json
-import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
@@ -24,8 +23,8 @@ from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import tensor_files
-from tests.model_parity import LONGEST, ONE, ORIGINAL, ROPES, SAMPLED, TWO, Case
-from tests.numerics.megatron_ranks import VOCAB, launch, make_model
+from tests.model_parity import LONGEST, ONE, ROPES, SAMPLED, TWO, Case, sequences
+from tests.numerics.megatron_ranks import launch, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -33,11 +32,6 @@ PUBLISHED = "qwen3_default_tied"
 EXPORT = Path("model", "huggingface")  # in an actor's checkpoint
 ALL = pytest.mark.parametrize("case", [*ONE, *TWO], ids=lambda case: case.name)
 SAVED = pytest.mark.parametrize("case", [case for case in [*ONE, *TWO] if case.saved], ids=lambda case: case.name)
-
-
-def sequences() -> list[list[int]]:
-    draw = random.Random(0)
-    return [[draw.randrange(2, VOCAB) for _ in range(length)] for length in (ORIGINAL - 2, 200)]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ and that SGLang turns heads by the same angles is, too.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import httpx
@@ -16,8 +15,8 @@ import torch
 pytest.importorskip("sglang", reason="sglang is not installed")
 from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.server import SglangServer
-from tests.model_parity import KINDS, ORIGINAL, Case
-from tests.numerics.megatron_ranks import VOCAB, make_model
+from tests.model_parity import KINDS, Case, sequences
+from tests.numerics.megatron_ranks import make_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator"),
 ]
 ROPES = {"qwen2": "yarn", "qwen3": "linear", "qwen3_moe": "yarn", "llama": "llama3", "mistral": "default"}
-IDS = [[random.Random(length).randrange(2, VOCAB) for _ in range(length)] for length in (ORIGINAL - 2, 200)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,12 +31,12 @@ def test_a_served_model_computes_what_transformers_does(kind: str, tmp_path: Pat
     model = make_model(tmp_path / "model", **Case(kind=kind, rope=ROPES[kind], tied=kind == "llama").settings())
     with SglangServer(model, get_platform("cpu"), dtype="float32", log_path=tmp_path / "log") as server:
         sampling = {"temperature": 0, "max_new_tokens": 1}
-        body = {"input_ids": IDS, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        body = {"input_ids": sequences(), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
         answers = httpx.post(f"{server.url}/generate", json=body, timeout=120, trust_env=False).json()
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    for ids, answer in zip(IDS, answers, strict=True):
+    for ids, answer in zip(sequences(), answers, strict=True):
         with torch.no_grad():
             want = reference(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
         got = torch.tensor([each[0] for each in answer["meta_info"]["input_token_logprobs"][1:]])
