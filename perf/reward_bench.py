@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from retool_mcore.config.rl import Reward
 from retool_mcore.reward.answer import NUM_CHECKERS
 from retool_mcore.reward.score import compute_score
 
 GROUP = 16
-TIMEOUT_S = 30.0
+REWARD = Reward(timeout_s=30.0)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 Write = Callable[[int, int, int], tuple[str, str]]  # three numbers -> two ways to write one value
@@ -90,7 +91,7 @@ def tree_cpu_s() -> float:
 
 def measure(rows: list[Row]) -> dict[str, float]:
     def judge(row: Row) -> dict[str, float]:
-        return compute_score("bench", row[0], row[1], timeout_s=TIMEOUT_S)
+        return compute_score("bench", row[0], row[1], reward=REWARD)
 
     with ThreadPoolExecutor(2 * NUM_CHECKERS) as pool:
         list(pool.map(judge, rows[:: max(1, len(rows) // 32)]))  # starts the checkers

@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,6 +34,7 @@ from typing import Annotated, Any, Literal
 import typer
 from transformers import PreTrainedTokenizerBase
 
+from retool_mcore.config import SandboxSettings, ToolLoop
 from retool_mcore.data.task_model import VOCAB_MULTIPLE, build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
@@ -50,6 +52,12 @@ ROOT = Path(__file__).parents[1]
 CONTEXT_TOKENS = 4096  # context of the server's model; the quickstart's own needs fewer
 QUESTION = [{"role": "user", "content": "What is the sum of the integers from 412 to 967, inclusive?"}]
 CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}\n</tool_call>'
+
+
+def limits_for(*, max_response_tokens: int, **budgets: Any) -> Limits:
+    """A run's limits, but that a scripted tool may take its time."""
+    of_a_run = Limits.of(ToolLoop(max_response_tokens=max_response_tokens), SandboxSettings())
+    return replace(of_a_run, max_tool_s=math.inf, **budgets)
 
 
 class Tool:
@@ -202,7 +210,7 @@ def overshoot(
             tag = CALL_END if protocol == "hermes" else CODE_END
             ids = set(tokenizer.encode(tag, add_special_tokens=False))
             bias = {str(token_id): 4.0 if protocol == "hermes" else 7.0 for token_id in ids}
-            limits = Limits(max_response_tokens=400, max_turns=1000, max_malformed_calls=1000)
+            limits = limits_for(max_response_tokens=400, max_turns=1000, max_malformed_calls=1000)
             async with BenchEngine(url, options={"logit_bias": bias}) as engine:
                 done = await roll(engine, rules, limits, tool=Tool(), count=trajectories, in_flight=64)
         turns = [
@@ -244,7 +252,7 @@ def drift(
         seen = Seen()
         async with served(slots=64) as (url, tokenizer):
             protocol = EveryTurnCalls(tokenizer)
-            limits = Limits(max_response_tokens=800, max_turns=per_trajectory)
+            limits = limits_for(max_response_tokens=800, max_turns=per_trajectory)
             count = -(-turns // per_trajectory)
             async with EchoEngine(url, tokenizer, seen, turn_tokens=turn_tokens) as engine:
                 done = await roll(engine, protocol, limits, tool=Tool(), count=count, in_flight=64)
@@ -275,7 +283,7 @@ def overhead(
         thinking = "We add the numbers one after the other. " * 40
         call_ids = tokenizer.encode(thinking + CALL, add_special_tokens=False)
         protocol = Hermes(tokenizer)
-        limits = Limits(max_response_tokens=100_000, max_turns=turns)
+        limits = limits_for(max_response_tokens=100_000, max_turns=turns)
         tool = Tool(output="\n".join(f"{index:6d} {index * index}" for index in range(20)))
         ms: list[float] = []
         for _ in range(repeats + 1):
@@ -316,7 +324,7 @@ def throughput(
             rates: dict[str, list[float]] = {name: [] for name in cases}
             for _ in range(repeats + 1):
                 for name, (protocol, length, max_turns) in cases.items():
-                    limits = Limits(max_response_tokens=tokens + 100 * calls, max_turns=max_turns)
+                    limits = limits_for(max_response_tokens=tokens + 100 * calls, max_turns=max_turns)
                     async with BenchEngine(url, turn_tokens=length) as engine:
                         started = time.perf_counter()
                         done = await roll(

@@ -54,5 +54,6 @@ def server(model_dir, tmp_path_factory):
         dtype="float32",
         log_path=log_path,
         extra_args=["--skip-tokenizer-init", "--enable-custom-logit-processor"],
+        max_running_requests=64,
     ) as running:
         yield running

@@ -13,8 +13,8 @@ import typer
 from retool_mcore.cli.common import guarded
 from retool_mcore.data.files import read_jsonl, write_jsonl
 from retool_mcore.errors import DataError
-from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S, NUM_CHECKERS
-from retool_mcore.reward.score import compute_score
+from retool_mcore.reward.answer import NUM_CHECKERS
+from retool_mcore.reward.score import PAPER, compute_score
 
 app = typer.Typer()
 ROWS_AT_ONCE = 1024
@@ -26,7 +26,7 @@ NEW_COLUMNS = ("extracted", "correct", "reward", "check_failed")
 def score(
     source: Annotated[Path, typer.Argument(help='JSON lines {"response", "answer"}; other keys are kept.')],
     out: Annotated[Path, typer.Option(help="The same lines with extracted, correct, reward and check_failed.")],
-    timeout_s: Annotated[float, typer.Option(help="CPU time of one equivalence check.")] = DEFAULT_TIMEOUT_S,
+    timeout_s: Annotated[float, typer.Option(help="CPU time of one equivalence check.")] = PAPER.timeout_s,
     prefix: Annotated[str, typer.Option(help="Stands before the names of the new columns.")] = "",
 ) -> None:
     """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise."""
@@ -74,7 +74,8 @@ def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float,
     if isinstance(row["answer"], str) and not row["answer"].strip():
         typer.echo(f"{source}, line {line}, column answer: it is empty, so the row is not judged", err=True)
         return row | dict(zip((prefix + column for column in NEW_COLUMNS), (None, None, None, False), strict=True))
-    verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, timeout_s=timeout_s)
+    reward = PAPER.model_copy(update={"timeout_s": timeout_s})
+    verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, reward=reward)
     values = (
         verdict["answer"] if verdict["has_answer"] else None,
         bool(verdict["acc"]),

@@ -12,17 +12,22 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from retool_mcore.cli.common import ChatTemplate, TemplateArgs, guarded, template_args_of
+from retool_mcore.config import SandboxSettings, ToolLoop
+from retool_mcore.config.sampling import Rollout
 from retool_mcore.errors import DataError, RolloutError
 
 app = typer.Typer()
 
+# A run's own defaults hold here, too.
+LOOP, BOX = ToolLoop(max_response_tokens=16_384), SandboxSettings()
+SAMPLED: dict[str, float] = {name: Rollout.model_fields[name].default for name in ("temperature", "top_p")}
 PROMPT_KEYS = ("messages", "prompt", "problem", "question")
 
 
 @app.command()
 @guarded
 def parse(
-    protocol: Annotated[str, typer.Option(help="how calls are written")] = "hermes",
+    protocol: Annotated[str, typer.Option(help="how calls are written")] = LOOP.protocol,
     one_line: Annotated[bool, typer.Option("--json", help="on one line")] = False,
 ) -> None:
     """Read one model turn from standard input and print what it says as a JSON object.
@@ -45,24 +50,36 @@ def rollout(
     out: Annotated[Path, typer.Option(help="JSON lines, one trajectory each, as they finish; overwritten")],
     chat_template: ChatTemplate = "",
     template_args: TemplateArgs = "",
-    protocol: Annotated[str, typer.Option(help="how calls are written")] = "hermes",
-    tool: Annotated[bool, typer.Option(help="with the interpreter")] = True,
-    calls: Annotated[Literal["first", "all"], typer.Option(help="a turn is cut at its first call, or not")] = "first",
+    protocol: Annotated[str, typer.Option(help="how calls are written")] = LOOP.protocol,
+    tool: Annotated[bool, typer.Option(help="with the interpreter")] = LOOP.tool,
+    calls: Annotated[
+        Literal["first", "all"], typer.Option(help="a turn is cut at its first call, or not")
+    ] = LOOP.calls_per_turn,
     n: Annotated[int, typer.Option(min=1, help="trajectories of each prompt")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="trajectories in flight")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
-    max_turns: Annotated[int, typer.Option(min=1)] = 8,
-    max_response_tokens: Annotated[int, typer.Option(min=1, help="interpreter output included")] = 16_384,
-    max_tool_output_tokens: Annotated[int, typer.Option(min=1, help="of one result")] = 512,
+    temperature: Annotated[float, typer.Option(min=0.0)] = SAMPLED["temperature"],
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = SAMPLED["top_p"],
+    max_turns: Annotated[int, typer.Option(min=1)] = LOOP.max_turns,
+    max_response_tokens: Annotated[
+        int, typer.Option(min=1, help="interpreter output included")
+    ] = LOOP.max_response_tokens,
+    max_tool_output_tokens: Annotated[int, typer.Option(min=1, help="of one result")] = LOOP.max_tool_output_tokens,
     sandbox: Annotated[list[str] | None, typer.Option(help="local, or SandboxFusion URLs; may be repeated")] = None,
-    run_timeout_s: Annotated[float, typer.Option(min=0.1, help="of one call")] = 10.0,
+    run_timeout_s: Annotated[float, typer.Option(min=0.1, help="of one call")] = BOX.run_timeout_s,
 ) -> None:
     """Run trajectories against any SGLang server and write them to a file."""
     from retool_mcore.rollout.batch import Batch
     from retool_mcore.rollout.engine import Sampling
     from retool_mcore.rollout.limits import Limits
 
+    loop = LOOP.model_copy(
+        update={
+            "tool": tool,
+            "max_turns": max_turns,
+            "max_response_tokens": max_response_tokens,
+            "max_tool_output_tokens": max_tool_output_tokens,
+        }
+    )
     batch = Batch(
         url=url,
         model=model,
@@ -75,12 +92,7 @@ def rollout(
         concurrency=concurrency,
         sandbox=tuple(sandbox or ["local"]),
         sampling=Sampling(temperature=temperature, top_p=top_p),
-        limits=Limits(
-            max_response_tokens=max_response_tokens,
-            max_turns=max_turns if tool else 1,
-            max_tool_output_tokens=max_tool_output_tokens,
-            run_timeout_s=run_timeout_s,
-        ),
+        limits=Limits.of(loop, BOX.model_copy(update={"run_timeout_s": run_timeout_s})),
     )
     dropped = asyncio.run(batch.run(_prompts(prompt_file), out))
     if dropped:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +45,15 @@ class Settings:
 
     limits: Limits
     max_prompt_tokens: int
-    n: int = 8
-    protocol: str = "hermes"
-    calls_per_turn: str = "first"
-    tool: bool = True
-    tools: tuple[str, ...] = (TOOL_NAME,)
-    mcp: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    sampling: Sampling = field(default_factory=Sampling)
-    seed: int = 0
-    concurrency: int = 128
+    n: int
+    protocol: str
+    calls_per_turn: str
+    tool: bool
+    tools: tuple[str, ...]
+    mcp: Mapping[str, Any]
+    sampling: Sampling
+    seed: int
+    concurrency: int
 
     @classmethod
     def of(cls, config: EvaluationConfig, n: int, tool: bool, servers: int = 1) -> Settings:

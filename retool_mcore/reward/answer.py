@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from retool_mcore.config.rl import Reward
 from retool_mcore.errors import ConfigError, RewardError
 from retool_mcore.reward.equivalence import quick_verdict
 from retool_mcore.reward.normalise import MAX_ANSWER_CHARS, judgeable, normalise
 
 __all__ = ["Checkers", "Verdict", "is_equivalent", "judge", "judge_many", "judgeable"]
-DEFAULT_TIMEOUT_S = 5.0
+DEFAULT_TIMEOUT_S: float = Reward.model_fields["timeout_s"].default
 NUM_CHECKERS = 2  # per scoring process; verl runs `reward.workers` of them
 START_TIMEOUT_S = 120.0  # importing mpmath on a busy machine
 # Wall time after which a checker is killed and replaced: so long that only a checker that waits for

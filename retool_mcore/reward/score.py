@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retool_mcore.reward.answer import DEFAULT_TIMEOUT_S
+from retool_mcore.config.rl import Reward
 from retool_mcore.reward.normalise import vote
 from retool_mcore.reward.response import read_response
 from retool_mcore.reward.shaping import Shaping, behavior_of
 
-PLAIN = Shaping()  # the paper's reward
+PAPER = Reward()  # +1 and -1, without shaping
 
 
 def compute_score(
@@ -19,26 +19,25 @@ def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
     *,
-    correct: float = 1.0,
-    wrong: float = -1.0,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    shaping: Shaping = PLAIN,
+    reward: Reward = PAPER,
+    max_response_tokens: int = 0,
     **_: Any,
 ) -> dict[str, Any]:
     """Score one response. verl's reward managers call this from several threads.
 
-    See ``read_response`` for what it is read from.
+    See ``read_response`` for what it is read from. ``reward``: a run's section, whose shaping may
+    need ``max_response_tokens``.
 
     Returns the same keys for every response, as verl needs: score, acc (1.0 or 0.0), answer ("" if
     none), pred (verl's name for the answer as maj@k counts it), has_answer and check_failed (1.0
-    when the check timed out or crashed, which counts as wrong). The parts of ``shaping`` are added
+    when the check timed out or crashed, which counts as wrong). The parts of the shaping are added
     to score and also returned separately, with reward_answer for the answer alone. Raises
     RewardError when the row has no ground truth.
     """
-    response = read_response(data_source, solution_str, ground_truth, extra_info, timeout_s=timeout_s)
-    right = response.right
+    response = read_response(data_source, solution_str, ground_truth, extra_info, timeout_s=reward.timeout_s)
+    right, shaping = response.right, Shaping.of(reward, max_response_tokens)
     result = {
-        "score": float(correct if right else wrong),
+        "score": float(reward.correct if right else reward.wrong),
         "acc": float(right),
         "pred": vote(response.answer),
         "answer": response.answer or "",
@@ -48,7 +47,7 @@ def compute_score(
     if shaping.on:
         behavior = behavior_of(extra_info)
         counts = shaping.counts(right, behavior)
-        base = float(correct if counts else wrong)
+        base = float(reward.correct if counts else reward.wrong)
         parts = shaping.parts(counts, base, behavior)
         added = sum(value for name, value in parts.items() if name != "format_ok")
         result |= {"score": base + added, "reward_answer": base, **parts}

@@ -14,18 +14,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
-    """The shaping options; the defaults change nothing."""
+    """The shaping options of section [reward]; its defaults change nothing."""
 
-    call_bonus: float = 0.0
-    call_bonus_cap: float = -0.6
-    overlong_buffer_tokens: int = 0
-    overlong_limit_tokens: int = 0
-    require_format: bool = False
+    call_bonus: float
+    call_bonus_cap: float
+    overlong_buffer_tokens: int
+    overlong_limit_tokens: int
+    require_format: bool
+
+    @classmethod
+    def of(cls, reward: Reward, max_response_tokens: int) -> Shaping:
+        return cls(
+            call_bonus=reward.call_bonus,
+            call_bonus_cap=reward.call_bonus_cap,
+            overlong_buffer_tokens=reward.overlong_buffer_tokens,
+            overlong_limit_tokens=max_response_tokens,
+            require_format=reward.require_format,
+        )
 
     def __post_init__(self) -> None:
         if self.overlong_buffer_tokens and not 0 < self.overlong_buffer_tokens <= self.overlong_limit_tokens:

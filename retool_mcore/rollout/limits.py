@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from retool_mcore.config import SandboxSettings, ToolLoop
@@ -10,17 +9,17 @@ from retool_mcore.config import SandboxSettings, ToolLoop
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """See ``ledger.StopReason`` for what happens at each."""
+    """See ``ledger.StopReason`` for what happens at each. config/sampling.py has the defaults."""
 
     max_response_tokens: int  # sampled and written tokens together
-    max_turns: int = 8  # model turns
-    max_tool_output_tokens: int = 512  # of one result; the middle of a longer one is cut, with a note to the model
-    max_malformed_calls: int = 3  # in a row
-    max_tool_s: float = math.inf  # interpreter run time over the whole trajectory
-    run_timeout_s: float = 10.0
-    memory_limit_mb: int = 1024
-    max_outage_s: float = 60.0  # how long a call is retried while the sandbox is away (restarting)
-    sessions: bool = False  # one interpreter for all calls of a trajectory, which then run one after another
+    max_turns: int  # model turns
+    max_tool_output_tokens: int  # of one result; the middle of a longer one is cut, with a note to the model
+    max_malformed_calls: int  # in a row
+    max_tool_s: float  # interpreter run time over the whole trajectory
+    run_timeout_s: float
+    memory_limit_mb: int
+    max_outage_s: float  # how long a call is retried while the sandbox is away (restarting)
+    sessions: bool  # one interpreter for all calls of a trajectory, which then run one after another
 
     @classmethod
     def of(cls, rollout: ToolLoop, sandbox: SandboxSettings) -> Limits:

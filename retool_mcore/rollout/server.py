@@ -42,7 +42,7 @@ class SglangServer:
         *,
         dtype: str,
         log_path: Path,
-        max_running_requests: int = 64,
+        max_running_requests: int,
         tp: int = 1,
         engine_args: Mapping[str, Any] | None = None,
         devices: Sequence[int] = (),

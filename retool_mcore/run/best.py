@@ -34,8 +34,8 @@ class BestStep:
 
     metric: str
     mode: str
-    patience: int = 0
-    min_delta: float = 0.0
+    patience: int
+    min_delta: float
     values: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def step(self, last: int | None = None) -> int | None:

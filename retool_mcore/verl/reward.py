@@ -10,7 +10,6 @@ from typing import Any
 from retool_mcore.reward import score
 from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import read_response
-from retool_mcore.reward.shaping import Shaping
 from retool_mcore.verl.run_settings import settings_of_run
 
 
@@ -37,14 +36,6 @@ def compute_score(
         solution_str,
         ground_truth,
         extra_info,
-        correct=run.reward.correct,
-        wrong=run.reward.wrong,
-        timeout_s=run.reward.timeout_s,
-        shaping=Shaping(
-            call_bonus=run.reward.call_bonus,
-            call_bonus_cap=run.reward.call_bonus_cap,
-            overlong_buffer_tokens=run.reward.overlong_buffer_tokens,
-            overlong_limit_tokens=run.rollout.max_response_tokens,
-            require_format=run.reward.require_format,
-        ),
+        reward=run.reward,
+        max_response_tokens=run.rollout.max_response_tokens,
     )

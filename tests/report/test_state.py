@@ -43,7 +43,7 @@ def test_a_run_that_ended_early_was_not_killed(tmp_path: Path):
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text + '\n[best]\nmetric = "val/accuracy"\npatience = 2\n')
     values = {2: 0.5, 4: 0.25, 6: 0.5}
-    best = BestStep(metric="val/accuracy", mode="max", patience=2, values=values)
+    best = BestStep(metric="val/accuracy", mode="max", patience=2, min_delta=0.0, values=values)
     (run / "best.json").write_text(best.to_json())
     found = state(run)
     assert (found.name, found.go_on.split()[-2:]) == ("ended", ["--checkpoint", "best"])

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
 from retool_mcore.reward.normalise import vote
 from retool_mcore.reward.score import compute_score
@@ -39,8 +40,8 @@ def test_answers_that_are_written_differently_only_are_one_vote():
 
 
 def test_the_values_come_from_the_configuration():
-    assert compute_score("math", r"\boxed{1}", "1", None, correct=2.0, wrong=0.5)["score"] == 2.0
-    assert compute_score("math", r"\boxed{2}", "1", None, correct=2.0, wrong=0.5)["score"] == 0.5
+    assert compute_score("math", r"\boxed{1}", "1", None, reward=Reward(correct=2.0, wrong=0.5))["score"] == 2.0
+    assert compute_score("math", r"\boxed{2}", "1", None, reward=Reward(correct=2.0, wrong=0.5))["score"] == 0.5
 
 
 def test_arguments_verl_may_add_are_passed_over():
@@ -61,7 +62,7 @@ def test_the_agent_loops_answer_counts_and_a_data_column_of_that_name_does_not()
 
 
 def test_a_check_that_hangs_is_wrong_and_counted():
-    got = compute_score("math", rf"\boxed{{{SLOW[0]}}}", SLOW[1], None, timeout_s=0.1)
+    got = compute_score("math", rf"\boxed{{{SLOW[0]}}}", SLOW[1], None, reward=Reward(timeout_s=0.1))
     assert (got["score"], got["check_failed"]) == (-1.0, 1.0)
 
 

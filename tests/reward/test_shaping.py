@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
 from retool_mcore.reward.score import compute_score, mean_parts
-from retool_mcore.reward.shaping import Shaping
 
 
 def score(answer: str, shaping=None, **behavior):
     counts = {"calls": 0, "response_tokens": 100, "malformed": {}, **behavior}
     info = {"answer": answer, "behavior": counts}
-    return compute_score("math", "", "34", info, shaping=Shaping(**(shaping or {})))
+    options = dict(shaping or {})
+    limit = options.pop("overlong_limit_tokens", 0)
+    return compute_score("math", "", "34", info, reward=Reward(**options), max_response_tokens=limit)
 
 
 def test_by_default_nothing_is_added():
@@ -57,7 +59,7 @@ def test_all_responses_of_a_run_have_the_same_parts():
 
 def test_shaping_without_the_loops_counts_is_an_error():
     with pytest.raises(RewardError, match="needs the counts of our agent loop"):
-        compute_score("math", r"\boxed{34}", "34", {}, shaping=Shaping(call_bonus=0.1))
+        compute_score("math", r"\boxed{34}", "34", {}, reward=Reward(call_bonus=0.1))
 
 
 def test_impossible_options_are_errors():

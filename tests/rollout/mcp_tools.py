@@ -17,15 +17,15 @@ from retool_mcore.config import RlConfig
 from retool_mcore.config.load import build_config
 from retool_mcore.rollout import mcp as adapter
 from retool_mcore.rollout.calls import CallResult, Calls
-from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.rollout.tool_call import Call
 from retool_mcore.rollout.tools import Tool
+from tests.rollout.budgets import limits as limits_for
 
 ROOT = Path(__file__).parents[2]
 SERVER = Path(__file__).with_name("mcp_server.py")
 TINY = ROOT / "configs" / "rl_tiny_cpu.toml"
-LIMITS = Limits(max_response_tokens=2000, max_outage_s=60.0)
+LIMITS = limits_for(max_response_tokens=2000, max_outage_s=60.0)
 
 
 def over_stdio(**more: Any) -> dict[str, Any]:

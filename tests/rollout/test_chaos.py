@@ -18,11 +18,11 @@ import pytest
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.server import SglangServer, free_port
 from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_server import PlannedEngine, make_plan
 
 pytestmark = pytest.mark.slow
@@ -61,6 +61,7 @@ async def test_both_are_killed_and_nothing_is_lost(model_dir: Path, tokenizer, t
             log_path=tmp_path / f"{name}.log",
             extra_args=["--skip-tokenizer-init", "--enable-custom-logit-processor"],
             port=engine_port,
+            max_running_requests=64,
         )
 
     hermes = Hermes(tokenizer)
@@ -71,7 +72,7 @@ async def test_both_are_killed_and_nothing_is_lost(model_dir: Path, tokenizer, t
         first = stack.enter_context(sglang("first"))
         engines = [PlannedEngine(first.url, len(prompt), plan, retry_s=300.0) for plan in plans]
         sandbox = open_sandbox(f"http://127.0.0.1:{sandbox_port}", min_level="rlimits")
-        limits = Limits(max_response_tokens=800, max_turns=CALLS + 1)
+        limits = limits_for(max_response_tokens=800, max_turns=CALLS + 1)
 
         async def kill_both() -> None:
             while sum(engine.turns for engine in engines) < TRAJECTORIES // 2:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,16 @@ import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.evaluate.run import Settings
+from retool_mcore.reward.shaping import Shaping
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes
+from retool_mcore.run.best import BestStep
 from retool_mcore.sandbox.base import ExecResult
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ScriptedEngine, call
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
@@ -59,6 +63,13 @@ async def play(tokenizer: Any, sandbox: Recording, limits: Limits, script: Seque
     )
 
 
+@pytest.mark.parametrize("made_of_settings", [Limits, Settings, Shaping, BestStep])
+def test_what_the_configuration_sets_has_no_second_default(made_of_settings: type):
+    """Once `retool rollout` bounded the tool's time otherwise than a run that left it out."""
+    own = {field.name for field in fields(made_of_settings) if (field.default, field.default_factory) != (MISSING,) * 2}
+    assert own <= {"values"}, "these are not settings"
+
+
 def limits_of(*settings: str) -> Limits:
     run = load_config(RlConfig, RL, settings)
     return Limits.of(run.rollout, run.sandbox)
@@ -68,7 +79,7 @@ def limits_of(*settings: str) -> Limits:
 async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_token(tokenizer, room: int, written: bool):
     said = tokenizer.encode(CALL, add_special_tokens=False)
     result = Hermes(tokenizer).result_ids(said, ["1379"])
-    limits = Limits(max_response_tokens=len(said) + len(result) + MIN_TURN_TOKENS + room)
+    limits = limits_for(max_response_tokens=len(said) + len(result) + MIN_TURN_TOKENS + room)
     shortest = "1<|im_end|>"
     assert len(tokenizer.encode(shortest, add_special_tokens=False)) == MIN_TURN_TOKENS
     trajectory = await play(tokenizer, Recording(), limits, [CALL, shortest])

@@ -20,14 +20,14 @@ from retool_mcore.data.chat import neutralise, render
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.base import ExecResult
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ScriptedEngine
 
 plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
-LIMITS = Limits(max_response_tokens=5000, max_turns=10)
+LIMITS = limits_for(max_response_tokens=5000, max_turns=10)
 
 # Qwen3's: thinking is written back after the last user message; a last turn without any gets an
 # empty block.

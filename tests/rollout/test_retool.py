@@ -20,10 +20,11 @@ from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Retool
 from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_retool
 from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ScriptedEngine
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
-LIMITS = Limits(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)
+LIMITS = limits_for(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)
 ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 ANSWER = "So it is\n<answer>\n\\boxed{1379}\n</answer><|im_end|>"
 

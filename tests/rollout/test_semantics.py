@@ -32,11 +32,12 @@ from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, TextOnly, ToolProtocol, open_protocol
 from retool_mcore.sandbox.base import ExecResult
 from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ABORT, ScriptedEngine, call
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
-LIMITS = Limits(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)
+LIMITS = limits_for(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)
 
 
 ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")  # the sandbox's

@@ -19,12 +19,12 @@ from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_server import PlannedEngine, make_plan
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ async def test_a_call_is_intercepted_on_its_last_token_and_the_answer_follows(se
             engine=engine,
             sandbox=sandbox,
             protocol=hermes,
-            limits=Limits(max_response_tokens=400),
+            limits=limits_for(max_response_tokens=400),
             sampling=Sampling(),
             trajectory_id="t0",
         )
@@ -99,7 +99,7 @@ async def test_without_the_tool_a_call_is_only_text(server, tokenizer):
             engine=engine,
             sandbox=None,
             protocol=text_only,
-            limits=Limits(max_response_tokens=400, max_turns=1),
+            limits=limits_for(max_response_tokens=400, max_turns=1),
             sampling=Sampling(),
             trajectory_id="t1",
         )
@@ -124,7 +124,7 @@ async def test_the_papers_form_stops_on_the_token_that_completes_its_tag(server,
             engine=engine,
             sandbox=sandbox,
             protocol=retool,
-            limits=Limits(max_response_tokens=400),
+            limits=limits_for(max_response_tokens=400),
             sampling=Sampling(),
             trajectory_id="t2",
         )
@@ -172,7 +172,7 @@ async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continue
                     engine=engine,
                     sandbox=sandbox,
                     protocol=hermes,
-                    limits=Limits(max_response_tokens=200, max_malformed_calls=100, max_turns=100),
+                    limits=limits_for(max_response_tokens=200, max_malformed_calls=100, max_turns=100),
                     sampling=Sampling(seed=index),
                     trajectory_id=f"r{index}",
                 )
@@ -219,7 +219,7 @@ async def test_an_unreachable_engine_drops_the_trajectory(tokenizer):
             engine=engine,
             sandbox=None,
             protocol=hermes,
-            limits=Limits(max_response_tokens=8),
+            limits=limits_for(max_response_tokens=8),
             sampling=Sampling(),
             trajectory_id="x",
         )
@@ -231,7 +231,9 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with (
         pytest.raises(RolloutError, match="ended with status"),
-        SglangServer(tmp_path, get_platform("cpu"), dtype="float32", log_path=tmp_path / "server.log"),
+        SglangServer(
+            tmp_path, get_platform("cpu"), dtype="float32", log_path=tmp_path / "server.log", max_running_requests=64
+        ),
     ):
         pass
 
@@ -242,7 +244,8 @@ def test_a_killed_owner_leaves_no_server_behind(model_dir, tmp_path):
         from pathlib import Path
         from retool_mcore.platforms.base import get_platform
         from retool_mcore.rollout.server import SglangServer
-        with SglangServer({str(model_dir)!r}, get_platform("cpu"), dtype="float32", log_path=Path("server.log")) as s:
+        given = dict(dtype="float32", log_path=Path("server.log"), max_running_requests=64)
+        with SglangServer({str(model_dir)!r}, get_platform("cpu"), **given) as s:
             print(s.pid, flush=True)
             time.sleep(600)
     """

@@ -145,7 +145,7 @@ async def test_a_call_that_cannot_be_read_is_answered_and_the_turn_goes_on(style
     protocol = PROTOCOLS[style.tools](tokenizer)
     good = turns_of(tokenizer, [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call("print(1)")]}],
                     [CODE_INTERPRETER])[0]  # fmt: skip
-    trajectory = await play(tokenizer, protocol, good.replace("code_interpreter", "other"), "\\boxed{4}" + style.eos)
+    trajectory = await play(tokenizer, protocol, good.replace("code_interpreter", "other"), f"\\boxed{{4}}{style.eos}")
     assert trajectory.turns[0].parsed is not None and trajectory.turns[0].parsed.problem == "name"
     assert "there is no tool named 'other'" in tokenizer.decode(trajectory.ledger.response_ids)
     assert trajectory.answer == "4"

@@ -15,18 +15,18 @@ from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.protocol import Hermes, open_protocol, protocol_of
 from retool_mcore.rollout.records import record
 from retool_mcore.rollout.tool_call import Call, parse_hermes
 from retool_mcore.rollout.tools import Tool, ToolError, ToolResult, open_tools
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ScriptedEngine, call
 
 SEARCH = "configs.examples.tools:Search"
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
-LIMITS = Limits(max_response_tokens=2000, max_outage_s=0.5)
+LIMITS = limits_for(max_response_tokens=2000, max_outage_s=0.5)
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
 
