@@ -65,7 +65,7 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
     added_end = not end_token.strip() or end_token not in added or not after.startswith(blank + end_token)
     if added_end:
         blank, end_token = "", _eos_of(tokenizer, after)
-        first_id = [tokenizer.convert_tokens_to_ids(end_token)]
+        first_id = encode_piece(tokenizer, end_token)
     return ChatFormat(
         end_of_turn=blank + end_token,
         end_of_turn_id=first_id[0],
