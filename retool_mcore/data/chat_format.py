@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from retool_mcore.data.tokenizer import apply_template, decode, encode, encode_piece, name_of
 from retool_mcore.data.tool import CALL_END, CALL_START
@@ -65,7 +65,7 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
     added_end = not end_token.strip() or end_token not in added or not after.startswith(blank + end_token)
     if added_end:
         blank, end_token = "", _eos_of(tokenizer, after)
-        first_id = [cast("int", tokenizer.convert_tokens_to_ids(end_token))]
+        first_id = encode_piece(tokenizer, end_token)
     return ChatFormat(
         end_of_turn=blank + end_token,
         end_of_turn_id=first_id[0],

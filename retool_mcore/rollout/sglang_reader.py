@@ -18,8 +18,8 @@ from retool_mcore.rollout.tools import Tool
 PARSER = "qwen25"  # SGLang's name for the hermes form
 
 
-def sglang_reader(others: Sequence[Tool] = ()) -> CallReader:
-    """The reader; ``others``: tools beside the interpreter.
+def sglang_reader(others: Sequence[Tool] = (), parser: str = PARSER) -> CallReader:
+    """The reader; ``others``: tools beside the interpreter; ``parser``: SGLang's name of a form.
 
     Importing SGLang's parser takes seconds, once per process.
     """
@@ -33,7 +33,7 @@ def sglang_reader(others: Sequence[Tool] = ()) -> CallReader:
 
     def read(text: str) -> list[tuple[str | None, Any]]:
         try:
-            _, calls = FunctionCallParser(tools, PARSER).parse_non_stream(text)
+            _, calls = FunctionCallParser(tools, parser).parse_non_stream(text)
             return [(call.name, json.loads(call.parameters)) for call in calls]
         except (AttributeError, ValueError, RecursionError):  # JSON that is no object, or beyond Python's limits
             return []

@@ -13,8 +13,12 @@ import textwrap
 
 import pytest
 
+from retool_mcore.data.chat import chat_format, render
+from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.platforms.base import get_platform
+from retool_mcore.rollout.native_calls import READERS
 from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_hermes
+from tests.template_styles import tokenizer_in
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +28,19 @@ READ_BY_SGLANG = """
     from retool_mcore.rollout.tool_call import parse_hermes
     first = sglang_reader()
     out = []
-    for text in json.load(sys.stdin):
+    given = json.load(sys.stdin)
+    for text in given["hermes"]:
         parsed = parse_hermes(text, first)
         out.append({"alone": len(first(text)), "kind": parsed.kind, "codes": parsed.codes, "repairs": parsed.repairs})
-    print(json.dumps(out))
+    native = [[sglang_reader(parser=name)(text) for text in said] for name, said in given["native"].items()]
+    print(json.dumps({"hermes": out, "native": native}))
 """
+NATIVE = {
+    "qwen3_coder": "Qwen3-Coder",
+    "llama3": "Llama 3 with python_tag",
+    "mistral": "Mistral v11: name and arguments",
+}
+CODES = ["print(1)", "x = \"a\\n\"\nprint(x, '</b>')", "if a < b:\n    print('é')"]
 
 
 def texts(count: int) -> list[str]:
@@ -52,18 +64,32 @@ def texts(count: int) -> list[str]:
     return made
 
 
+def written(style: str, code: str) -> str:
+    """A turn with one call as a template of this style writes it."""
+    tokenizer = tokenizer_in(style)
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [tool_call(code)]}]
+    rendered = render(messages, [CODE_INTERPRETER], tokenizer)
+    said = tokenizer.decode([i for i, loss in zip(rendered.token_ids, rendered.loss_mask, strict=True) if loss])
+    return said.removesuffix(chat_format(tokenizer).end_of_turn)
+
+
 def test_both_readers_agree():
     inputs = texts(400)
+    native = {name: [written(style, code) for code in CODES] for name, style in NATIVE.items()}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(READ_BY_SGLANG)],
-        input=json.dumps(inputs),
+        input=json.dumps({"hermes": inputs, "native": native}),
         env={**os.environ, **get_platform("cpu").process_env()},
         capture_output=True,
         text=True,
         check=True,
     )
     assert "Failed to parse" not in done.stderr, "SGLang's warnings repeat the model's text"
-    read = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, calls in zip(native, found["native"], strict=True):
+        assert calls == [[["code_interpreter", {"code": code}]] for code in CODES], name
+        assert [READERS[name](text).codes for text in native[name]] == [(code,) for code in CODES], name
+    read = found["hermes"]
     ours = [parse_hermes(text) for text in inputs]
     assert sum(row["alone"] > 0 for row in read) > 200, "SGLang reads the undamaged calls"
     assert sum(row["alone"] == 0 and row["kind"] == "tool_call" for row in read) > 10, "and ours repairs some others"

@@ -257,3 +257,11 @@ def test_a_turn_that_the_template_does_not_end_is_ended_by_eos_token():
         f"{question}assistant: 4\n\nyes<|endoftext|>\n{question}assistant: 5<|endoftext|>\n"
     )
     assert turns_of(tokenizer, again, None) == ["assistant: 4\n\nyes<|endoftext|>", "assistant: 5<|endoftext|>"]
+
+
+def test_no_space_is_put_before_what_follows_other_tokens():
+    tokenizer = tokenizer_in("Mistral v3: a list of calls")
+    said = f"Run it.\n<code>\n{CODE}\n</code>\n<interpreter>\n{RESULT}\n</interpreter>\nIt is 4."
+    messages = [QUESTION, {"role": "assistant", "content": said}]
+    one_shot = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert tokenizer.decode(render(messages, None, tokenizer).token_ids) == one_shot
