@@ -22,11 +22,15 @@ _LINE_CHARS = 400  # of a line that are looked at before a tag
 
 @dataclass(frozen=True)
 class Block:
-    """What stands between a call's tags; ``start`` is None without an opening tag."""
+    """What stands between a call's tags; ``start`` is None without an opening tag.
+
+    ``alone``: the opening tag has its line to itself, as that of a call and not of a mention.
+    """
 
     start: str | None
     body: str
     closed: bool
+    alone: bool = False
 
 
 def blocks(text: str, start: str, end: str) -> Iterator[Block]:
@@ -53,7 +57,9 @@ def blocks(text: str, start: str, end: str) -> Iterator[Block]:
         elif not _quoted(text, tag.start(), tag.end(), limit) and not _within_words(text, tag.start()):
             yield Block(None, "", closed=True)
     if opened is not None:
-        yield Block(start, text[opened:], closed=False)
+        before = text[max(0, opened - len(start) - _LINE_CHARS) : opened - len(start)].rpartition("\n")[2]
+        rest = text[opened : opened + _LINE_CHARS].partition("\n")
+        yield Block(start, text[opened:], closed=False, alone=not (before.strip() or rest[0].strip()) and bool(rest[1]))
 
 
 def closes(text: str, start: str, end: str) -> bool:
@@ -67,9 +73,11 @@ def closes(text: str, start: str, end: str) -> bool:
 def words(text: str, start: str, end: str) -> str:
     """A text without calls, its mentioned tags left out.
 
-    A start tag that ends its line may begin a call that was never ended: it stays.
+    A start tag with a line to itself may begin a call that was never ended: it stays.
     """
-    return re.sub(rf"{re.escape(start)}(?![^\S\n]*(?:\n|\Z))|{re.escape(end)}", " ", text)
+    opens = re.escape(start)
+    tags = re.compile(rf"^([^\S\n]*{opens}[^\S\n]*)$|{opens}|{re.escape(end)}", re.MULTILINE)
+    return tags.sub(lambda tag: tag[0] if tag[1] else " ", text)
 
 
 def _quoted(text: str, at: int, after: int, limit: int) -> bool:

@@ -77,7 +77,7 @@ def mistral_ids(text: str) -> list[str]:
 
 def parse_qwen3_coder(text: str, tools: Sequence[Tool] = ()) -> Parsed:
     """Read a turn of Qwen3-Coder: values stand as they are, each in a tag of its parameter."""
-    found = [block for block in blocks(text, CALL_START, CALL_END) if block.closed or _FUNCTION.match(block.body)]
+    found = [block for block in blocks(text, CALL_START, CALL_END) if _is_xml_call(block)]
     if not found:
         return without_call(words(text, CALL_START, CALL_END))
     repairs: list[str] = []
@@ -145,6 +145,10 @@ def _list_of(body: str) -> list[dict[str, Any]] | None:
         return None
     calls = cast("list[Any]", value) if isinstance(value, list) else []
     return calls if calls and all(isinstance(call, dict) for call in calls) else None
+
+
+def _is_xml_call(block: Block) -> bool:
+    return block.closed or block.alone or _FUNCTION.match(block.body) is not None
 
 
 def _xml_call(block: Block, repairs: list[str], tools: Sequence[Tool]) -> Call:

@@ -105,7 +105,7 @@ def parse_hermes(text: str, first: CallReader | None = None, tools: Sequence[Too
     own reader, is tried first; where it reads fewer calls than there are tags, this module reads
     the text. ``tools`` may be called beside the interpreter.
     """
-    found = [block for block in blocks(text, CALL_START, CALL_END) if block.closed or _begins_json(block.body)]
+    found = [block for block in blocks(text, CALL_START, CALL_END) if _is_call(block)]
     if not found:
         return without_call(words(text, CALL_START, CALL_END))
     repairs: list[str] = []
@@ -167,6 +167,10 @@ def _read_block(block: Block, repairs: list[str], tools: Sequence[Tool]) -> Call
     if body is not block.body and not block.body.replace(CALL_START, "").removesuffix(body).strip():
         repairs.append("doubled_tag")
     return read_call(_json_of(body, repairs), repairs, tools)
+
+
+def _is_call(block: Block) -> bool:
+    return block.closed or block.alone or _begins_json(block.body)
 
 
 def _begins_json(body: str) -> bool:

@@ -32,6 +32,7 @@ READ = {"hermes": parse_hermes, "retool": parse_retool}
 TAGS = {"hermes": ("<tool_call>", "</tool_call>"), "retool": ("<code>", "</code>")}
 REAL = {"hermes": call("print(4)"), "retool": "<code>\n```python\nprint(4)\n```\n</code>"}
 MENTIONS = [
+    "Calls begin with {start}\nand are not needed here.",
     "I could write {start} here, but need not.",
     "The tag `{start}` opens a call.",
     "A call stands between `{start}` and `{end}`.",
@@ -86,6 +87,11 @@ def test_the_command_reads_as_the_rollout_does(protocol: str):
     assert json.loads(done.stdout) == READ[protocol](said).to_json()
     assert json.loads(done.stdout)["answer"] == "4"
     assert reader(protocol) is READ[protocol]
+
+
+def test_a_call_that_is_neither_json_nor_ended_is_told_to_the_model():
+    parsed = parse_hermes("Let me see.\n<tool_call>\nprint(1)")
+    assert (parsed.kind, parsed.problem) == ("malformed", "json")
 
 
 def test_a_block_that_is_never_closed_hides_what_it_boxes():
