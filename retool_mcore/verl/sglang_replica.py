@@ -14,6 +14,7 @@ import asyncio
 import copy
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import ray
@@ -21,14 +22,16 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.plugin.platform import get_platform
-from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutMode
+from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
 
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.rollout_engines import SGLANG
-from retool_mcore.verl.sglang_server import MeasuredServer
+from retool_mcore.verl.keys.rollout import trajectories_in_flight
+from retool_mcore.verl.run_settings import settings_of_run
+from retool_mcore.verl.sglang_server import MeasuredServer, actor_class
 
-RAY_CONCURRENCY = 1000  # verl's, if that many requests are enough
+RAY_CONCURRENCY = 1000  # Ray's own, if that many requests are enough
 GONE_PAUSE_S = 0.5
 
 
@@ -41,9 +44,14 @@ class MeasuredReplica(SGLangReplica):
 
     def __init__(self, replica_rank: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(replica_rank, *args, **kwargs)
-        self.server_class = _waiting.pop(replica_rank, None) or ray.remote(MeasuredServer)
+        self.server_class = _waiting.pop(replica_rank, None) or actor_class(MeasuredServer)
         self.config = copy.deepcopy(self.config)  # one object for all replicas
         self.config.engine_kwargs[SGLANG.name][SGLANG.seed_argument] += replica_rank
+
+    @property
+    def max_concurrency(self) -> int:
+        """The number of requests that Ray hands one server at the same time."""
+        return requests_at_once(settings_of_run(str(Path(self.config.router_config_path).with_name("config.toml"))))
 
     async def relaunch(self) -> None:
         """Start the servers again on the same devices, under the same names, with new ports.
@@ -55,10 +63,19 @@ class MeasuredReplica(SGLangReplica):
             ray.kill(server)
             await _gone(server)
         self.servers.clear()
-        self.server_class = ray.remote(MeasuredServer)  # an early one is for the first start
+        self.server_class = actor_class(MeasuredServer)  # an early one is for the first start
         await self.launch_servers()
         if self.rollout_mode == RolloutMode.STANDALONE:
             await asyncio.gather(*(worker.__ray_call__.remote(_forget_engine) for worker in self.workers))
+
+
+def requests_at_once(config: RlConfig) -> int:
+    """All that training can have in flight, so that none waits in Ray, where nobody counts it.
+
+    The engine starts rollout.max_running_requests of them and counts the others in engine/queued.
+    More, as a validation may have, wait in Ray, and calls that control the engine do not.
+    """
+    return max(RAY_CONCURRENCY, trajectories_in_flight(config))
 
 
 async def _gone(server: Any) -> None:
@@ -91,16 +108,16 @@ class LateSettings(MeasuredServer):
 class EarlyServer:
     """One early server, in place of the actor class that verl makes a server of."""
 
-    def __init__(self, replica_rank: int, max_requests: int) -> None:
+    def __init__(self, replica_rank: int, requests: int) -> None:
         node_id = ray.get_runtime_context().get_node_id()
         environment = {**dict.fromkeys(get_platform().ray_noset_envvars(), "1"), **get_platform().rollout_env_vars()}
         self._actor: Any = (
-            ray.remote(LateSettings)
+            actor_class(LateSettings)
             .options(
                 name=f"sglang_server_{replica_rank}_0",  # verl's workers look it up
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
                 runtime_env={"env_vars": environment},
-                max_concurrency=max(RAY_CONCURRENCY, max_requests + CONTROL_METHOD_CONCURRENCY),
+                max_concurrency=requests,
             )
             .remote()
         )
@@ -127,4 +144,4 @@ def start_early(config: RlConfig) -> None:
     """
     if config.cluster.nodes == 1:
         for replica_rank in range(config.serving_gpus() // config.rollout.engine_tp):
-            _waiting[replica_rank] = EarlyServer(replica_rank, config.rollout.max_running_requests)
+            _waiting[replica_rank] = EarlyServer(replica_rank, requests_at_once(config))

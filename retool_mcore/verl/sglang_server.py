@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import ray
 import torch
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
@@ -20,12 +21,50 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5  # counts that SGLang keeps anyway; 0.5.14's are up to 15 decoding steps old
 KINDS = ("running", "waiting")  # SGLang's names
+CONTROL = "control"  # Ray's group of the calls that do not wait behind requests
+CONTROL_CALLS = 16  # of them at the same time; `until_it_dies` is one
+
+
+def control(method: Callable[..., Awaitable[Any]]) -> Any:
+    """``method`` in a group of its own, which Ray starts whatever number of requests is under way.
+
+    Ray gives a group its own thread and event loop. What SGLang does belongs to the loop in which
+    the server was launched, so it is done there.
+    """
+
+    async def call(self: MeasuredServer, *args: Any, **kwargs: Any) -> Any:
+        async def there() -> Any:
+            return await method(self, *args, **kwargs)
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self.loop))
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__  # not functools.wraps: Ray would look behind it
+    return ray.method(concurrency_group=CONTROL)(call)
+
+
+def actor_class(server: type) -> Any:
+    """Ray's actor class of a ``MeasuredServer``."""
+    return ray.remote(concurrency_groups={CONTROL: CONTROL_CALLS})(server)
 
 
 class MeasuredServer(SGLangHttpServer):
     """One server of a replica; the server on the replica's first node takes the requests."""
 
+    loop: asyncio.AbstractEventLoop  # that SGLang's server runs in
+
+    wake_up = control(SGLangHttpServer.wake_up)
+    sleep = control(SGLangHttpServer.sleep)
+    clear_kv_cache = control(SGLangHttpServer.clear_kv_cache)
+    release_kv_cache = control(SGLangHttpServer.release_kv_cache)
+    resume_kv_cache = control(SGLangHttpServer.resume_kv_cache)
+    set_global_steps = control(SGLangHttpServer.set_global_steps)
+    abort_all_requests = control(SGLangHttpServer.abort_all_requests)
+    resume_generation = control(SGLangHttpServer.resume_generation)
+    start_profile = control(SGLangHttpServer.start_profile)
+    stop_profile = control(SGLangHttpServer.stop_profile)
+
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        self.loop = asyncio.get_running_loop()
         await super().launch_server(*args, **kwargs)
         if self.node_rank:
             return
@@ -50,6 +89,12 @@ class MeasuredServer(SGLangHttpServer):
         output.extra_fields["num_cached_tokens"] = cached
         return output
 
+    @ray.method(concurrency_group=CONTROL)
+    async def get_server_address(self) -> tuple[str, int]:
+        """verl's; the trainer asks for it again when an engine was restarted."""
+        return super().get_server_address()
+
+    @ray.method(concurrency_group=CONTROL)
     async def until_it_dies(self) -> None:
         """Return never: Ray fails the call when this process ends, and so tells the trainer."""
         await asyncio.Event().wait()
@@ -91,6 +136,7 @@ class MeasuredServer(SGLangHttpServer):
                 running, queued = (sum(getattr(load, f"num_{kind}_reqs") for load in loads) for kind in KINDS)
                 self._polls.append((running, queued))
 
+    @control
     async def take_polls(self) -> list[tuple[int, int]]:
         """(running, queued) of each poll since the last call."""
         polls, self._polls = self._polls, []

@@ -6,6 +6,7 @@ in its last line.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -30,6 +31,49 @@ class Stub:
 
     def told(self) -> list[Any]:
         return [self.settings, os.environ.get("RETOOL_TEST")]
+
+
+class Gate:
+    """SGLang's tokenizer manager: it ends all requests when it is told to abort them."""
+
+    def __init__(self) -> None:
+        self.opened, self.loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def pause_generation(self, _: Any) -> None:
+        assert asyncio.get_running_loop() is self.loop, "what belongs to one event loop is used in another"
+        self.opened.set()
+
+
+def busy_server(server: type) -> type:
+    """Our server with requests that last until they are aborted, in place of SGLang's."""
+
+    class Busy(server):
+        def __init__(self) -> None:
+            self.node_rank, self.started, self._polls = 0, 0, []
+
+        async def launch_server(self) -> None:
+            self.loop = asyncio.get_running_loop()
+            self.tokenizer_manager = Gate()
+
+        async def generate(self) -> None:
+            self.started += 1
+            self._polls.append((self.started, 0))
+            await self.tokenizer_manager.opened.wait()
+
+    return Busy
+
+
+def controlled(server: Any, requests: int) -> int:
+    """How many of the requests had started when all were aborted."""
+    ray.get(server.launch_server.remote())
+    calls = [server.generate.remote() for _ in range(requests)]
+    started = 0
+    while (polls := ray.get(server.take_polls.remote(), timeout=20)) or not started:  # until no more of them start
+        started = max([started, *(running for running, _ in polls)])
+        time.sleep(1.0)
+    ray.get(server.abort_all_requests.remote(), timeout=20)
+    ray.get(calls, timeout=60)
+    return started
 
 
 def early_of(replica: Any, *words: str) -> list[int]:
@@ -62,6 +106,7 @@ def main() -> dict[str, Any]:
 
     verls._load_sglang()
     from retool_mcore.verl import sglang_replica as ours
+    from retool_mcore.verl import sglang_server
 
     ours.LateSettings = Stub
     found: dict[str, Any] = {
@@ -74,6 +119,12 @@ def main() -> dict[str, Any]:
     server = ours._waiting.pop(1).options(runtime_env={"env_vars": {"RETOOL_TEST": "here"}}, name="unused")
     server = server.remote(replica_rank=1)
     same = server._actor_id == named._actor_id
+    busy = busy_server(sglang_server.MeasuredServer)
+    few = sglang_server.actor_class(busy).options(max_concurrency=20).remote()
+    found["started of 100 in 20"] = controlled(few, 100)
+    paper = load_config(RlConfig, "configs/rl_tiny_cpu.toml", ["train.prompts_per_step=96", "rollout.group_size=16"])
+    many = sglang_server.actor_class(busy).options(max_concurrency=ours.requests_at_once(paper)).remote()
+    found["started of 1536"] = controlled(many, 1536)
     found |= {"before": before, "after": ray.get(server.told.remote()), "same": same}
     return {**found, "seeds": seeds_of(ours)}
 

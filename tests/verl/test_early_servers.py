@@ -21,6 +21,15 @@ def test_verl_gets_the_early_server_with_its_settings_and_environment(found: dic
     assert found["same"]
 
 
+def test_what_controls_an_engine_does_not_wait_behind_its_requests(found: dict[str, Any]):
+    """80 requests wait in Ray for a place, and polls and the abort are answered all the same."""
+    assert found["started of 100 in 20"] == 20
+
+
+def test_no_request_of_training_waits_in_ray_where_nobody_counts_it(found: dict[str, Any]):
+    assert found["started of 1536"] == 1536
+
+
 def test_an_engine_with_gpus_of_its_own_has_one_too(found: dict[str, Any]):
     """Four GPUs of eight for engines of two each."""
     assert found["async"] == [0, 1]
