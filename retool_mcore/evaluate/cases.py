@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import EvaluationConfig
+from retool_mcore.config.rl import Reward
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
@@ -82,7 +83,7 @@ def evaluate_many(
     with Servers(config, out, url) as servers:
         for case in cases:
             settings = Settings.of(config, n, case.tool, len(servers))
-            samples = SampleFile(out / case.name, _identity(config, case.model, problems) | settings.identity())
+            samples = SampleFile(out / case.name, _identity(config.reward, case.model, problems) | settings.identity())
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
                 rollout = config.rollout.model_copy(update={"tool": case.tool})
@@ -145,13 +146,13 @@ class _Work:
                 engine=SpreadEngine(engines),
                 sandbox=sandbox,
                 protocol=self.protocol,
-                judge=partial(_judge, self.config, self.protocol),
+                judge=partial(_judge, self.config.reward, self.protocol),
                 samples=self.samples,
                 on_sample=on_sample,
             )
 
 
-async def _judge(config: EvaluationConfig, protocol: ToolProtocol, trajectory: Trajectory, problem: Problem) -> bool:
+async def _judge(reward: Reward, protocol: ToolProtocol, trajectory: Trajectory, problem: Problem) -> bool:
     """Whether the answer is right, as the reward judges: by default, or by ``reward.function``."""
     response = Response(
         data_source="",
@@ -159,15 +160,15 @@ async def _judge(config: EvaluationConfig, protocol: ToolProtocol, trajectory: T
         answer=trajectory.answer,
         text=decode(protocol.tokenizer, trajectory.ledger.response_ids, control_tokens=False),  # as verl
         behavior=Behavior.of(trajectory).to_json(),
-        timeout_s=config.reward.timeout_s,
+        timeout_s=reward.timeout_s,
     )
-    if not config.reward.function:
+    if not reward.function:
         return await asyncio.to_thread(lambda: response.right)
-    scored = await asyncio.to_thread(open_own_reward(config.reward.function), response)
+    scored = await asyncio.to_thread(open_own_reward(reward.function), response)
     return bool(scored["acc"])
 
 
-def _identity(config: EvaluationConfig, model: str, problems: Sequence[Problem]) -> dict[str, Any]:
+def _identity(reward: Reward, model: str, problems: Sequence[Problem]) -> dict[str, Any]:
     """Identifies what the samples belong to: these weights, these problems, this judge."""
     weights = sorted(Path(model).glob("*.safetensors"))
     text = json.dumps([[problem.messages, problem.truth] for problem in problems])
@@ -175,5 +176,5 @@ def _identity(config: EvaluationConfig, model: str, problems: Sequence[Problem])
         "model": model,
         "weights": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in weights],
         "problems": hashlib.sha256(text.encode()).hexdigest(),
-        **({"reward.function": config.reward.function} if config.reward.function else {}),
+        **({"reward.function": reward.function} if reward.function else {}),
     }
