@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import EvaluationConfig
+from retool_mcore.config.rl import Reward
 from retool_mcore.data.chat import tokenizer_of
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
@@ -148,13 +149,13 @@ class _Work:
                 engine=SpreadEngine(engines),
                 sandbox=sandbox,
                 protocol=self.protocol,
-                judge=partial(_judge, self.config, self.protocol),
+                judge=partial(_judge, self.config.reward, self.protocol),
                 samples=self.samples,
                 on_sample=on_sample,
             )
 
 
-async def _judge(config: EvaluationConfig, protocol: ToolProtocol, trajectory: Trajectory, problem: Problem) -> bool:
+async def _judge(reward: Reward, protocol: ToolProtocol, trajectory: Trajectory, problem: Problem) -> bool:
     """Whether the answer is right, as the reward judges: by default, or by ``reward.function``."""
     response = Response(
         data_source="",
@@ -162,11 +163,11 @@ async def _judge(config: EvaluationConfig, protocol: ToolProtocol, trajectory: T
         answer=trajectory.answer,
         text=decode(protocol.tokenizer, trajectory.ledger.response_ids, control_tokens=False),  # as verl
         behavior=Behavior.of(trajectory).to_json(),
-        timeout_s=config.reward.timeout_s,
+        timeout_s=reward.timeout_s,
     )
-    if not config.reward.function:
+    if not reward.function:
         return await asyncio.to_thread(lambda: response.right)
-    scored = await asyncio.to_thread(open_own_reward(config.reward.function), response)
+    scored = await asyncio.to_thread(open_own_reward(reward.function), response)
     return bool(scored["acc"])
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from retool_mcore.config import RlConfig, RunConfig, SftConfig
+from retool_mcore.config import RlConfig, RunConfig, SandboxSettings, SftConfig, ToolLoop
 from retool_mcore.data.chat import chat_format, tokenizer_of
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl_prompts import check_prompts
@@ -93,7 +93,7 @@ def data(config: RunConfig) -> Iterator[Finding]:
             yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
             if note := rows.left_out(config.data.max_length_tokens):
                 yield warning("data", note)
-    elif not _can_offer(config):
+    elif not _can_offer(config.rollout):
         yield warning("data", "not read: prompts hold the schemas of the tools, see there")
         return
     else:
@@ -106,9 +106,9 @@ def data(config: RunConfig) -> Iterator[Finding]:
              "training and validation share no more problems than may happen by chance")  # fmt: skip
 
 
-def _can_offer(config: RlConfig) -> bool:
+def _can_offer(rollout: ToolLoop) -> bool:
     try:
-        tools_of(config.rollout)
+        tools_of(rollout)
     except ConfigError:
         return False
     return True
@@ -120,31 +120,31 @@ def sandbox(config: RunConfig) -> Iterator[Finding]:
         return
     settings = config.sandbox
     open_sandbox(settings.where, python=settings.python, preload=settings.preload)  # starts nothing yet, but may raise
-    for where in config.sandbox.where:
-        level, output = asyncio.run(call_of_sandbox(config, where))
+    for where in settings.where:
+        level, output = asyncio.run(call_of_sandbox(settings, where))
         if output.strip() == "42":
-            wanted = f"{config.sandbox.min_level} or better wanted"
+            wanted = f"{settings.min_level} or better wanted"
             yield ok("sandbox", f"{where} ran print(6 * 7) at level {level}, {wanted}")
         else:
             yield error("sandbox", f"{where} answered {output[:80]!r} to print(6 * 7). Look at its log.")
 
 
-async def call_of_sandbox(config: RlConfig, where: str) -> tuple[str, str]:
+async def call_of_sandbox(settings: SandboxSettings, where: str) -> tuple[str, str]:
     """The level in force, and what print(6 * 7) printed."""
-    session = f"preflight-{os.getpid()}" if config.sandbox.sessions else None
+    session = f"preflight-{os.getpid()}" if settings.sessions else None
     box = open_sandbox(
         where,
-        min_level=config.sandbox.min_level,
+        min_level=settings.min_level,
         workers=1,
         sessions=int(session is not None),
-        python=config.sandbox.python,
-        preload=config.sandbox.preload,
+        python=settings.python,
+        preload=settings.preload,
     )
     async with box:
         result = await box.execute(
             "print(6 * 7)",
-            run_timeout_s=config.sandbox.run_timeout_s,
-            memory_limit_mb=config.sandbox.memory_limit_mb,
+            run_timeout_s=settings.run_timeout_s,
+            memory_limit_mb=settings.memory_limit_mb,
             session=session,
         )
         if session is not None:
