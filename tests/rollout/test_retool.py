@@ -75,7 +75,7 @@ def test_no_text_raises(text: str):
         assert parse_retool(whole).kind in {"tool_call", "answer", "text", "malformed"}
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet="</code>\n =-x", max_size=30), st.sampled_from(["", "\n", "\n\n", ">", ".", " "]))
 def test_whatever_token_completes_the_tag_the_engine_stops_on_it(merging_tokenizer, before: str, after: str):
     """Token by token through a block that is completed once: the stop is on the completing token
