@@ -68,10 +68,12 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# A step's time at this commit and at BASE, in turns on this machine.
+# A step's time at this commit and at BASE, in turns on this machine, in SFT and in RL.
 perf: install
 	test -d runs/task || $(BIN)/retool data task runs/task
 	$(BIN)/python -W ignore perf/interleave.py sft_tiny_cpu --base $(BASE)
+	$(BIN)/python -W ignore perf/interleave.py rl_tiny_cpu --base $(BASE) --rounds 2 --steps 6 \
+		--data runs/task/rl_train.parquet
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

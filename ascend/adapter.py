@@ -20,6 +20,8 @@ from typing import Any
 from ascend import limits
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.model.files import is_hub_name, read_config
+from retool_mcore.model.rope import rope_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, EnvVar, Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
@@ -157,6 +159,7 @@ class Ascend(Platform):
     def check_settings(self, config: RunConfig) -> None:
         super().check_settings(config)
         limits.check(config)
+        _check_positions(config)
         if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" and not self.rollout.enforce_eager:
             raise ConfigError(
                 "ASCEND_LAUNCH_BLOCKING = 1 is exported, and vllm-ascend refuses it with ACL graphs. Unset it."
@@ -208,3 +211,15 @@ def _npu() -> Any:
     import torch
 
     return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
+
+
+def _check_positions(config: RunConfig) -> None:
+    """Raise ConfigError for scaled positions, which a patch that is not used here applies."""
+    path = config.model.path
+    values = read_config(path) if Path(path).exists() or is_hub_name(path) else {}
+    kind = rope_of_config(values).kind
+    if kind != "default":
+        raise ConfigError(
+            f"{config.source}: {path} has positions of type {kind}, and nothing has shown that training on an NPU "
+            "scales them. Take a model without."
+        )

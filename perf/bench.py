@@ -61,7 +61,7 @@ def bench(
     model: Annotated[str | None, typer.Option(help="in place of the configuration's model.path")] = None,
     data: Annotated[str | None, typer.Option(help="in place of its data files, trained on and validated on")] = None,
     warmup: Annotated[int, typer.Option(min=1, help="steps thrown away")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="steps measured")] = 20,
     history: Annotated[
         bool, typer.Option(help="add a point to perf/history.jsonl and to runs/perf for TensorBoard")
     ] = False,
@@ -78,7 +78,8 @@ def bench(
         words += [f"data.train_file={data}", held_out, "data.allow_overlap=true"]
     if settings.get("scripted"):
         words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / 'scripted_loop.yaml'}")
-    never = ["validation.every=0" if is_rl else "train.val_every_steps=0", "checkpoint.every_steps=0"]
+    never = ["validation.every=0" if is_rl else "train.val_every_steps=0"]
+    never += ["checkpoint.every_steps=0", "checkpoint.export=false"]
     words += [f"train.steps={total}", *never, *(overrides or ())]
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]

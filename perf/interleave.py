@@ -2,7 +2,8 @@
 
     python perf/interleave.py sft_tiny_cpu --base HEAD~1 [--rounds 3] [section.key=value ...]
 
-Each commit runs its own perf/bench.py from its own checkout; the rule of perf/compare.py decides.
+Each commit runs its own perf/bench.py from its own checkout; the rule of perf/compare.py decides. A
+run that fails is told with the last lines of its log.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from bench import ROOT, read_case
-from compare import DEFAULT_THRESHOLD, judge, ratio_of_medians, token_times
+from compare import DEFAULT_THRESHOLD, judge, later_start, more_memory, ratio_of_times
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.errors import ConfigError
+
+LAST_LINES = 20  # of the log of a run that failed
 
 
 @guarded
@@ -41,20 +45,30 @@ def interleave(
         try:
             if not (checkout / "perf" / "bench.py").is_file():
                 raise ConfigError(f"{base} has no perf/bench.py: name a later commit with --base.")
-            times: dict[Path, list[float]] = {checkout: [], ROOT: []}
+            records: dict[Path, list[dict[str, Any]]] = {checkout: [], ROOT: []}
             words = ["--model", str(Path(model).absolute()), "--data", str(Path(data).absolute()), *(overrides or ())]
             for _ in range(rounds):
-                for root in times:
-                    times[root] += token_times(_run(root, case, steps, words, Path(folder) / "result.json"))
+                for root, found in records.items():
+                    found.append(_run(root, case, steps, words, Path(folder) / "result.json"))
         finally:
             _git("worktree", "remove", "--force", str(checkout))
-    ratio, low, high = ratio_of_medians(times[ROOT], times[checkout])
-    verdict, code = judge(low, high, threshold, "")
+    pairs = list(zip(records[ROOT], records[checkout], strict=True))
+    ratio, low, high = ratio_of_times(pairs)
+    verdict, code = judge(ratio, low, high, threshold, "")
     typer.echo(
         f"{case}: time of a token {ratio:.3f} of {base}'s, interval {low:.3f} to {high:.3f}, {rounds} runs of each, "
         f"threshold {threshold:.0%}: {verdict}"
     )
-    raise typer.Exit(code)
+    grown = [words for better in (more_memory, later_start) for words in _in_all(better, pairs)]
+    for words in grown:
+        typer.echo(words)
+    raise typer.Exit(1 if grown else code)
+
+
+def _in_all(rule: Callable[..., list[str]], pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """What a rule says of the last round, if it says something of every one."""
+    found = [rule(head, base) for head, base in pairs]
+    return found[-1] if all(found) else []
 
 
 def _run(root: Path, case: str, steps: int, words: list[str], out: Path) -> dict[str, Any]:
@@ -62,8 +76,15 @@ def _run(root: Path, case: str, steps: int, words: list[str], out: Path) -> dict
     environment = {**os.environ, "PYTHONPATH": str(root)}  # found before the installed package, which is this checkout
     done = subprocess.run(argv, cwd=root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(f"{case} failed in {root}: {done.stdout[-500:]}{done.stderr[-2000:]}")
+        raise ConfigError(f"{case} failed in {root}: {why(done.stdout + done.stderr, out.with_suffix('.log'))}")
     return json.loads(out.read_text(encoding="utf-8"))
+
+
+def why(said: str, log: Path) -> str:
+    """The run's own last error, if its log has one, and the last lines of both."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    errors = [line for line in lines if line.startswith("error: ")]
+    return "\n".join([*errors[-1:], *said.splitlines()[-3:], f"The last lines of {log.name}:", *lines[-LAST_LINES:]])
 
 
 def _git(*words: str) -> None:

@@ -8,7 +8,7 @@ selects this module by verl's own keys for agent loops, through perf/scripted_lo
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +64,11 @@ def turn_lengths(draw: random.Random, max_response_tokens: int) -> list[int]:
     return [max(1, round(total * share / sum(shares))) for share in shares]
 
 
+def seed_of_row(run_seed: int, row: Mapping[str, Any]) -> str:
+    """The seed of one planned response, so that two runs plan the same for a prompt."""
+    return f"{run_seed}/{row['row']}/{row['session_id']}"
+
+
 class ScriptedAgentLoop(ReToolAgentLoop):
     """Our agent loop with planned turns.
 
@@ -74,13 +79,14 @@ class ScriptedAgentLoop(ReToolAgentLoop):
         super().__init__(trainer_config, *args, run_config=run_config_of(trainer_config.config), **kwargs)
         limits = replace(self.shared.limits, max_turns=CALLS + 1)
         self.shared = replace(self.shared, protocol=Scripted(self.tokenizer), limits=limits)
-        self.draw = random.Random()
+        self.draw = random.Random()  # each trajectory has a loop, and its row seeds it
 
     def engine(self) -> Engine:
         lengths = turn_lengths(self.draw, self.shared.limits.max_response_tokens)
         return FixedTurns(VerlEngine(self.server_manager, {"ignore_eos": True}), lengths)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        self.draw.seed(seed_of_row(self.shared.config.run.seed, kwargs))
         output = await super().run(sampling_params, **kwargs)
         if isinstance(output, AgentLoopOutput) and self.draw.random() < 0.5:
             output.extra_fields["answer"] = kwargs["reward_model"]["ground_truth"]

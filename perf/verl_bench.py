@@ -121,7 +121,8 @@ def config_of(case: str, model: str, data: str, steps: int, changed: Sequence[st
     if settings["kind"] != "rl":
         raise ConfigError(f"{case!r} of perf/cases.toml is of kind {settings['kind']!r}; this runs kind 'rl'.")
     files = [f"data.train_file={data}", f"validation.files=[{json.dumps(data)}]", "data.allow_overlap=true"]
-    words = [f"model.path={model}", *files, f"train.steps={steps}", "validation.every=0", "checkpoint.every_steps=0"]
+    words = [f"model.path={model}", *files, f"train.steps={steps}", "validation.every=0"]
+    words += ["checkpoint.every_steps=0", "checkpoint.export=false"]
     return load_config(RlConfig, ROOT / settings["config"], [*settings["set"], *words, *changed])
 
 

@@ -83,6 +83,7 @@ def output_to(log: Path) -> Generator[IO[str]]:
     too: triton's binding lists there what it has not freed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    atexit.unregister(_write_exit_output)  # of a block before this one: one log has the last words
     atexit.register(_write_exit_output, log)
     before = {number: os.dup(number) for number in (1, 2)}
     try:

@@ -54,14 +54,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
         1236,
     ),
 }  # fmt: skip
-SCALED = {"meta-llama/Llama-3.2-1B-Instruct"}  # positions that training would not scale
 
 
-def write_hub_cache(folder: Path, name: str) -> None:
-    """The model's config.json as the hub's client keeps it."""
+def write_hub_cache(folder: Path, name: str) -> Path:
+    """The model's config.json as the hub's client keeps it. Returns the snapshot's folder."""
     commit = "0" * 40
     repository = folder / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / commit
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
-    (repository / "snapshots" / commit).mkdir(parents=True)
-    (repository / "snapshots" / commit / "config.json").write_text(json.dumps(FAMILIES[name][0]))
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(FAMILIES[name][0]))
+    return snapshot

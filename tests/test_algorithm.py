@@ -37,6 +37,15 @@ RL = Path(__file__).parents[1] / "configs" / "rl_tiny_cpu.toml"
         ("name=ppo rejection=token_k2 rejection_high=1", "would lose a reward whose token is rejected"),
         ("name=reinforce_plus_plus rejection=token_k2 rejection_high=1", "would lose a reward"),
         (
+            "rejection=token_k2 rejection_high=1 loss_agg=seq-mean-token-mean",
+            "would divide by the tokens that are left of a response",
+        ),
+        (
+            "rejection=token_k1 rejection_low=0.5 rejection_high=2 loss=sapo loss_agg=seq-mean-token-mean",
+            "would divide by the tokens that are left",
+        ),
+        ("rejection=token_k3 rejection_high=1 loss=gspo", "would take the ratio of a response over the tokens"),
+        (
             "loss=gspo old_log_prob=rollout importance_sampling=token",
             'is a loss of its own, and algorithm.loss = "gspo"',
         ),

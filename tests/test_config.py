@@ -111,6 +111,11 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: 
             ("cluster.gpus_per_node=7", "train.prompts_per_step=12", "train.mini_batch_prompts=3"),
             "train.mini_batch_prompts * rollout.group_size = 3 * 8 = 24 responses do not divide over 7 data-parallel",
         ),
+        (
+            RL,  # the step's 96 responses do divide over 16
+            ("cluster.gpus_per_node=16", "train.prompts_per_step=12", "train.mini_batch_prompts=3"),
+            "train.mini_batch_prompts * rollout.group_size = 3 * 8 = 24 responses do not divide over 16 data-parallel",
+        ),
     ],
 )
 def test_settings_that_cannot_go_together_are_one_clear_error(path: Path, overrides: tuple[str, ...], message: str):

@@ -15,39 +15,50 @@ import pytest
 from safetensors.numpy import save_file
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.shape import shape_of_config
-from tests.families import FAMILIES, SCALED, write_hub_cache
+from retool_mcore.model.tensors import trained_tensors
+from tests.families import FAMILIES, write_hub_cache
 
 SHAPE = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"],
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 96, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "vocab_size": 272,
+    "intermediate_size": 96, "vocab_size": 272,
     "max_position_embeddings": 32768,
 }  # fmt: skip
-EXPERTS = {"num_experts": 16}
+MOE = {
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True, "head_dim": 16,
+    "moe_intermediate_size": 48, "num_experts_per_tok": 2,
+}  # fmt: skip
+EXPERTS = MOE | {"num_experts": 16}
 NO_SEQUENCE_PARALLEL = ("parallel.sequence_parallel=false", "memory.fused_cross_entropy=false")
 LONG = ("data.max_length_tokens=40000", "train.micro_batch_tokens=40000")
 DENSE = "parallel.ep=1"
 EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
 
 
-def check(folder: Path, experts: dict[str, Any], *settings: str) -> None:
-    (folder / "config.json").write_text(json.dumps(SHAPE | experts))
-    save_file({"weight": np.zeros(1, np.float32)}, folder / "model.safetensors")
+def write_model(folder: Path, values: dict[str, Any]) -> None:
+    """The config.json, and a checkpoint whose tensors have the names that training reads."""
+    (folder / "config.json").write_text(json.dumps(values))
+    save_file({name: np.zeros(1, np.float32) for name in trained_tensors(values)}, folder / "model.safetensors")
+
+
+def check(folder: Path, more: dict[str, Any], *settings: str) -> None:
+    write_model(folder, SHAPE | more)
     check_model(load_config(SftConfig, EIGHT, [f"model.path={folder}", *settings]))
 
 
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])  # as published, as transformers 5 writes it
 def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
-    check(tmp_path, {name: 16}, "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.001")
+    check(tmp_path, MOE | {name: 16}, "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.001")
 
 
 @pytest.mark.parametrize(
     ("experts", "settings", "said"),
     [
         ({}, (), r"parallel\.ep = 8 spreads experts, and .* has none"),
-        ({"num_experts": 12}, (), r"parallel\.ep = 8 spreads experts, and .* has 12\. "),
+        (MOE | {"num_experts": 12}, (), r"parallel\.ep = 8 spreads experts, and .* has 12\. "),
         (EXPERTS, ("parallel.tp=2", "parallel.ep=4", *NO_SEQUENCE_PARALLEL), "sequence parallelism only. Leave it on"),
         (EXPERTS, ("parallel.tp=4", "parallel.ep=2"), "parallel.tp = 4 does not divide the 2 key-value heads"),
         (EXPERTS, ("parallel.pp=8", "parallel.ep=1"), "parallel.pp = 8 does not divide the 4 layers"),
@@ -68,32 +79,26 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
     ],
 )
 def test_a_layout_that_does_not_fit_the_model_is_one_error(
-    tmp_path: Path, experts: dict[str, int], settings: tuple[str, ...], said: str
+    tmp_path: Path, experts: dict[str, Any], settings: tuple[str, ...], said: str
 ):
     with pytest.raises(ConfigError, match=said):
         check(tmp_path, experts, *settings)
 
 
-@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])  # as published, as transformers 5 writes it
-def test_scaled_positions_are_refused_by_name(tmp_path: Path, key: str):
-    with pytest.raises(ConfigError, match=rf'{key} of .* has type "llama3"'):
-        check(tmp_path, {key: {"rope_type": "llama3", "factor": 32.0}}, DENSE)
-    check(tmp_path, {key: {"rope_type": "default", "rope_theta": 1e6}}, DENSE)
-
-
 def test_router_replay_is_for_experts(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
+    write_model(tmp_path, SHAPE)
     settings = [f"model.path={tmp_path}", "algorithm.router_replay=R2"]
     with pytest.raises(ConfigError, match=r"algorithm\.router_replay = 'R2': .* has no experts"):
         check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings))
 
 
-def sft_by_name(name: str, cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def sft_by_name(
+    name: str, cache: Path, *words: str, hub: tuple[str, str] = ("HF_HUB_OFFLINE", "1")
+) -> subprocess.CompletedProcess[str]:
     """`retool sft` of a hub name, without network and with data that is not there."""
     settings = [f"model.path={name}", "data.train_file=absent.parquet", "data.val_file=absent.parquet"]
     argv = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *settings, *words]
-    own = os.environ | {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    own = os.environ | {"HF_HUB_CACHE": str(cache)} | dict([hub])
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=own)
 
 
@@ -106,8 +111,6 @@ def test_a_familys_shape_gives_its_published_size(name: str):
 def test_a_hub_name_is_judged_by_its_config_like_a_folder(tmp_path: Path):
     for name in FAMILIES:
         write_hub_cache(tmp_path, name)
-    refused = sft_by_name("meta-llama/Llama-3.2-1B-Instruct", tmp_path)
-    assert refused.returncode == 2 and 'has type "llama3"' in refused.stderr, refused.stderr
     smol = sft_by_name("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path, "parallel.tp=2")
     assert "does not divide the 9 attention heads" in smol.stderr.replace("\n", " "), smol.stderr
     passed = sft_by_name("Qwen/Qwen3-0.6B", tmp_path)
@@ -121,12 +124,27 @@ def test_a_hub_name_that_cannot_be_had_is_one_error(tmp_path: Path):
     assert "model.path = 'Qwen/Qwen3-0.6B' is no folder here" in told and "hf download Qwen/Qwen3-0.6B" in told
 
 
-def test_families_in_the_cache_pass_the_checks_but_those_with_scaled_positions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path):
+    """Node without a network: huggingface_hub would ask six times and print a line for each."""
+    done = sft_by_name("Qwen/Qwen3-0.6B", tmp_path, hub=("HF_ENDPOINT", "http://127.0.0.1:9"))
+    assert done.returncode == 2 and "Retrying" not in done.stderr, done.stderr
+    assert "Connection refused" in done.stderr and "hf download Qwen/Qwen3-0.6B" in " ".join(done.stderr.split())
+
+
+def test_families_in_the_cache_pass_the_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name in FAMILIES:
         write_hub_cache(tmp_path, name)
-        run = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"model.path={name}"])
-        with pytest.raises(ConfigError, match="llama3") if name in SCALED else nullcontext():
+        check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"model.path={name}"]))
+
+
+def test_the_tensors_of_a_hub_name_in_the_cache_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    name = "meta-llama/Llama-3.2-1B-Instruct"
+    snapshot = write_hub_cache(tmp_path, name)
+    run = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"model.path={name}"])
+    files = dict.fromkeys(trained_tensors(FAMILIES[name][0]), "model.safetensors")
+    for more in ({}, {"model.layers.0.mlp.down_proj.bias": "model.safetensors"}):
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files | more}))
+        with pytest.raises(CheckpointError, match=r"down_proj\.bias, which training") if more else nullcontext():
             check_model(run)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from retool_mcore.errors import ReToolError, RolloutError, RunError
+from retool_mcore.config.base import is_table
+from retool_mcore.errors import ConfigError, ReToolError, RolloutError, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +37,10 @@ AnswerColumn = Annotated[str, typer.Option("--answer", help="Column of the groun
 BoxColumn = Annotated[
     str,
     typer.Option("--solution-box", help="Column of a solution whose last box is the truth.", show_default=False),
+]
+ChatTemplate = Annotated[str, typer.Option(help="As model.chat_template of a run.", show_default=False)]
+TemplateArgs = Annotated[
+    str, typer.Option(help="As model.template_args: '{ enable_thinking = false }'.", show_default=False)
 ]
 
 WIDTH_OF_A_LOG = 120
@@ -83,6 +90,16 @@ def guarded(function: F) -> F:
 def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:
     """The overrides of a command line, with --platform among them."""
     return [*(overrides or ()), *([f"run.platform={platform}"] if platform else ())]
+
+
+def template_args_of(text: str) -> dict[str, Any]:
+    """The table that --template-args gives. Raises ConfigError."""
+    value: object = None
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        value = tomllib.loads(f"v = {text or '{}'}")["v"]
+    if not is_table(value):
+        raise ConfigError(f"--template-args {text} is no table of TOML. An example is '{{ enable_thinking = false }}'")
+    return value
 
 
 def wide_console() -> Console:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded
+from retool_mcore.cli.common import (
+    AnswerColumn,
+    BoxColumn,
+    ChatTemplate,
+    ProblemColumns,
+    TemplateArgs,
+    guarded,
+    template_args_of,
+)
+from retool_mcore.data.convert import ProtocolName
 from retool_mcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -77,8 +86,10 @@ def model(
 @guarded
 def protocol(
     model: Annotated[str, typer.Argument(help="A model's folder or hub name.", show_default=False)],
+    chat_template: ChatTemplate = "",
+    template_args: TemplateArgs = "",
 ) -> None:
-    """Print the tool protocol that a model serves: hermes or retool.
+    """Print the tool protocol that a model serves: hermes, qwen3_coder or retool.
 
     Hermes where tokenizer and chat template serve it and the model has met its tags in training.
     The word fits `data sft --protocol` and rollout.protocol.
@@ -89,7 +100,7 @@ def protocol(
     from retool_mcore.model.untrained import never_trained
     from retool_mcore.rollout.protocol import Retool, serving_protocol
 
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args))
     found = serving_protocol(tokenizer)
     tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
     if found == "hermes" and never_trained(model, tags):
@@ -204,7 +215,7 @@ def sft(
     out: Out,
     rejects: Rejects = None,
     *,
-    protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="The form training reads.")] = "hermes",
+    protocol: Annotated[ProtocolName, typer.Option(help="The form training reads.")] = "hermes",
     truth: Annotated[str, typer.Option(help="Column of the ground truth; without it answers are not verified.")] = "",
     execute: Annotated[bool, typer.Option("--execute", help="Run every snippet again and compare its output.")] = False,
     messages: Annotated[
@@ -310,6 +321,8 @@ def lint(
     ],
     *,
     model: Annotated[str, typer.Option(help="Its tokenizer measures lengths and loss masks.")] = "",
+    chat_template: ChatTemplate = "",
+    template_args: TemplateArgs = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tells how many rows are longer.")] = None,
     problem: ProblemColumns = None,
     answer: AnswerColumn = "",
@@ -324,7 +337,7 @@ def lint(
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.lint import MAX_OVERLAP, lint_file, overlaps
 
-    tokenizer = load_tokenizer(model) if model else None
+    tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args)) if model else None
     columns = Columns.named(problem, answer, solution_box)
     lints = [lint_file(file, tokenizer, max_tokens, columns) for file in files]
     bad = False

@@ -57,6 +57,7 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
 
     checks: list[tuple[str, Check]] = [
         ("settings", partial(machine.settings, run, platform)),
+        ("stall", partial(inputs.stall, run)),
         ("versions", partial(machine.versions, platform)),
         ("devices", partial(machine.devices, run, platform)),
         ("disk", partial(machine.disk, run)),

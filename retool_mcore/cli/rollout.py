@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from retool_mcore.cli.common import guarded
+from retool_mcore.cli.common import ChatTemplate, TemplateArgs, guarded, template_args_of
 from retool_mcore.config import SandboxSettings, ToolLoop
 from retool_mcore.config.sampling import Rollout
 from retool_mcore.errors import DataError, RolloutError
@@ -34,7 +34,7 @@ def parse(
 
     {"kind": "tool_call" | "answer" | "text" | "malformed", "code", "answer", "error", "repairs"}
     """
-    from retool_mcore.rollout.tool_call import reader
+    from retool_mcore.rollout.native_calls import reader
 
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
     typer.echo(json.dumps(reader(protocol)(text).to_json(), indent=None if one_line else 1))
@@ -48,6 +48,8 @@ def rollout(
     model: Annotated[str, typer.Option(help="its model directory; the tokenizer is read from it")],
     prompt_file: Annotated[Path, typer.Option(help="JSON lines with messages, prompt, problem or question")],
     out: Annotated[Path, typer.Option(help="JSON lines, one trajectory each, as they finish; overwritten")],
+    chat_template: ChatTemplate = "",
+    template_args: TemplateArgs = "",
     protocol: Annotated[str, typer.Option(help="how calls are written")] = LOOP.protocol,
     tool: Annotated[bool, typer.Option(help="with the interpreter")] = LOOP.tool,
     calls: Annotated[
@@ -81,6 +83,8 @@ def rollout(
     batch = Batch(
         url=url,
         model=model,
+        chat_template=chat_template,
+        template_args=template_args_of(template_args),
         protocol=protocol,
         tool=tool,
         calls=calls,

@@ -27,8 +27,9 @@ class Algorithm(Section):
     """Where advantages come from: "ppo" trains a critic, the others use rewards alone.
 
     "grpo": the reward minus the group's mean; "rloo": minus the mean of the group's others; "opo":
-    minus the group's mean weighted by length. "reinforce_plus_plus": the discounted reward,
-    normalized over the batch; "reinforce_plus_plus_baseline": GRPO's difference, normalized so.
+    minus the group's mean weighted by tokens in the loss, so a response left out has no weight.
+    "reinforce_plus_plus": the discounted reward, normalized over the batch;
+    "reinforce_plus_plus_baseline": GRPO's difference, normalized so.
     """
 
     loss: Literal["ppo", "gspo", "cispo", "sapo"] = "ppo"
@@ -81,14 +82,15 @@ class Algorithm(Section):
     mask_truncated: bool = False
     """Leave out of the loss a response that rollout.max_response_tokens cut off.
 
-    Its reward still counts in its group's mean. DAPO calls it overlong filtering.
+    Its reward still counts in its group's mean, but not under "opo". DAPO calls it overlong
+    filtering.
     """
 
     mask_void_turns: bool = False
     """Leave out of the loss a response with a void turn, as SimpleTIR does.
 
     A void turn has neither a call that can be read nor an answer. The reward still counts in the
-    group's mean.
+    group's mean, but not under "opo".
     """
 
     importance_sampling: Literal["off", "token", "sequence"] = "off"
@@ -116,7 +118,7 @@ class Algorithm(Section):
     With r the engine's probability of a token over the trained weights', k1 is log r, k2 is (log
     r)^2 / 2, k3 is 1/r - 1 + log r. "token_*" judges each token; "seq_*" a response by the sum,
     mean or maximum over its tokens. "seq_mean_k1" is geometric rejection (Geo-RS). What is left out
-    still counts in the means of loss_agg.
+    still counts in the means of loss_agg, so "token_*" does not go with "seq-mean-token-mean".
     """
 
     rejection_low: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -129,7 +131,7 @@ class Algorithm(Section):
     """The old probability in the clipped ratio. See rollout/README.md, "Old log-probabilities".
 
     "actor": the trained weights compute it in a pass of its own before they change; "rollout": the
-    engine gave it while sampling, which saves that pass and needs one update per step.
+    engine gave it while sampling, which saves that pass.
     """
 
     router_replay: Literal["off", "R2", "R3"] = "off"
@@ -243,12 +245,31 @@ class Algorithm(Section):
                 f"{given} has an upper bound alone: set algorithm.rejection_high above 0 (it is "
                 f"{self.rejection_high}) and leave out rejection_low (it is {self.rejection_low})"
             )
-        if self.rejection.startswith("token") and self.name in ("ppo", "reinforce_plus_plus"):
+        self._check_rejected_tokens(given)
+        return self
+
+    def _check_rejected_tokens(self, given: str) -> None:
+        if not self.rejection.startswith("token"):
+            return
+        instead = (
+            'Take a rejection of whole responses ("seq_*"), or algorithm.importance_sampling = "token" with '
+            "importance_low, which leaves tokens out by a weight of 0"
+        )
+        if self.loss_agg == "seq-mean-token-mean":
+            raise ValueError(
+                f'{given} with algorithm.loss_agg = "{self.loss_agg}" would divide by the tokens that are left of a '
+                f"response, and rejected tokens count in the means. {instead}"
+            )
+        if self.loss == "gspo":
+            raise ValueError(
+                f'{given} with algorithm.loss = "gspo" would take the ratio of a response over the tokens that are '
+                f"left of it. {instead}"
+            )
+        if self.name in ("ppo", "reinforce_plus_plus"):
             raise ValueError(
                 f'{given} with algorithm.name = "{self.name}" would lose a reward whose token is rejected. Take a '
                 'rejection of whole responses ("seq_*"), or another name'
             )
-        return self
 
 
 class Critic(Section):

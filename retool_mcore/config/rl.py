@@ -88,9 +88,11 @@ class RlTrain(Section):
     """
 
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
-    """Seconds without a step, stage, trajectory or checkpoint after which the run ends; 0: never.
+    """Seconds without any sign of life after which the run ends; 0: never.
 
-    The stacks of its processes are then in logs/. Longer than the longest step.
+    Signs: a sampled turn, an ended trajectory, a pass over a batch, an update, a step, a stage of
+    the start, a checkpoint. The stacks of its processes are then in logs/. `retool plan` and
+    `retool preflight` compare it with the longest of these that is planned.
     """
 
     max_engine_restarts: Annotated[int, Field(ge=0)] = 3
@@ -273,20 +275,15 @@ class RlConfig(RunConfig):
     @model_validator(mode="after")
     def _check_engine_mismatch(self) -> RlConfig:
         """How far engine and actor may be apart."""
-        t, r = self.train, self.rollout
-        if self.algorithm.old_log_prob == "rollout":
-            if t.updates_per_step > 1:
-                raise ValueError(
-                    f'algorithm.old_log_prob = "rollout" is for one update a step, and train.prompts_per_step = '
-                    f"{t.prompts_per_step} / train.mini_batch_prompts = {t.mini_batch_prompts} makes "
-                    f'{t.updates_per_step}. Use "actor", or make the two equal'
-                )
-            if self.model.fp8 != "off" and self.algorithm.importance_sampling == "off":
-                raise ValueError(
-                    f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
-                    'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
-                )
-        if r.precision == "fp8" and self.algorithm.importance_sampling == "off":
+        a = self.algorithm
+        if a.importance_sampling != "off":
+            return self
+        if a.old_log_prob == "rollout" and self.model.fp8 != "off":
+            raise ValueError(
+                f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
+                'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
+            )
+        if self.rollout.precision == "fp8":
             raise ValueError(
                 'rollout.precision = "fp8" samples from probabilities that differ from the actor\'s, and '
                 'algorithm.importance_sampling = "off" does not correct for that. Set it to "token", or precision = '

@@ -29,7 +29,7 @@ class ToolLoop(Section):
     protocol: str = "hermes"
     """How calls and results are written: "hermes", "retool", or "module:Name", a class of your own.
 
-    See rollout/protocol.py.
+    Native forms of other models are "qwen3_coder", "llama3" and "mistral". See rollout/protocol.py.
     """
 
     tool: bool = True
@@ -163,6 +163,9 @@ class Validation(HeldOut):
 
     every: StepInterval
     """Steps between two validations, and one after the last step; 0: never."""
+
+    before: bool = False
+    """Also validate the model that training starts from, as step 0 of metrics.jsonl."""
 
 
 def sampled_as_rollout(tree: Any) -> Any:

@@ -46,9 +46,10 @@ class SftTrain(Section):
     """Steps between two validations, and one after the last step; 0: never."""
 
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
-    """Seconds without a step or a checkpoint after which the run ends; 0: never.
+    """Seconds without any sign of life after which the run ends; 0: never.
 
-    The stacks of its processes are then in logs/. Longer than the longest step.
+    Signs: an update, a batch of a validation, a step, a checkpoint. The stacks of its processes are
+    then in logs/. `retool plan` and `retool preflight` compare it with the update that is planned.
     """
 
 

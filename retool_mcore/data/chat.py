@@ -4,33 +4,51 @@ The model's own chat template renders a conversation once, and the text is cut w
 cut: prompt, model turn, tool turn, model turn, ... Each piece is encoded alone, as in a rollout,
 which never re-encodes the model's tokens. So training sees the token boundaries that sampling sees,
 even with tokenizers that would merge across a cut.
+
+A template that writes an earlier turn differently once later messages follow (it drops thinking, or
+a block that its prompt opened) is rendered turn by turn instead: each turn as the last one, and
+between two turns what a rollout writes there.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
-from retool_mcore.data.tokenizer import apply_template, decode, encode, from_pretrained, name_of
-from retool_mcore.data.tool import CALL_END, CALL_START, CODE_INTERPRETER, tool_call
+from retool_mcore.data.call_tags import blocks
+from retool_mcore.data.chat_format import HERMES_MARKUP, PROBE, ChatFormat, Message, Tool, chat_format, rendered
+from retool_mcore.data.messages import clean_messages, neutralise, with_call_ids
+from retool_mcore.data.templates import load_tokenizer, tokenizer_of
+from retool_mcore.data.tokenizer import encode, encode_piece, name_of
+from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, CODE_START, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]
-Tool = Mapping[str, Any]
+__all__ = [
+    "HERMES_MARKUP",
+    "Rendered",
+    "chat_format",
+    "load_tokenizer",
+    "neutralise",
+    "probe_call",
+    "render",
+    "render_prompt",
+    "renders_tool_turns",
+    "require_tool_turns",
+    "tokenizer_of",
+    "tool_turn_ids",
+]
 
-ROLES = ("system", "user", "assistant", "tool")
-# Markup that structures a hermes conversation whether or not the tokenizer has tokens for it.
-HERMES_MARKUP = (CALL_START, CALL_END, "<tool_response>", "</tool_response>")
 # The paper's inline form: the rollout writes it between the model's tokens, and it is cut there.
 INTERPRETER_OUTPUT = re.compile(r"(?<=</code>)\s*<interpreter>.*?</interpreter>\n?", re.DOTALL)
+SPLIT = "Split the conversation at its user turns"
 
 
 @dataclass(frozen=True)
@@ -44,31 +62,6 @@ class Rendered:
         return len(self.token_ids)
 
 
-@dataclass(frozen=True)
-class ChatFormat:
-    """What the template puts between turns, found by rendering probes; see ``chat_format``."""
-
-    end_of_turn: str  # "<|im_end|>", one token
-    end_of_turn_id: int
-    specials: tuple[str, ...]  # tokens that no message may contain
-    markup: re.Pattern[str]  # markup that a tool's output must not be able to forge
-
-
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Read the tokenizer of a local model directory or hub name.
-
-    Raises CheckpointError naming the path.
-    """
-    try:
-        tokenizer = from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        state = "is no tokenizer" if Path(path).is_dir() else "is neither a directory here nor a hub name"
-        raise CheckpointError(f"model.path = {path} {state} that can be read: {_first_line(error)}") from error
-    if not getattr(tokenizer, "chat_template", None):
-        raise CheckpointError(f"the tokenizer in {path} has no chat template. Use an instruct model's tokenizer")
-    return tokenizer
-
-
 def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     """Tokenize a conversation and mark the tokens the model is trained on.
 
@@ -79,54 +72,154 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer:
     style that we support.
 
     Raises DataError for a message that is neither text nor a tool call, that holds a control token,
-    or that the template renders differently once later messages follow (Qwen3 drops the thinking of
-    earlier user turns).
+    or that the template renders differently once later user turns follow (Qwen3 drops the thinking
+    of earlier user turns).
     """
     fmt = chat_format(tokenizer)
     messages = clean_messages(messages, fmt)
     if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
         require_tool_turns(tokenizer)
-    text = _template(tokenizer, messages, tools, add_generation_prompt=False)
     token_ids: list[int] = []
     loss_mask: list[int] = []
-    done = 0
-
-    def append(upto: int, loss: int) -> None:
-        nonlocal done
-        ids = encode(tokenizer, text[done:upto])
+    for text, loss in _whole(messages, tools, tokenizer) or _turn_by_turn(messages, tools, tokenizer):
+        ids = encode_piece(tokenizer, text) if token_ids else encode(tokenizer, text)
         token_ids.extend(ids)
         loss_mask.extend([loss] * len(ids))
-        done = upto
+    return Rendered(token_ids, loss_mask)
 
+
+Pieces = list[tuple[str, int]]  # text, and whether it carries loss
+
+
+def _whole(messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase) -> Pieces:
+    """The conversation rendered once and cut; [] where a prompt in it is no beginning of it."""
+    fmt = chat_format(tokenizer)
+    if fmt.added:
+        return []
+    text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
+    pieces: Pieces = []
+    done = 0
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = _template(tokenizer, messages[:index], tools, add_generation_prompt=True)
+        prompt = rendered(tokenizer, messages[:index], tools, add_generation_prompt=True)
         if not text.startswith(prompt):
-            raise DataError(
-                f"message {index} (assistant): the chat template renders what precedes it differently once later "
-                "messages follow, so training would not see what sampling saw. Split the conversation at its user turns"
-            )
-        end = text.find(fmt.end_of_turn, len(prompt))
-        if end < 0:
-            raise DataError(f"message {index} (assistant): the template does not close the turn by {fmt.end_of_turn}")
-        _require_whole(message, text[len(prompt) : end], index)
-        append(len(prompt), loss=0)
-        for output in INTERPRETER_OUTPUT.finditer(text, len(prompt), end):
-            append(output.start(), loss=1)
-            append(output.end(), loss=0)
-        append(end + len(fmt.end_of_turn), loss=1)
-    append(len(text), loss=0)
-    return Rendered(token_ids, loss_mask)
+            return []
+        end = _end_of_turn(text, len(prompt), index, fmt)
+        pieces.append((text[done : len(prompt)], 0))
+        pieces += _model_turn(message, text[len(prompt) : end], index)
+        pieces.append((fmt.end_of_turn, 1))
+        done = end + len(fmt.end_of_turn)
+    return [piece for piece in (*pieces, (text[done:], 0)) if piece[0]]
+
+
+def _turn_by_turn(
+    messages: Sequence[Message], tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
+) -> Pieces:
+    """The conversation as a rollout puts it together."""
+    fmt = chat_format(tokenizer)
+    pieces: Pieces = []
+    done = ""
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = rendered(tokenizer, messages[:index], tools, add_generation_prompt=True)
+        if prompt.startswith(done):
+            between = prompt[len(done) :]
+        else:
+            results = [each["content"] for each in _tools_before(messages, index)]
+            if not results:
+                raise DataError(
+                    f"message {index} (assistant): the chat template renders what precedes it differently once later "
+                    f"messages follow, so training would not see what sampling saw. {SPLIT}"
+                )
+            between = _between(tokenizer, results)[len(fmt.end_of_turn) :]
+        turn = _turn_alone(messages[: index + 1], prompt, tools, tokenizer)
+        pieces.append((between, 0))
+        pieces += _model_turn(message, turn, index)
+        pieces.append((fmt.end_of_turn, 1))
+        done = "".join([done, between, turn, "" if fmt.added else fmt.end_of_turn])
+    return [piece for piece in (*pieces, (fmt.after, 0)) if piece[0]]
+
+
+def _tools_before(messages: Sequence[Message], index: int) -> list[Message]:
+    """The tool messages before an assistant turn, if nothing else is between it and the last."""
+    found = list(takewhile(lambda message: message["role"] == "tool", reversed(messages[:index])))
+    return found[::-1] if messages[index - len(found) - 1]["role"] == "assistant" else []
+
+
+def _turn_alone(
+    messages: Sequence[Message], prompt: str, tools: Sequence[Tool] | None, tokenizer: PreTrainedTokenizerBase
+) -> str:
+    """The last message as the model says it after ``prompt``, without the turn's end."""
+    fmt, index = chat_format(tokenizer), len(messages) - 1
+    text = rendered(tokenizer, messages, tools, add_generation_prompt=False)
+    header = prompt.removesuffix(fmt.opened) if fmt.opened else prompt
+    if not text.startswith(header):
+        raise DataError(
+            f"message {index} (assistant): the chat template writes the turn otherwise than its prompt begins it, with "
+            f"{text[len(header) - 40 : len(header)]!r} for {header[-40:]!r}"
+        )
+    turn = text[len(header) : _end_of_turn(text, len(header), index, fmt)]
+    if not fmt.opened:
+        return turn
+    if text.startswith(prompt):
+        return turn[len(fmt.opened) :]
+    if "</think>" in fmt.opened or "</think>" in turn:
+        return turn.lstrip("\n").removeprefix("<think>").lstrip("\n") if "</think>" in turn else turn
+    return f"{_thought(messages[-1])}\n</think>\n\n{turn.lstrip()}"  # what the prompt opened, the model closes
+
+
+def _thought(message: Message) -> str:
+    content = message["content"]
+    within = content.split("</think>")[0].split("<think>")[-1] if "</think>" in content else ""
+    return (message.get("reasoning_content") or within).strip("\n")
+
+
+def _end_of_turn(text: str, start: int, index: int, fmt: ChatFormat) -> int:
+    """Where the turn from ``start`` ends; without a token of the template the text ends with it."""
+    end = len(text) - len(fmt.after) if fmt.added else text.find(fmt.end_of_turn, start)
+    if end < start or (fmt.added and not text.endswith(fmt.after)):
+        raise DataError(f"message {index} (assistant): the template does not close the turn by {fmt.end_of_turn}")
+    return end
+
+
+def _model_turn(message: Message, turn: str, index: int) -> Iterator[tuple[str, int]]:
+    """A turn's pieces: what the model says, and the outputs that a rollout writes into it."""
+    _require_whole(message, turn, index)
+    _require_calls_end_once(message, turn, index)
+    done = 0
+    for output in INTERPRETER_OUTPUT.finditer(turn):
+        yield turn[done : output.start()], 1
+        yield turn[output.start() : output.end()], 0
+        done = output.end()
+    yield turn[done:], 1
 
 
 def _require_whole(message: Message, turn: str, index: int) -> None:
     parts = [message.get("reasoning_content", ""), *message["content"].replace("<think>", "").split("</think>")]
     lost = next((part.strip() for part in parts if part.strip() not in turn), None)
-    if lost is not None:
+    if lost is None:
+        return
+    why = f"Qwen3 drops the thinking of earlier user turns). {SPLIT}"
+    if "tool_calls" in message and lost in message["content"]:
+        why = "those of Llama 3 and Mistral drop words before a call). Use retool data sft --protocol retool"
+    raise DataError(
+        f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, which the model sampled ({why}"
+    )
+
+
+def _require_calls_end_once(message: Message, turn: str, index: int) -> None:
+    """Code that holds the tag which ends its call would be cut there by a rollout."""
+    calls: Sequence[Any] = message.get("tool_calls") or ()
+    outputs = len(INTERPRETER_OUTPUT.findall(turn))
+    ends = sum(block.closed for block in blocks(turn, CODE_START, CODE_END)) if outputs else 0
+    cut = CALL_END in turn and any(CALL_END in json.dumps(call) for call in calls)
+    tag = CALL_END if cut else CODE_END if ends > outputs else None
+    if tag is not None:
         raise DataError(
-            f"message {index} (assistant): the chat template leaves out {lost[:80]!r}, which the model sampled (Qwen3 "
-            "drops the thinking of earlier user turns). Split the conversation at its user turns"
+            f"message {index} (assistant): its code holds {tag}, where a rollout would end the call, or a call has no "
+            "output after it. Leave the row out"
         )
 
 
@@ -139,96 +232,85 @@ def render_prompt(
         raise DataError("a prompt holds no assistant turn; sampled turns are continued by their own token ids")
     if tools:
         require_tool_turns(tokenizer)
-    return encode(tokenizer, _template(tokenizer, messages, tools, add_generation_prompt=True))
+    return encode(tokenizer, rendered(tokenizer, messages, tools, add_generation_prompt=True))
 
 
-def tool_turn_ids(tokenizer: PreTrainedTokenizerBase, content: str | Sequence[str]) -> list[int]:
+def tool_turn_ids(
+    tokenizer: PreTrainedTokenizerBase, content: str | Sequence[str], call_ids: Sequence[str] = ()
+) -> list[int]:
     """The tokens after the model's closing </tool_call>: <|im_end|>, results, next turn's header.
 
     ``content`` is one interpreter output, or several for one turn. The tokens come from the chat
     template, so a rollout has the tokens of the one-shot rendering. Markup inside an output is
-    broken up (``neutralise``), so code cannot forge turns.
+    broken up (``neutralise``), so code cannot forge turns. ``call_ids`` are those that the model
+    gave its calls, for templates that write them.
     """
     require_tool_turns(tokenizer)
-    fmt = chat_format(tokenizer)
     results = [content] if isinstance(content, str) else list(content)
-    mark = "retool-probe"
-    calls = [tool_call(mark) for _ in results]
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
-    messages += [{"role": "tool", "content": neutralise(text, fmt)} for text in results]
-    text = _template(tokenizer, messages, None, add_generation_prompt=True)
-    return encode(tokenizer, text[text.index(fmt.end_of_turn, text.index(mark)) :])
+    fmt = chat_format(tokenizer)
+    return encode_piece(tokenizer, _between(tokenizer, [neutralise(text, fmt) for text in results], call_ids))
 
 
-def neutralise(content: str, fmt: ChatFormat) -> str:
-    """Break up turn and tool markup in a tool's output: "<|im_end|>" becomes "< |im_end|>"."""
-    text = content.encode("utf-8", "replace").decode("utf-8")  # lone surrogates, which tokenizers refuse
-    return fmt.markup.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+def _between(tokenizer: PreTrainedTokenizerBase, results: Sequence[str], call_ids: Sequence[str] = ()) -> str:
+    """What is written from the end of a turn with calls to the next turn, for a template's text."""
+    calls = [tool_call(PROBE) for _ in results]
+    messages: list[Message] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        *({"role": "tool", "content": text} for text in results),
+    ]
+    text = rendered(tokenizer, with_call_ids(messages, call_ids), None, add_generation_prompt=True)
+    return text[text.index(chat_format(tokenizer).end_of_turn, text.index(PROBE)) :]
 
 
 @lru_cache(maxsize=8)
-def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
-    """Find the template's turn ending. Cached per tokenizer.
+def probe_call(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A turn with one call of ``print(1)\\n`` as the template writes it, without the turn's end.
 
-    Raises CheckpointError when the template does not close a turn by a control token. Tool turns
-    are asked of it by ``require_tool_turns``, where they are rendered.
+    Raises CheckpointError, see ``require_tool_turns``.
     """
-    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if len(str(token).strip()) > 1]
-    specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    probe = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "retool-probe"}]
-    text = _template(tokenizer, probe, None, add_generation_prompt=False)
-    after = text[text.index("retool-probe") + len("retool-probe") :]
-    first_id = encode(tokenizer, after)[:1]
-    end_of_turn = decode(tokenizer, first_id)
-    if end_of_turn not in added or not after.startswith(end_of_turn):
+    messages: list[Message] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [tool_call("print(1)\n")]},
+    ]
+    if chat_format(tokenizer).added:
         raise CheckpointError(
-            f"the chat template closes an assistant turn by {after!r}, which does not start with a control token of "
-            "the tokenizer. A template of the ChatML style (Qwen) is needed"
+            f"the chat template of {name_of(tokenizer)!r} ends a turn by no token, so renders no tool turns. {_INLINE}"
         )
-    markup = re.compile("|".join(re.escape(token) for token in sorted({*added, *HERMES_MARKUP}, key=len, reverse=True)))
-    return ChatFormat(
-        end_of_turn, first_id[0], tuple(dict.fromkeys((*tokenizer.all_special_tokens, *specials, end_of_turn))), markup
-    )
+    try:
+        prompt = rendered(tokenizer, messages[:1], [CODE_INTERPRETER], add_generation_prompt=True)
+        turn = _turn_alone(with_call_ids(messages), prompt, [CODE_INTERPRETER], tokenizer)
+        between = _between(tokenizer, ["retool-result\n"]) if "print(1)" in turn else ""
+    except DataError as error:
+        raise CheckpointError(
+            f"the chat template of {name_of(tokenizer)!r} renders no tool turns, which protocols with tool messages "
+            f"need: {error}. {_INLINE}"
+        ) from error
+    if "print(1)" not in turn:
+        raise CheckpointError(
+            f"the chat template of {name_of(tokenizer)!r} renders a tool call as {turn!r}, without its code: it has no "
+            f"tool calls. {_INLINE}"
+        )
+    if "retool-result" not in between:
+        raise CheckpointError(
+            f"the chat template of {name_of(tokenizer)!r} drops tool messages, or changes them: what the "
+            f"interpreter prints would not reach the model. {_INLINE}"
+        )
+    return turn
 
 
-@lru_cache(maxsize=8)
+_INLINE = 'Use rollout.protocol = "retool", or a template with tool turns (model.chat_template = "chatml" is one)'
+
+
 def require_tool_turns(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the template renders tool calls and results as protocol hermes needs them.
+    """Check that the template renders tool calls and results. In which form, a protocol asks.
 
     Raises CheckpointError with what it renders instead. A template without tool turns serves
     protocol "retool" and text alone.
     """
-    fmt = chat_format(tokenizer)
-    call = tool_call("print(1)\n")
-    messages: list[Message] = [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "a", "tool_calls": [call]},
-        {"role": "tool", "content": "retool-probe\n"},
-    ]
-    try:
-        text = _template(tokenizer, messages, [CODE_INTERPRETER], add_generation_prompt=True)
-        prompt = _template(tokenizer, messages[:2], [CODE_INTERPRETER], add_generation_prompt=True)
-    except DataError as error:
-        raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} renders no tool turns, which rollout.protocol = "
-            f'"hermes" needs: {error}. Use rollout.protocol = "retool", or a Qwen2.5-style template'
-        ) from error
-    turn = text[len(prompt) : text.find(fmt.end_of_turn, len(prompt))]
-    if not text.startswith(prompt) or not turn.endswith("</tool_call>") or '"code": "print(1)\\n"' not in turn:
-        raise CheckpointError(
-            f"the chat template renders a tool call as {turn!r}, not in the hermes form "
-            '<tool_call>\\n{...}\\n</tool_call> that rollout.protocol = "hermes" needs. Use '
-            'rollout.protocol = "retool", or a Qwen2.5-style template'
-        )
-    if "retool-probe\n" not in text:
-        raise CheckpointError(
-            f"the chat template of {name_of(tokenizer)!r} drops tool messages, or changes them: what the "
-            'interpreter prints would not reach the model. Use rollout.protocol = "retool", or a Qwen2.5-style template'
-        )
+    probe_call(tokenizer)
 
 
-@lru_cache(maxsize=8)
 def renders_tool_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether ``require_tool_turns`` would accept the template. Cached per tokenizer."""
     try:
@@ -236,82 +318,3 @@ def renders_tool_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def clean_messages(messages: Sequence[Message], fmt: ChatFormat) -> list[dict[str, Any]]:
-    """Check messages and unify them: drop nulls of columnar files, make call arguments mappings."""
-    return [_clean_message(message, index, fmt) for index, message in enumerate(messages)]
-
-
-def _clean_message(message: Message, index: int, fmt: ChatFormat) -> dict[str, Any]:
-    role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        raise DataError(f"message {index}: role = {role!r} is none of {', '.join(ROLES)}")
-    given = message.get("tool_calls")
-    if given is not None and not isinstance(given, Sequence):
-        raise DataError(f"message {index} ({role}): tool_calls is {given!r:.80}, which is no list")
-    calls = cast("Sequence[Any] | None", given) or None
-    if content is None and role == "assistant" and calls is not None:
-        content = ""
-    if not isinstance(content, str):
-        raise DataError(f"message {index} ({role}): content is {type(content).__name__}, neither text nor a tool call")
-    if role == "tool":
-        return {"role": role, "content": neutralise(content, fmt)}
-    _refuse_specials(content, f"message {index} ({role})", fmt)
-    clean: dict[str, Any] = {"role": role, "content": content}
-    if reasoning := message.get("reasoning_content"):
-        if not isinstance(reasoning, str):
-            raise DataError(f"message {index} ({role}): reasoning_content is {reasoning!r:.80}, which is no text")
-        _refuse_specials(reasoning, f"message {index} ({role})", fmt)
-        clean["reasoning_content"] = reasoning
-    if calls is not None:
-        if role != "assistant":
-            raise DataError(f"message {index} ({role}): only an assistant makes tool calls")
-        clean["tool_calls"] = [_clean_call(call, f"message {index}, call {n}", fmt) for n, call in enumerate(calls)]
-    return clean
-
-
-def _clean_call(call: Any, where: str, fmt: ChatFormat) -> dict[str, Any]:
-    function = call.get("function") if _is_mapping(call) else None
-    if not _is_mapping(function) or not isinstance(function.get("name"), str):
-        raise DataError(f"{where}: a tool call is {{function: {{name, arguments}}}}, this one is {call!r:.200}")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}: arguments are not JSON: {error}") from error
-    if not _is_mapping(arguments):
-        raise DataError(f"{where}: arguments are {type(arguments).__name__}, not a mapping")
-    arguments = {key: value for key, value in arguments.items() if value is not None}
-    _refuse_specials(json.dumps(arguments, ensure_ascii=False), where, fmt)
-    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(value, Mapping)
-
-
-def _refuse_specials(text: str, where: str, fmt: ChatFormat) -> None:
-    found = next((token for token in fmt.specials if token in text), None)
-    if found is not None:
-        raise DataError(f"{where}: the text contains the control token {found}, which would end or forge a turn")
-
-
-def _template(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[Tool] | None,
-    *,
-    add_generation_prompt: bool,
-) -> str:
-    from jinja2 import TemplateError
-
-    try:
-        return apply_template(tokenizer, messages, tools, add_generation_prompt=add_generation_prompt)
-    except TemplateError as error:
-        raise DataError(f"the chat template refuses the conversation: {error}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -19,13 +19,13 @@ from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.conversations import OPTION
 from retool_mcore.data.layouts import example, truth_text
 from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt, retool_prompt
-from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
+from retool_mcore.data.tool import CALL_END, CODE_END, CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import Rejected, Stage, VerifiedRows, answer_problem, final_answer_problem, format_problem
 from retool_mcore.data.wrappers import problem_of
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.base import Sandbox
 
-ProtocolName = Literal["hermes", "retool"]
+ProtocolName = Literal["hermes", "qwen3_coder", "retool", "llama3", "mistral"]
 STAGES: tuple[Stage, ...] = ("source", "format", "answer", "execution")
 RUN_TIMEOUT_S = 30.0
 ROWS_AT_ONCE = 16
@@ -52,14 +52,17 @@ class CallStep:
 
 @dataclass(frozen=True)
 class Trace:
-    """A conversation in no protocol's form. ``prompt`` is the user's turn as the data has it."""
+    """A conversation in no protocol's form. ``prompt`` is the user's turn as the data has it.
+
+    All protocols but "retool" have one form of messages; the template writes their calls.
+    """
 
     prompt: str
     steps: tuple[CallStep, ...]
     final: str  # the closing words; may hold <answer> tags
 
     def messages(self, protocol: ProtocolName) -> list[dict[str, Any]]:
-        return self._hermes() if protocol == "hermes" else self._retool()
+        return self._retool() if protocol == "retool" else self._hermes()
 
     def _hermes(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = [{"role": "user", "content": hermes_prompt(problem_of(self.prompt))}]
@@ -110,6 +113,15 @@ def _content(message: Mapping[str, Any]) -> str:
     if not isinstance(content, str):
         raise Rejected("source", "the content of a message is no text")
     return content
+
+
+def end_tag_problem(steps: Sequence[CallStep], protocol: ProtocolName) -> str | None:
+    """What a rollout of the protocol would cut: a call ends at the first tag that ends calls."""
+    tag = {"hermes": CALL_END, "qwen3_coder": CALL_END, "retool": CODE_END}.get(protocol)
+    number = next((number for number, step in enumerate(steps, start=1) if tag and tag in step.code), None)
+    if number is None:
+        return None
+    return f"the code of call {number} holds {tag}, where a rollout would end the call"
 
 
 def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
@@ -204,6 +216,8 @@ class Conversion:
         hermes = trace.messages("hermes")
         if problem := format_problem(hermes):
             raise Rejected("format", problem)
+        if problem := end_tag_problem(trace.steps, self.protocol):
+            raise Rejected("format", problem)
         row: dict[str, Any] = {}
         if self.truth:
             if self.truth not in source:
@@ -221,9 +235,9 @@ class Conversion:
         await self._execute(trace)
         if not trace.steps and "tools" in source and not source["tools"] and QUESTION_MARK not in trace.prompt:
             return {"messages": hermes, "tools": None, **row}  # a row in words alone, which no tool is offered to
-        is_hermes = self.protocol == "hermes"
-        messages = hermes if is_hermes else trace.messages(self.protocol)
-        return {"messages": messages, "tools": [CODE_INTERPRETER] if is_hermes else None, **row}
+        inline = self.protocol == "retool"
+        messages = trace.messages(self.protocol) if inline else hermes
+        return {"messages": messages, "tools": None if inline else [CODE_INTERPRETER], **row}
 
     async def _execute(self, trace: Trace) -> None:
         for number, step in enumerate(trace.steps if self.sandbox else (), start=1):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -25,6 +26,26 @@ def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids [T] of a text, with nothing added."""
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def encode_piece(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids [T] of a text that follows other tokens.
+
+    Some tokenizers of the SentencePiece kind (Mistral's first ones) put a space before the first
+    word of whatever they encode, which is none of a later piece.
+    """
+    guard = _guard(tokenizer)
+    return encode(tokenizer, guard + text)[1:] if guard else encode(tokenizer, text)
+
+
+@lru_cache(maxsize=8)
+def _guard(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A control token after which a piece is encoded, where that makes a difference."""
+    for token in (tokenizer.bos_token, tokenizer.eos_token):
+        if isinstance(token, str):
+            ids = encode(tokenizer, f"{token}x")
+            return token if len(encode(tokenizer, token)) == 1 and ids[1:] != encode(tokenizer, "x") else ""
+    return ""
 
 
 def decode(

@@ -17,9 +17,10 @@ from typing import Any
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.rl import Reward
-from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.chat import tokenizer_of
 from retool_mcore.data.files import replacing
 from retool_mcore.data.layouts import Columns
+from retool_mcore.data.templates import template_of
 from retool_mcore.data.tokenizer import decode
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.problems import Problem, read_problems
@@ -83,11 +84,13 @@ def evaluate_many(
     with Servers(config, out, url) as servers:
         for case in cases:
             settings = Settings.of(config, n, case.tool, len(servers))
-            samples = SampleFile(out / case.name, _identity(config.reward, case.model, problems) | settings.identity())
+            samples = SampleFile(out / case.name, _identity(config, case.model, problems) | settings.identity())
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
                 rollout = config.rollout.model_copy(update={"tool": case.tool})
-                protocol = protocol_of(rollout, load_tokenizer(case.model))  # before the servers start, as it may fail
+                protocol = protocol_of(
+                    rollout, tokenizer_of(config.model, case.model)
+                )  # before the servers start, as it may fail
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
                 asyncio.run(work.run(partial(on_sample, case.name)))
             report = {
@@ -168,7 +171,7 @@ async def _judge(reward: Reward, protocol: ToolProtocol, trajectory: Trajectory,
     return bool(scored["acc"])
 
 
-def _identity(reward: Reward, model: str, problems: Sequence[Problem]) -> dict[str, Any]:
+def _identity(config: EvaluationConfig, model: str, problems: Sequence[Problem]) -> dict[str, Any]:
     """Identifies what the samples belong to: these weights, these problems, this judge."""
     weights = sorted(Path(model).glob("*.safetensors"))
     text = json.dumps([[problem.messages, problem.truth] for problem in problems])
@@ -176,5 +179,6 @@ def _identity(reward: Reward, model: str, problems: Sequence[Problem]) -> dict[s
         "model": model,
         "weights": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in weights],
         "problems": hashlib.sha256(text.encode()).hexdigest(),
-        **({"reward.function": reward.function} if reward.function else {}),
+        **({"reward.function": config.reward.function} if config.reward.function else {}),
+        **({"template": template} if (template := template_of(config.model)) else {}),
     }

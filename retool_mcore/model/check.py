@@ -6,10 +6,13 @@ from math import ceil
 from typing import Any
 
 from retool_mcore.config import Experts, RlConfig, RunConfig, SftConfig
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.activations import layers_to_recompute, micro_batch_tokens, token_memory
-from retool_mcore.model.files import fetch_config, read_config
+from retool_mcore.model.families import check_engine_fields, check_fields, check_window
+from retool_mcore.model.files import fetch_config, read_config, tensor_files
+from retool_mcore.model.rope import rope_of_config
 from retool_mcore.model.shape import ModelShape, shape_of_config
+from retool_mcore.model.tensors import EMBEDDING, HEAD, check_tensors, same_tensor, trained_tensors
 
 
 def check_model(config: RunConfig) -> None:
@@ -19,7 +22,7 @@ def check_model(config: RunConfig) -> None:
     cannot be had: the run could not read the model either.
     """
     values = read_config(config.model.path) or fetch_config(config.model.path)
-    _check_rope(config, values)
+    _check_fields(config, values)
     shape = shape_of_config(values)
     splits = [
         ("parallel.tp", config.parallel.tp, shape.heads, "attention heads"),
@@ -55,26 +58,55 @@ def check_model(config: RunConfig) -> None:
         )
     if experts and isinstance(config, RlConfig):
         _check_old_log_prob(config)
-    longest, wanted = shape.max_positions, config.max_sequence_tokens
-    if longest is not None and wanted > longest:
-        raise ConfigError(
-            f"{config.source}: sequences of {wanted} tokens exceed max_position_embeddings = {longest} of "
-            f"{config.model.path}."
-        )
+    _check_length(config, values)
     check_recompute(config, shape)
+    _check_tensors(config, values)
 
 
-def _check_rope(config: RunConfig, values: dict[str, Any]) -> None:
-    """Raise ConfigError for scaled positions, which the bridge would train without the scaling."""
-    for key in ("rope_scaling", "rope_parameters"):
-        settings: dict[str, Any] = values.get(key) or {}
-        kind = settings.get("rope_type") or settings.get("type") or "default"
-        if kind != "default":
-            raise ConfigError(
-                f'{config.source}: {key} of {config.model.path} has type "{kind}", and training knows "default" alone: '
-                "it would drop the scaling and train another model than the engine samples from. Take a model without "
-                "it (Qwen2.5, Qwen3, SmolLM2)."
-            )
+def _check_fields(config: RunConfig, values: dict[str, Any]) -> None:
+    """Raise ConfigError for a field of the model's configuration that training would not heed."""
+    model = config.model.path
+    try:
+        check_fields(values, model)
+        check_window(values, config.max_sequence_tokens, model)
+        if isinstance(config, RlConfig):
+            check_engine_fields(values, model)
+    except ConfigError as error:
+        raise ConfigError(f"{config.source}: {error}") from error
+
+
+def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
+    """Raise CheckpointError unless the checkpoint's tensors are those that training reads.
+
+    Those of a hub name that is not in the cache are checked when they are loaded.
+    """
+    found = tensor_files(config.model.path)
+    if found is None:
+        return
+    folder, files = found
+    check_tensors(files, values, config.model.path)
+    if HEAD in files and HEAD not in trained_tensors(values) and not same_tensor(folder, files, EMBEDDING, HEAD):
+        raise CheckpointError(
+            f"{config.model.path} says tie_word_embeddings = true in its config.json, and its {HEAD} differs from "
+            f"{EMBEDDING}: one of the two would be left out. Set tie_word_embeddings = false in a copy of its "
+            "config.json, or remove the tensor that is not meant."
+        )
+
+
+def _check_length(config: RunConfig, values: dict[str, Any]) -> None:
+    """Raise ConfigError for sequences beyond the positions that the model is made for."""
+    longest, wanted = values.get("max_position_embeddings"), config.max_sequence_tokens
+    scaled = rope_of_config(values).reach
+    if longest is None or wanted <= longest or (wanted <= scaled and not isinstance(config, RlConfig)):
+        return
+    beyond = f"sequences of {wanted} tokens exceed max_position_embeddings = {longest} of {config.model.path}"
+    if wanted <= scaled:
+        raise ConfigError(
+            f"{config.source}: {beyond}, which verl and SGLang keep to, though yarn scales {scaled}. "
+            f"Write max_position_embeddings = {scaled} and original_max_position_embeddings in a copy "
+            "of its config.json."
+        )
+    raise ConfigError(f"{config.source}: {beyond}.")
 
 
 def _check_dense(config: RunConfig) -> None:

@@ -11,6 +11,9 @@ from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import ModelShape, shape_of_config
 
+INDEX = "model.safetensors.index.json"
+_HUB_S = 10.0  # how long the hub may take to answer
+
 
 def read_config(path: str) -> dict[str, Any]:
     """``config.json`` of a local model directory, or of a hub name from the hub's cache, else {}.
@@ -43,14 +46,18 @@ def fetch_config(name: str) -> dict[str, Any]:
     if values := _cached_config(name):
         return values
     try:
+        import httpx
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise CheckpointError(f"model.path = {name!r} is a hub name, and huggingface_hub is missing") from error
     try:
         client: Any = huggingface_hub  # the types of its download are partly unknown
+        if not client.constants.HF_HUB_OFFLINE:
+            # Asked once here: huggingface_hub asks six times in half a minute, a line for each.
+            httpx.head(client.hf_hub_url(name, "config.json"), timeout=_HUB_S)
         return _config_json(Path(client.hf_hub_download(name, "config.json")).parent)
-    except (OSError, HFValidationError, HfHubHTTPError) as error:
+    except (OSError, HFValidationError, HfHubHTTPError, httpx.HTTPError) as error:
         raise CheckpointError(
             f"model.path = {name!r} is no folder here, and its config.json can be had neither from the hub nor from "
             f"its cache: {str(error).strip().partition(chr(10))[0]} Correct the name, fetch the model where there is "
@@ -59,16 +66,22 @@ def fetch_config(name: str) -> dict[str, Any]:
 
 
 def _cached_config(name: str) -> dict[str, Any]:
+    folder = _cached(name, "config.json")
+    return _config_json(folder) if folder else {}
+
+
+def _cached(name: str, file: str) -> Path | None:
+    """The folder of the hub's cache that has a file of a hub name."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
     except ImportError:  # planning a run needs neither engine nor hub
-        return {}
+        return None
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        found = try_to_load_from_cache(name, file)
     except HFValidationError:
-        return {}
-    return _config_json(Path(found).parent) if isinstance(found, str) else {}
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _config_json(folder: Path) -> dict[str, Any]:
@@ -80,30 +93,52 @@ def _config_json(folder: Path) -> dict[str, Any]:
 
 def dtype_of_weights(folder: Path) -> str:
     """The dtype of most tensors of a complete model directory, as torch names it ("bfloat16")."""
-    import safetensors
-
-    safe_open: Any = safetensors.safe_open  # compiled, without annotations
     found: Counter[str] = Counter()
     for name in _shards(folder):
-        with safe_open(folder / name, framework="np") as shard:
+        with safe_open()(folder / name, framework="np") as shard:
             found.update(shard.get_slice(key).get_dtype() for key in shard.keys())  # noqa: SIM118  no mapping
     [(common, _)] = found.most_common(1)
     return {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}.get(common, common)
 
 
+def tensor_files(model: str) -> tuple[Path, dict[str, str]] | None:
+    """The folder of a model's weights, and the file in it of each tensor.
+
+    None for a hub name whose weights the cache does not have.
+    """
+    folder = Path(model)
+    if not folder.exists():
+        cached = _cached(model, INDEX) or _cached(model, "model.safetensors")
+        if cached is None:
+            return None
+        folder = cached
+    if (folder / INDEX).is_file():
+        return folder, _index(folder)
+    with safe_open()(folder / "model.safetensors", framework="np") as shard:
+        return folder, dict.fromkeys(shard.keys(), "model.safetensors")
+
+
+def safe_open() -> Any:
+    """The reader of safetensors, which is compiled and has no annotations."""
+    import safetensors
+
+    return safetensors.safe_open
+
+
+def _index(folder: Path) -> dict[str, str]:
+    return json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+
+
 def _shards(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return ["model.safetensors"]
-    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    return sorted(set(_index(folder).values())) if (folder / INDEX).is_file() else ["model.safetensors"]
 
 
 def _check_shards(folder: Path) -> None:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     for name in _shards(folder):
         try:
-            with safe_open(folder / name, framework="np"):
+            with safe_open()(folder / name, framework="np"):
                 pass
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"the weights {folder / name} are missing or corrupt: {error}") from error

@@ -3,9 +3,9 @@
 Each number names the measurement that it comes from; "assumed" marks what none of our runs has
 measured.
 
-SFT is fitted to two rows of perf/LOG.md, "SFT of a 7B shape on 2 H200" (2026-11-21): CP 2 as kept,
-with its profile, and CP 2 before its cross-entropy was changed. The other rows of that table are
-predictions, and tests/planner holds them to 10 % of memory and 20 % of time.
+SFT is fitted to two rows of "SFT of a 7B shape on 2 H200" (perf/history.jsonl, 2026-11-21): CP 2 as
+kept, with its profile, and CP 2 before its cross-entropy was changed. The other rows of that table
+are predictions, and tests/planner holds them to 10 % of memory and 20 % of time.
 
 RL is fitted to one run of the 1.5B shape, TP 2, on two H200, with 64 responses of 1024 tokens and
 8.7 s per step, of which generation takes 4.7, old log-probabilities 1.1 and the update 2.0. The
@@ -65,13 +65,13 @@ CALIBRATION = {
     "host_rate": Constant(20e9, "assumed: bytes a second between one device and the host"),
     "calls": Constant(4.0, "assumed: tool calls of a response; the paper's later runs make about so many"),
     "execution_cpu_s": Constant(
-        0.0133, "measured: one execution that imports sympy, perf/RESULTS.md; print takes 0.0055"
+        0.0133, "measured: one execution that imports sympy, perf/history.jsonl; print takes 0.0055"
     ),
     "tool_wait_s": Constant(0.2, "assumed: what a call adds to a response's time"),
 }
 
 # Seconds from the command to the first step of RL of the 7B shape on two H200 with cold caches, by
-# the stage of run/start.py (perf/RESULTS.md, 2026-11-22). Measured once, and not modelled.
+# the stage of run/start.py (perf/history.jsonl, 2026-11-23). Measured once, and not modelled.
 START_S = {
     "checks": 15.2,
     "ray": 25.9,

@@ -80,9 +80,10 @@ def activation_bytes(
     The bytes are for bfloat16, with ``fp8`` one for each value that ``ModelShape.fp8_values``
     counts. Sequence parallelism splits all of them over ``tp``, and fused attention keeps no
     scores. A layer keeps what ``ModelShape.kept_bytes`` lists. A layer that is not ``fused`` also
-    keeps the gate's activation and, at norms and residuals, four more hidden states (measured: the
-    first two rows of perf/LOG.md's table differ by that much). "auto" counts as keeping everything,
-    because its micro-batches are fullest when nothing is recomputed.
+    keeps the gate's activation and, at norms and residuals, four more hidden states (measured:
+    the first two rows of "SFT of a 7B shape on 2 H200" in perf/history.jsonl differ by that much).
+    "auto" counts as keeping everything, because its micro-batches are fullest when nothing is
+    recomputed.
     """
     hidden, ffn = shape.hidden, shape.ffn * (shape.experts_per_token or 1)
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)

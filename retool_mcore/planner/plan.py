@@ -33,6 +33,9 @@ class Sandboxes:
     workers_per_node: int  # the value for sandbox.workers
 
 
+STALL_MARGIN = 2.0  # of train.stall_s over what is planned: first steps and long batches take longer
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     config: SftConfig | RlConfig
@@ -40,6 +43,7 @@ class Plan:
     train: TrainMemory
     rollout: RolloutMemory | None
     phases: dict[str, float]  # name -> seconds per step
+    parts: dict[str, float]  # what ends with a sign of life (run/alive.py) -> seconds of the longest
     mean_tokens: float  # of a sequence, prompt and response together: assumed or given
     tokens_per_step: float
     steps: int
@@ -50,6 +54,23 @@ class Plan:
     @property
     def step_s(self) -> float:
         return sum(self.phases.values())
+
+    @property
+    def longest_part(self) -> tuple[str, float]:
+        """What a run waits for longest without a sign of life, and how long."""
+        return max(self.parts.items(), key=lambda part: part[1])
+
+    @property
+    def stall_problem(self) -> str:
+        """What is wrong with train.stall_s, and what would do; "" where it leaves enough room."""
+        stall_s, (part, seconds) = self.config.train.stall_s, self.longest_part
+        if not stall_s or stall_s >= STALL_MARGIN * seconds:
+            return ""
+        wrong = "would end the run" if stall_s < seconds else f"leaves less than {STALL_MARGIN:g} times that"
+        return (
+            f"train.stall_s = {stall_s:g} {wrong}: {part} is planned to take {seconds:,.0f} s, without a sign of life. "
+            f"Set at least {math.ceil(STALL_MARGIN * seconds)}, or 0"
+        )
 
     @property
     def parallel(self) -> Parallel:
@@ -106,6 +127,7 @@ class Plan:
             "train_gib": asdict(self.train) | {"total": self.train.total},
             "step_s": self.step_s,
             "phases_s": self.phases,
+            "parts_s": self.parts,
             "tokens_per_step": self.tokens_per_step,
             "total_hours": self.step_s * self.steps / 3600,
             "notes": list(self.notes),
@@ -139,7 +161,7 @@ def make_plan(
         "optimizer": optimizer_s(shape, hardware, parallel, memory, dp),
     }
     return Plan(
-        config=config, dp=dp, train=train, rollout=None, phases=phases,
+        config=config, dp=dp, train=train, rollout=None, phases=phases, parts={"an update": sum(phases.values())},
         mean_tokens=mean, tokens_per_step=work.tokens, steps=config.train.steps, device_gib=hardware.device.memory_gib,
         notes=_mean_note(mean_tokens, mean, "a quarter of data.max_length_tokens"),
     )  # fmt: skip
@@ -175,6 +197,9 @@ def _rl_plan(
         "update": training + optimizer + calibrated("update_s"),
         "weight_sync": sync_s(shape),
     }
+    parts = {"a turn": decoding.longest_turn_s, "an update": phases["update"] / updates}
+    if "old_log_prob" in phases:
+        parts["the pass over old log-probabilities"] = phases["old_log_prob"]
     if memory.offload_idle:
         phases["offload"] = offload_s(train)
     notes = (
@@ -183,7 +208,7 @@ def _rl_plan(
         f"{hardware.count // r.engine_tp} engines, {decoding.tokens_per_s:,.0f} tokens/s in all",
     )
     return Plan(
-        config=config, dp=dp, train=train, rollout=rollout, phases=phases,
+        config=config, dp=dp, train=train, rollout=rollout, phases=phases, parts=parts,
         mean_tokens=mean, tokens_per_step=work.tokens, steps=config.train.steps, device_gib=hardware.device.memory_gib,
         notes=notes, sandbox=_sandboxes(config, decoding.seconds) if r.tool else None,
     )  # fmt: skip

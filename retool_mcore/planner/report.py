@@ -37,6 +37,7 @@ def report(
         if isinstance(config, RlConfig) and config.sandbox.workers < s.workers_per_node:
             lines.append(f"warning: sandbox.workers = {config.sandbox.workers} is less")
     lines += ["", *(f"note: {note}" for note in plan.notes)]
+    lines += [f"warning: {plan.stall_problem}"] if plan.stall_problem else []
     lines += ["", "settings that fit, the fastest of each layout, and what is configured:", _row(plan, plan)]
     lines += [_row(other, plan) for other in others] or ["  none of this batch fits this hardware"]
     return "\n".join(lines)
@@ -99,6 +100,8 @@ def _time_lines(plan: Plan) -> Iterator[str]:
         yield f"  {name:<25}{seconds:8.1f}"
     hours = plan.step_s * plan.steps / 3600
     yield f"  {'step':<25}{plan.step_s:8.1f}   {plan.steps} steps: {hours:,.1f} hours"
+    part, seconds = plan.longest_part
+    yield f"  {'longest without a sign':<25}{seconds:8.1f}   {part}; train.stall_s = {plan.config.train.stall_s:g}"
 
 
 def _start_lines() -> Iterator[str]:

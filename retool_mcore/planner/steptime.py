@@ -173,6 +173,7 @@ def offload_s(train: TrainMemory) -> float:
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
     seconds: float
+    longest_turn_s: float  # a turn of the longest response, among as many as an engine samples at once
     concurrency: float  # concurrent responses in one engine
     tokens_per_s: float  # of all engines
     limit: str  # what decoding waits for
@@ -205,8 +206,9 @@ def decode(
     }
     limit = "the longest response" if longest_s > steady_s else limits[min(limits)]
     return Decoding(
-        seconds=seconds, concurrency=at_once, tokens_per_s=engines * responses * mean_response / seconds, limit=limit
-    )
+        seconds=seconds, longest_turn_s=config.rollout.max_response_tokens * step_s, concurrency=at_once,
+        tokens_per_s=engines * responses * mean_response / seconds, limit=limit,
+    )  # fmt: skip
 
 
 def _decode_step_s(

@@ -40,9 +40,9 @@ class CallEnd:
         """The tokens of ``vocabulary``, text -> token id.
 
         Tags are ASCII, which byte-level tokenizers keep unchanged in the names of their tokens. The
-        characters of a tag differ, so that a token fits at one place of it only.
+        last character of a tag comes once in it, so that a token completes it in one way only.
         """
-        assert len(set(tag)) == len(tag), f"a character comes twice in {tag}"
+        assert tag.index(tag[-1]) == len(tag) - 1, f"the last character of {tag} comes twice"
         left: list[dict[int, int]] = [{} for _ in range(len(tag) + 1)]
         for name, token_id in vocabulary.items():
             for end in range(1, len(tag)):

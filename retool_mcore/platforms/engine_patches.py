@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.managers import SyncManager
 from typing import Any
 
+from retool_mcore.platforms.model_patches import MODEL_PATCHES
 from retool_mcore.platforms.packing import PACKING_PATCHES
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.versions import requirement
@@ -145,6 +146,7 @@ MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies this one on ever
 )
 ENGINE_PATCHES = (
     MICRO_BATCH_PATCH,
+    *MODEL_PATCHES,
     *PACKING_PATCHES,
     Patch(
         target="verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks",

@@ -3,9 +3,9 @@
 verl 0.9.1 moves a micro-batch's sequences to the device and then reads their lengths back, more
 than ten times for each micro-batch, to pack them in Python. Each read waits until the device has
 done all that it was given, and then the device waits for Python: of an FP8 step of a 7B model it
-was idle for 8 to 9 % (perf/LOG.md). Here the lengths stay on the host, and one indexed copy does
-what packing does there to one sequence after another. The host prepares a micro-batch while the
-device still works on the one before.
+was idle for 8 to 9 % (perf/history.jsonl). Here the lengths stay on the host, and one indexed copy
+does what packing does there to one sequence after another. The host prepares a micro-batch while
+the device still works on the one before.
 
 Suffixes: N tokens of all sequences of a micro-batch, R rows that one rank of context parallelism
 holds of them, padding included.

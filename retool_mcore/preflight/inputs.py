@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retool_mcore.config import RlConfig, RunConfig, SandboxSettings, SftConfig, ToolLoop
-from retool_mcore.data.chat import chat_format, load_tokenizer
+from retool_mcore.data.chat import chat_format, tokenizer_of
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.tool import TOOL_NAME
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
-from retool_mcore.model.files import is_hub_name, read_config
+from retool_mcore.model.files import is_hub_name, of_model, read_config
 from retool_mcore.model.shape import shape_of_config
+from retool_mcore.planner.hardware import of_run
+from retool_mcore.planner.plan import make_plan
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.rollout.protocol import protocol_of, tools_of
@@ -34,6 +36,24 @@ def model(config: RunConfig) -> Iterator[Finding]:
     yield ok("model", f"{config.model.path}: {kind}, {billions:.3g} G parameters, every shard readable")
 
 
+def stall(config: RunConfig) -> Iterator[Finding]:
+    """train.stall_s against the run's plan, where model and devices are known to the planner."""
+    assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
+    if isinstance(config, RlConfig) and config.train.mode == "async":
+        return  # not planned
+    try:
+        plan = make_plan(config, of_model(config.model.path), of_run(config))
+    except (ConfigError, CheckpointError):
+        return
+    part, seconds = plan.longest_part
+    if not (problem := plan.stall_problem):
+        yield ok("stall", f"train.stall_s = {config.train.stall_s:g}; {part} is planned to take {seconds:,.0f} s")
+    elif config.train.stall_s < seconds:
+        yield error("stall", f"{problem}.")
+    else:
+        yield warning("stall", f"{problem}.")
+
+
 def tools(config: RunConfig) -> Iterator[Finding]:
     """What the model may call. A server of rollout.mcp is asked, or started, as the run will."""
     if isinstance(config, RlConfig) and config.rollout.tool and (config.rollout.tools or config.rollout.mcp):
@@ -45,7 +65,7 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
     if not Path(config.model.path).exists():
         yield warning("tokenizer", f"{config.model.path} is not here; its tags are checked when the run starts")
         return
-    loaded = load_tokenizer(config.model.path)
+    loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
         protocol_of(config.rollout.model_copy(update={"tools": [TOOL_NAME], "mcp": {}}), loaded)
         served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "text alone"
@@ -64,7 +84,7 @@ def data(config: RunConfig) -> Iterator[Finding]:
     if not Path(config.model.path).exists():
         yield warning("data", "not read: its length in tokens depends on the tokenizer, which is not here")
         return
-    loaded = load_tokenizer(config.model.path)
+    loaded = tokenizer_of(config.model)
     if isinstance(config, SftConfig):
         forms = " and ".join(check_protocols(config, loaded))
         yield ok("data", f"rows of protocol {forms}, which the model serves" if forms else "rows in words alone")

@@ -120,8 +120,8 @@ def disk(config: RunConfig) -> Iterator[Finding]:
         yield error("disk", f"{existing} cannot be written. Set run.root to a folder that can.")
         return
     free_gib = shutil.disk_usage(existing).free / GIB
-    if not config.checkpoint.every_steps:
-        yield ok("disk", f"{free_gib:.0f} GiB free under {existing}; checkpoint.every_steps = 0 saves nothing")
+    if not config.saved_every:
+        yield ok("disk", f"{free_gib:.0f} GiB free under {existing}; the run keeps neither checkpoint nor export")
         return
     shape = read_config(config.model.path) if Path(config.model.path).exists() else {}
     if not shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.tool import CODE_END
 from retool_mcore.errors import CheckpointError
-from retool_mcore.rollout.protocol import PROTOCOLS, serving_protocol
+from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, Hermes, serving_protocol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,20 +32,34 @@ def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     Raises CheckpointError naming the first row whose protocol the tokenizer does not serve.
     """
     found: list[str] = []
+    asked: set[str] = set()
     for file in (file for _, path in config.data_files for file in parquet_files(path)):
         for index, row in read_rows(file, ("messages", "tools")):
             for name in _protocols_of(row):
-                if name in found:
+                if name in asked:
                     continue
                 try:
-                    PROTOCOLS[name](tokenizer)
+                    served = _served(name, tokenizer)
                 except CheckpointError as error:
                     raise CheckpointError(
                         f'{file}, row {index} {SHOWN[name]}: after SFT, RL asks for rollout.protocol = "{name}", which '
                         f"model.path = {config.model.path} does not serve: {error}. {_remedy(file, tokenizer)}"
                     ) from error
-                found.append(name)
+                asked.add(name)
+                found.append(served)
     return tuple(found)
+
+
+def _served(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The protocol that a row in the form of ``name`` is in, with this model's template.
+
+    Rows with tool calls are in the form that the template writes. Raises CheckpointError.
+    """
+    if name == Hermes.name:
+        for protocol in TOOL_TURNS[1:]:
+            with contextlib.suppress(CheckpointError):
+                return protocol(tokenizer).name
+    return PROTOCOLS[name](tokenizer).name
 
 
 def _protocols_of(row: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
-from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.chat import tokenizer_of
 from retool_mcore.data.lint import require_disjoint
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.errors import ConfigError
@@ -47,7 +47,7 @@ def check_data(config: RunConfig) -> list[str]:
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     if config.reward.function:
         open_own_reward(config.reward.function)
-    return check_prompts(config, protocol_of(config.rollout, load_tokenizer(config.model.path)).prompt_ids)
+    return check_prompts(config, protocol_of(config.rollout, tokenizer_of(config.model)).prompt_ids)
 
 
 def check_surroundings(config: RlConfig) -> list[str]:

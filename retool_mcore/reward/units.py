@@ -11,7 +11,7 @@ _MARKED = {
     "m": "meter", "meters": "meter", "s": "second", "g": "gram", "h": "hr", "in": "inch", "min": "minute", "L": "ml",
     "l": "liter", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "C": "coulomb", "A": "ampere",
     "T": "tesla", "yuan": "yuan",
-    "sec": "second", "cm": "cm", "nm": "nm",
+    "sec": "second", "ms": "ms", "cm": "cm", "nm": "nm",
 } | UNITS  # fmt: skip
 _MARKED["L"] = "liter"
 VOWELS = set("aeiouy")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,8 @@ class Batch:
 
     url: str
     model: str
+    chat_template: str = ""
+    template_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     protocol: str
     tool: bool
     calls: Literal["first", "all"]
@@ -45,7 +47,8 @@ class Batch:
 
         Returns the number of trajectories dropped by outages.
         """
-        protocol = open_protocol(self.protocol, load_tokenizer(self.model), tool=self.tool, calls=self.calls)
+        tokenizer = load_tokenizer(self.model, self.chat_template, self.template_args)
+        protocol = open_protocol(self.protocol, tokenizer, tool=self.tool, calls=self.calls)
         slots = asyncio.Semaphore(self.concurrency)
         dropped = 0
         async with contextlib.AsyncExitStack() as stack:

@@ -7,180 +7,46 @@ Each protocol is one small class, and the loop knows none of them by name. ``PRO
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from retool_mcore.config import ToolLoop
 from retool_mcore.config.named import load_named
 from retool_mcore.data import chat
 from retool_mcore.data.prompts import retool_messages
-from retool_mcore.data.tokenizer import decode, encode, name_of
-from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_INTERPRETER
+from retool_mcore.data.tokenizer import encode_piece, name_of
+from retool_mcore.data.tool import CODE_END, CODE_START
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
-from retool_mcore.platforms.call_end import CallEnd
-from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.mcp import mcp_tools
-from retool_mcore.rollout.tool_call import (
-    CallReader,
-    Parsed,
-    parse_hermes,
-    parse_retool,
-)
-from retool_mcore.rollout.tool_output import cut_middle
+from retool_mcore.rollout.tool_call import CallReader, Parsed, parse_retool
+from retool_mcore.rollout.tool_protocol import Message, TextOnly, ToolProtocol
+from retool_mcore.rollout.tool_turns import Hermes, Llama3, Mistral, Qwen3Coder, ToolTurns
 from retool_mcore.rollout.tools import Tool, open_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]
+__all__ = [
+    "PROTOCOLS",
+    "TOOL_TURNS",
+    "Hermes",
+    "Llama3",
+    "Message",
+    "Mistral",
+    "Qwen3Coder",
+    "Retool",
+    "TextOnly",
+    "ToolProtocol",
+    "ToolTurns",
+    "checked_prompt",
+    "open_protocol",
+    "protocol_of",
+    "serving_protocol",
+    "tools_of",
+]
 
 RETOOL_MARKUP = re.compile(r"</?(?:code|interpreter|answer)>")
-
-
-class ToolProtocol(ABC):
-    """How the model and its tools talk. Holds the tokenizer, but no state of a trajectory.
-
-    ``tools`` are those beside the interpreter. ``end_ids`` are the tokens that close a model turn.
-    ``stop_token_ids`` are these and the tokens that complete a call: the engine ends a turn at the
-    first of them that it samples, and returns it as the turn's last token. ``call_end``, if not
-    None, tells which of them complete no call; an engine that knows it goes on there.
-    """
-
-    name: str
-    end_ids: tuple[int, ...]
-    tools: tuple[Tool, ...] = ()
-    first_reader: CallReader | None = None
-    stop_token_ids: tuple[int, ...]
-    call_end: CallEnd | None = None
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self.format = chat.chat_format(tokenizer)
-        # Qwen's generation config ends a turn on <|im_end|> and on <|endoftext|>, its padding
-        # token.
-        ends = (self.format.end_of_turn_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        self.end_ids = tuple(sorted({token_id for token_id in ends if isinstance(token_id, int)}))
-        self.stop_token_ids = self.end_ids
-
-    @abstractmethod
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids [T] of the prompt, up to and including the first model turn's header."""
-
-    @abstractmethod
-    def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        """Read a complete model turn. ``turn_ids`` end with the token that stopped the engine."""
-
-    @abstractmethod
-    def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
-        """Tokens [T] written after a model turn: the results, and the header of the next turn.
-
-        They include the token that closes the model turn where the model has not sampled it.
-        """
-
-    def offer(self, tools: Sequence[Tool]) -> None:
-        """Offer tools beside the interpreter. Raises ConfigError if the protocol cannot."""
-        if tools:
-            raise ConfigError(
-                f'rollout.tools or rollout.mcp offers {tools[0].name!r}, and calls of rollout.protocol = "{self.name}" '
-                'have no name: all are of the interpreter. Use protocol "hermes".'
-            )
-
-    def allow_parallel_calls(self) -> None:
-        """Allow several calls in one turn. Raises ConfigError if the protocol cannot."""
-        raise ConfigError(
-            f'rollout.calls_per_turn = "all": a turn of rollout.protocol = "{self.name}" is cut at its first call. '
-            'Use "first", or protocol "hermes".'
-        )
-
-    def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
-        """The part of an interpreter's output that the model sees, and the number of tokens cut.
-
-        Markup in the output is broken up.
-        """
-        return cut_middle(self.clean(output), max_tokens, self.tokenizer)
-
-    def clean(self, output: str) -> str:
-        """``output`` with everything broken up that could pass for a turn, a call or a result."""
-        return chat.neutralise(output, self.format)
-
-    def ended(self, turn_ids: Sequence[int]) -> bool:
-        """Is the turn over, now that the engine has stopped?
-
-        False where its last token only looked like the end of a call.
-        """
-        return True
-
-    def answer(self, text: str) -> str | None:
-        """The answer in a turn that was cut off before it could be read as a whole."""
-        return last_answer(text)
-
-    def text(self, turn_ids: Sequence[int]) -> str:
-        """The turn as text, without the control token that closed it; tool tags stay."""
-        closed = bool(turn_ids) and turn_ids[-1] in self.end_ids
-        return decode(self.tokenizer, turn_ids[: len(turn_ids) - closed], clean_up=False)
-
-
-class TextOnly(ToolProtocol):
-    """No interpreter: the baseline of the paper's comparison.
-
-    One turn is the whole response, and tags mean nothing.
-    """
-
-    name = "text"
-
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        return chat.render_prompt(messages, None, self.tokenizer)
-
-    def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        answer = last_answer(text)
-        return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
-
-    def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
-        raise AssertionError("a text-only trajectory has no results to write")
-
-
-class Hermes(ToolProtocol):
-    """Qwen2.5's form: <tool_call>JSON</tool_call>; the result comes back as a tool message.
-
-    A turn ends at its first call, on that call's last token. After ``allow_parallel_calls`` the
-    model goes on to <|im_end|>, and the calls of the turn run side by side. Raises
-    CheckpointError when the tokenizer has no single token for </tool_call>: the engine could not
-    stop on it.
-    """
-
-    name = "hermes"
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(tokenizer)
-        chat.require_tool_turns(tokenizer)
-        ids = encode(tokenizer, CALL_END)
-        if len(ids) != 1:
-            raise CheckpointError(
-                f'rollout.protocol = "hermes" needs {CALL_START} and {CALL_END} as single tokens, but the tokenizer of '
-                f"{name_of(tokenizer)!r} splits {CALL_END} into {len(ids)}. Use a Qwen2.5 or Qwen3 tokenizer, or "
-                "add the two tokens before SFT"
-            )
-        self.stop_token_ids = tuple(sorted({*self.end_ids, ids[0]}))
-
-    def offer(self, tools: Sequence[Tool]) -> None:
-        self.tools = tuple(tools)
-
-    def allow_parallel_calls(self) -> None:
-        self.stop_token_ids = self.end_ids
-
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        schemas = [CODE_INTERPRETER, *(tool.schema for tool in self.tools)]
-        return chat.render_prompt(messages, schemas, self.tokenizer)
-
-    def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        return parse_hermes(text, self.first_reader, self.tools)
-
-    def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
-        ids = chat.tool_turn_ids(self.tokenizer, results)
-        # A turn that the model closed itself already holds the template's first token.
-        return ids[1:] if turn_ids[-1] == self.format.end_of_turn_id else ids
 
 
 class Retool(ToolProtocol):
@@ -199,15 +65,7 @@ class Retool(ToolProtocol):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
-        call_end = CallEnd.of(tokenizer.get_vocab(), CODE_END)
-        if encode(tokenizer, CODE_END)[-1] not in call_end.completing:
-            raise CheckpointError(
-                f'rollout.protocol = "retool" stops the engine on the tokens that complete {CODE_END}, and the '
-                f"vocabulary of {name_of(tokenizer)!r} does not spell them out. Use a byte-level tokenizer "
-                "(Qwen2.5, Qwen3, Llama 3)"
-            )
-        self.stop_token_ids = tuple(sorted({*self.end_ids, *call_end.completing}))
-        self.call_end = call_end
+        self._stop_at(CODE_END)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         return chat.render_prompt(retool_messages(messages), None, self.tokenizer)
@@ -216,20 +74,16 @@ class Retool(ToolProtocol):
         return RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", super().clean(output))
 
     def ended(self, turn_ids: Sequence[int]) -> bool:
-        assert self.call_end is not None
-        return turn_ids[-1] not in self.call_end.completing or self.call_end.complete(turn_ids)
+        return self._tag_ended(turn_ids, CODE_START, CODE_END)
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        if turn_ids[-1] in self.end_ids:  # the model closed its answer; nothing can be written after it
-            answer = last_answer(text)
-            return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
         return parse_retool(text)
 
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
         (result,) = results
         after = self.text(turn_ids).rpartition(CODE_END)[2]
         start = "" if after.endswith("\n") else "\n"
-        return encode(self.tokenizer, f"{start}<interpreter>\n{self.clean(result)}\n</interpreter>\n")
+        return encode_piece(self.tokenizer, f"{start}<interpreter>\n{self.clean(result)}\n</interpreter>\n")
 
 
 def checked_prompt(
@@ -248,7 +102,12 @@ def checked_prompt(
     return ids
 
 
-PROTOCOLS: dict[str, type[ToolProtocol]] = {protocol.name: protocol for protocol in (Hermes, Retool)}
+TOOL_TURNS: tuple[type[ToolTurns], ...] = (Hermes, Qwen3Coder, Llama3, Mistral)
+# In the order in which ``serving_protocol`` asks them. The templates of Llama and Mistral leave out
+# what the model says before a call, so the inline form comes first.
+PROTOCOLS: dict[str, type[ToolProtocol]] = {
+    protocol.name: protocol for protocol in (Hermes, Qwen3Coder, Retool, Llama3, Mistral)
+}
 
 
 def serving_protocol(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from retool_mcore.data.call_tags import Block, blocks, words
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME
-from retool_mcore.errors import ConfigError
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.tools import Tool, complaint, names_of
 
@@ -25,6 +25,8 @@ Problem = Literal["tags", "json", "name", "arguments"]
 
 MAX_START_TAGS = 8  # of one block; each is tried
 FENCE, LANGUAGES = "```", ("", "python", "python3", "py")
+_JSON_START = re.compile(r"\s*(?:```(?:json)?\s*)?[{\[]")
+_JSON_FENCE = re.compile(r"\s*```(?:json)?[^\S\n]*\n(.*\n)```\s*", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CALL_SHAPE = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "..."}}}}'
 
@@ -78,10 +80,16 @@ class Parsed:
         }
 
 
-class _Malformed(Exception):
+class Malformed(Exception):
+    """A call that cannot be made; the message is for the model."""
+
     def __init__(self, problem: Problem, message: str) -> None:
         super().__init__(message)
         self.problem: Problem = problem
+
+    @property
+    def parsed(self) -> Parsed:
+        return Parsed(kind="malformed", problem=self.problem, error=str(self))
 
 
 CallReader = Callable[[str], list[tuple[str | None, Any]]]  # model text -> (name, arguments) of the calls it can read
@@ -93,75 +101,89 @@ def parse_hermes(text: str, first: CallReader | None = None, tools: Sequence[Too
         <tool_call>\\n{"name": ..., "arguments": {"code": ...}}\\n</tool_call>
 
     Every call of the turn must be readable, or the whole turn is malformed: no call is dropped
-    silently. ``first``, the engine's own reader, is tried first; where it reads fewer calls than
-    there are tags, this module reads the text. ``tools`` may be called beside the interpreter.
+    silently. Tags that are only mentioned are no calls; see ``call_tags``. ``first``, the engine's
+    own reader, is tried first; where it reads fewer calls than there are tags, this module reads
+    the text. ``tools`` may be called beside the interpreter.
     """
-    if CALL_START not in text and CALL_END not in text:
-        answer = last_answer(text)
-        return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
+    found = [block for block in blocks(text, CALL_START, CALL_END) if block.closed or _begins_json(block.body)]
+    if not found:
+        return without_call(words(text, CALL_START, CALL_END))
     repairs: list[str] = []
     try:
         read = first(text) if first else []
-        if read and len(read) == text.count(CALL_START) == text.count(CALL_END):
-            calls = [_call_of(name, arguments, repairs, tools) for name, arguments in read]
+        if read and len(read) == len(found) == text.count(CALL_START) == text.count(CALL_END):
+            calls = [call_of(name, arguments, repairs, tools) for name, arguments in read]
         else:
-            calls = [_read_call(block, repairs, tools) for block in _blocks(text, repairs)]
-    except _Malformed as error:
-        return Parsed(kind="malformed", problem=error.problem, error=str(error))
+            calls = [_read_block(block, repairs, tools) for block in found]
+    except Malformed as error:
+        return error.parsed
     return Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
 
 
+def without_call(text: str) -> Parsed:
+    """What a turn without a call says."""
+    answer = last_answer(text)
+    return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
+
+
 def parse_retool(text: str) -> Parsed:
-    """Read a turn of the paper's form, up to its first </code>.
+    """Read a turn of the paper's form, up to the first </code> that ends a block.
 
         <code>\\n```python\\n...\\n```\\n</code>
 
-    Code without its fence is taken as it stands.
+    Code without its fence is taken as it stands. A block without its end tag is no call: nothing
+    can be written after it, since the model has closed its message.
     """
-    before, end, _ = text.partition(CODE_END)
-    if not end and CODE_START not in text:
-        answer = last_answer(text)
-        return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
-    repairs = [] if end else ["missing_end_tag"]
+    block = next((block for block in blocks(text, CODE_START, CODE_END) if block.closed), None)
+    if block is None:
+        return without_call(words(text, CODE_START, CODE_END))
     # Use the last start tag that gives a fenced block: prose may mention the tag, and code may
     # contain it.
-    bodies = [before[match.end() :] for match in reversed(list(re.finditer(CODE_START, before)))]
+    bodies = [] if block.start is None else _after_start_tags(block.body, CODE_START)[::-1]
     for body in bodies[:MAX_START_TAGS]:
         code = _without_fence(body, fences := [])
         if fences:
-            return Parsed(kind="tool_call", calls=code_calls(code), repairs=tuple(repairs))
+            return Parsed(kind="tool_call", calls=code_calls(code))
     if bodies and FENCE not in bodies[0] and bodies[0].strip():
-        return Parsed(kind="tool_call", calls=code_calls(bodies[0].strip("\n")), repairs=(*repairs, "missing_fence"))
+        return Parsed(kind="tool_call", calls=code_calls(bodies[0].strip("\n")), repairs=("missing_fence",))
     # The message does not spell the tags: markup in a result is broken up before the model sees it.
     error = "what the code tags hold is not one fenced block" if bodies else "the code has no opening tag"
     shape = f"{FENCE}python\n...\n{FENCE}"
     return Parsed(kind="malformed", problem="tags", error=f"{error}. Write it between the code tags as\n{shape}")
 
 
-def reader(protocol: str) -> Callable[[str], Parsed]:
-    """The reader of a protocol's model text. Raises ConfigError for an unknown name."""
-    readers: dict[str, Callable[[str], Parsed]] = {"hermes": parse_hermes, "retool": parse_retool}
-    if protocol not in readers:
-        raise ConfigError(f"protocol = {protocol!r} is none of {', '.join(readers)}.")
-    return readers[protocol]
+def _after_start_tags(body: str, start: str) -> list[str]:
+    """The body of a block, and what follows each further start tag in it."""
+    return [body, *(body[tag.end() :] for tag in re.finditer(re.escape(start), body))]
 
 
-def _blocks(text: str, repairs: list[str]) -> list[str]:
-    """The text between each pair of tags. Adds a last end tag that the model left out."""
-    blocks: list[str] = []
-    rest = text
-    while CALL_START in rest:
-        _, _, rest = rest.partition(CALL_START)
-        body, end, rest = rest.partition(CALL_END)
-        if not end:
-            repairs.append("missing_end_tag")
-        blocks.append(body.strip())
-    if CALL_END in rest:
-        raise _Malformed("tags", f"the call has no opening tag. Write {_CALL_SHAPE} between the tool call tags")
-    return blocks
+def _read_block(block: Block, repairs: list[str], tools: Sequence[Tool]) -> Call:
+    if block.start is None:
+        raise Malformed("tags", f"the call has no opening tag. Write {_CALL_SHAPE} between the tool call tags")
+    if not block.closed:
+        repairs.append("missing_end_tag")
+    bodies = _after_start_tags(block.body, CALL_START)[:MAX_START_TAGS]
+    body = next((body for body in bodies if _begins_json(body)), block.body)
+    if body is not block.body and not block.body.replace(CALL_START, "").removesuffix(body).strip():
+        repairs.append("doubled_tag")
+    return read_call(_json_of(body, repairs), repairs, tools)
 
 
-def _read_call(body: str, repairs: list[str], tools: Sequence[Tool]) -> Call:
+def _begins_json(body: str) -> bool:
+    return _JSON_START.match(body) is not None
+
+
+def _json_of(body: str, repairs: list[str]) -> str:
+    """The body of a call without the fence that some models put around the JSON."""
+    fenced = _JSON_FENCE.fullmatch(body)
+    if fenced is None:
+        return body.strip()
+    repairs.append("json_fence")
+    return fenced[1].strip()
+
+
+def read_call(body: str, repairs: list[str], tools: Sequence[Tool]) -> Call:
+    """The call that a JSON object describes. Raises Malformed."""
     value = _read_object(body, repairs)
     if isinstance(value, list):
         calls = cast(list[Any], value)
@@ -169,21 +191,24 @@ def _read_call(body: str, repairs: list[str], tools: Sequence[Tool]) -> Call:
             value = calls[0]
             repairs.append("list")
     if not isinstance(value, dict):
-        raise _Malformed("json", f"the call is JSON, but not an object. Write {_CALL_SHAPE}")
+        raise Malformed("json", f"the call is JSON, but not an object. Write {_CALL_SHAPE}")
     call = cast(dict[str, Any], value)
+    if "name" not in call and isinstance(function := call.get("function"), dict):
+        repairs.append("function_wrapper")
+        call = cast(dict[str, Any], function)
     arguments = call.get("arguments")
     if arguments is None and "parameters" in call:
         repairs.append("parameters_key")
         arguments = call["parameters"]
-    return _call_of(call.get("name"), arguments, repairs, tools)
+    return call_of(call.get("name"), arguments, repairs, tools)
 
 
-def _call_of(name: Any, arguments: Any, repairs: list[str], tools: Sequence[Tool]) -> Call:
-    """A call that is valid JSON. Raises _Malformed when no tool can be called so."""
+def call_of(name: Any, arguments: Any, repairs: list[str], tools: Sequence[Tool]) -> Call:
+    """A call that is valid JSON. Raises Malformed when no tool can be called so."""
     tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None and name != TOOL_NAME:
         known = f"The tools are {names_of(tools)}" if tools else f"The only tool is {TOOL_NAME!r}"
-        raise _Malformed("name", f"there is no tool named {name!r}. {known}")
+        raise Malformed("name", f"there is no tool named {name!r}. {known}")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False)
@@ -193,7 +218,7 @@ def _call_of(name: Any, arguments: Any, repairs: list[str], tools: Sequence[Tool
             repairs.append("encoded_arguments")
     if tool is not None:
         if error := complaint(tool, arguments):
-            raise _Malformed("arguments", error)
+            raise Malformed("arguments", error)
         return Call(tool.name, cast(dict[str, Any], arguments))
     return Call(TOOL_NAME, {"code": _code_of(arguments, repairs)})
 
@@ -201,9 +226,9 @@ def _call_of(name: Any, arguments: Any, repairs: list[str], tools: Sequence[Tool
 def _code_of(arguments: Any, repairs: list[str]) -> str:
     code = cast(dict[str, Any], arguments).get("code") if isinstance(arguments, dict) else None
     if not isinstance(code, str):
-        raise _Malformed("arguments", f'arguments must be an object with one string, "code". Write {_CALL_SHAPE}')
+        raise Malformed("arguments", f'arguments must be an object with one string, "code". Write {_CALL_SHAPE}')
     if _SURROGATE.search(code):
-        raise _Malformed("arguments", "the code holds half of a surrogate pair, which is no character")
+        raise Malformed("arguments", "the code holds half of a surrogate pair, which is no character")
     return _without_fence(code, repairs)
 
 
@@ -223,20 +248,20 @@ def _without_fence(code: str, repairs: list[str]) -> str:
 def _read_object(body: str, repairs: list[str]) -> Any:
     """The value of ``body``.
 
-    Raises _Malformed with the strict reader's complaint unless ``body`` has exactly one reading.
+    Raises Malformed with the strict reader's complaint unless ``body`` has exactly one reading.
     """
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
         complaint = f"{error.msg} at line {error.lineno}, column {error.colno}"
     except (ValueError, RecursionError):  # a number of thousands of digits; brackets thousands deep
-        raise _Malformed("json", f"the call is too large a number or nested too deeply. Write {_CALL_SHAPE}") from None
+        raise Malformed("json", f"the call is too large a number or nested too deeply. Write {_CALL_SHAPE}") from None
     for repair in (_repair_unescaped_code, _relaxed, _python_literal):
         value, kinds = repair(body)
         if kinds:
             repairs.extend(kinds)
             return value
-    raise _Malformed(
+    raise Malformed(
         "json",
         f"the call is not valid JSON: {complaint}. Write {_CALL_SHAPE}, with quotes, backslashes and line breaks of "
         "the code escaped",

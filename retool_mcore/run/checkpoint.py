@@ -8,8 +8,9 @@
         actor/extra/dist_ckpt/     random states of every rank
         data.pt                    RL only: where verl's data loader stands (SFT's position is the
                                    step itself)
-        state.json                 the step, the identity of the run and the parallel layout it was
-                                   saved on; written last, so its presence means complete
+        state.json                 the step, the identity of the run, all of its settings and the
+                                   parallel layout it was saved on; written last, so its presence
+                                   means complete
 
 The folder layout is verl's, so verl's own tools can read our checkpoints. A folder without
 state.json is what a kill left behind: it is never resumed from, it is deleted when an SFT run
@@ -43,8 +44,12 @@ LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 # next step on.
 FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
 NOT_RECORDED = "(not recorded)"
+UNSET = "(not set)"
 # Keys of identity() that came later, with the value that runs before them had; and such sizes.
 ADDED = {"data.curriculum": "off"}
+# Keys of identity() that came later and had no one value: not judged where they are not recorded.
+LATER = ("mini_batch_prompts", "critic.warmup_steps")
+PLACES = ("run.root", "run.name", "checkpoint.resume")  # settings that say where a run is, not what
 LATER_SIZES = {"etp": 0}
 
 
@@ -55,6 +60,7 @@ class Saved:
     step: int
     path: Path
     identity: dict[str, Any]
+    settings: dict[str, Any]  # all of the run's; {} in a checkpoint from before they were kept
     layout: dict[str, int]
     reshardable: bool
 
@@ -76,10 +82,10 @@ class Pending(Protocol):
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must be equal at a save and its resume, so that the run continues as if never stopped.
+    """What must be equal at a save and its resume, so that the saved schedule and moments fit.
 
-    The keys in FREE are exceptions: the user may change them on purpose, the new value takes
-    effect, and the run says so.
+    The keys in FREE are exceptions: the user may change them on purpose, as all settings that are
+    not here. The new value takes effect, and the run says so.
     """
     constant = config.optim.schedule == "constant" and not config.optim.warmup_fraction
     shared = {
@@ -93,10 +99,11 @@ def identity(config: RunConfig) -> dict[str, Any]:
         return shared | keys | {"train_file": config.data.train_file}
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     keys = {"prompts_per_step": config.train.prompts_per_step, "group_size": config.rollout.group_size}
+    keys |= {"mini_batch_prompts": None if constant else config.train.mini_batch_prompts}  # it counts updates
     roles: dict[str, Any] = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}
     roles["data"] = {"curriculum": config.data.curriculum}
     if config.algorithm.name == "ppo":  # a PPO run saves a critic, too
-        roles["critic"] = {"lr": config.critic.lr}
+        roles["critic"] = {"lr": config.critic.lr, "warmup_steps": None if constant else config.critic.warmup_steps}
     return shared | keys | roles | {"train_file": config.data.train_file}
 
 
@@ -119,6 +126,7 @@ def _read(path: Path) -> Saved:
             step=int(state["step"]),
             path=path,
             identity=state["identity"],
+            settings=state.get("settings", {}),
             layout={size: int((LATER_SIZES | state["layout"])[size]) for size in LAYOUT},
             reshardable=bool(state["reshardable"]),
         )
@@ -166,8 +174,13 @@ def find_resume(config: RunConfig) -> Saved | None:
 
 
 def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
-    """Print one line that names the settings of FREE that differ from the checkpoint's."""
-    changed = [words for key, words in _changes(saved, config) if key in FREE]
+    """Print one line that names every setting that differs from the checkpoint's."""
+    if saved.settings:
+        before, now = _leaves(saved.settings), _leaves(json.loads(json.dumps(config.model_dump())))
+        keys = [key for key in {**now, **before} if key not in PLACES and now.get(key, UNSET) != before.get(key, UNSET)]
+        changed = [f"{key} was {before.get(key, UNSET)!r}, now {now.get(key, UNSET)!r}" for key in keys]
+    else:
+        changed = [words for key, words in _changes(saved, config) if key in FREE]
     if changed:
         line = f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -178,7 +191,7 @@ def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
     return [
         (key, f"{key} was {before.get(key, NOT_RECORDED)!r}, now {value!r}")
         for key, value in now.items()
-        if before.get(key, NOT_RECORDED) != value
+        if before.get(key, NOT_RECORDED) != value and (key in before or key not in LATER)
     ]
 
 
@@ -229,6 +242,7 @@ def publish(config: RunConfig, step: int) -> None:
     state = {
         "step": step,
         "identity": identity(config),
+        "settings": config.model_dump(),
         "layout": layout(config),
         "reshardable": config.checkpoint.reshardable,
     }

@@ -59,8 +59,18 @@ def export_at_end(config: RunConfig) -> None:
 
     With best.metric it is the best checkpoint, else the last.
     """
-    if config.checkpoint.export and config.checkpoint.every_steps:
+    if config.checkpoint.export:
         export(config.run.dir, config.run.dir / "export", "best" if config.best.metric else "newest")
+
+
+def keeps_nothing(config: RunConfig) -> str:
+    """A note for the user of a run that leaves neither checkpoint nor model; else ""."""
+    if config.saved_every:
+        return ""
+    return (
+        "note: this run will keep nothing of what it trains: checkpoint.every_steps = 0 and checkpoint.export = false. "
+        "Without the second its last step is saved and exported"
+    )
 
 
 def find_weights(run_dir: Path, which: str = "newest") -> Path:

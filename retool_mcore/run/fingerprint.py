@@ -14,6 +14,7 @@ from pathlib import Path
 
 import retool_mcore
 from retool_mcore.config import RunConfig
+from retool_mcore.config.model import BUILT_IN
 
 PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
 ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand for the whole
@@ -31,6 +32,8 @@ def fingerprint(config: RunConfig) -> dict[str, str]:
         found[f"{name} = {path}"] = file_hash(Path(path))
     for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
         found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
+    if config.model.chat_template not in ("", *BUILT_IN):
+        found["model.chat_template"] = file_hash(Path(config.model.chat_template))
     return found
 
 

@@ -1,8 +1,28 @@
 """The metrics of a run: one JSONL line per step, and the same numbers to its trackers.
 
-loss          nats per trained token, mean over the global batch
-lr, grad_norm the learning rate of the step's last update; the gradient norm before clipping
-tokens        all tokens of the step, over all ranks; loss_tokens: those that the loss is taken on
+With validation.before the first line is of step 0, and has the metrics of that validation alone.
+
+loss          in SFT nats per trained token, mean over the global batch. In RL what algorithm.loss
+              and loss_agg make of the advantages, without kl_coef: in the unit of advantages, its
+              zero means nothing. The mean over the step's updates
+lr, grad_norm the learning rate of the step's last update; the gradient norm before clipping, in RL
+              the mean over the step's updates
+tokens        all tokens of the step, over all ranks; loss_tokens: those that the loss is taken on,
+              without what is masked or rejected
+actor/entropy nats per token: of the actor's distribution at the step's start, mean over the tokens
+              in the loss before rejection. With algorithm.old_log_prob = "rollout" estimated by
+              -log p of the tokens that the first update learns from
+actor/pg_clipfrac, actor/pg_clipfrac_lower, actor/ppo_kl
+              shares of tokens that clip_low and clip_high, or clip_c, keep from learning, and the
+              mean of log p_old - log p: over the loss_tokens of all updates of the step, each token
+              once, with the weights of its own update
+mismatch/*    engine against the weights at the step's start, over the sampled tokens, also rejected
+              ones: kl is the mean of log p_engine - log p_actor, max and p99 are of its size. With
+              old_log_prob = "rollout" over the step's first update alone, since later ones have
+              other weights; rollout_actor_prob_diff_* and rollout_corr/* likewise
+rollout_corr/*  verl's, over tokens in the loss before rejection or over responses that have any;
+              in mode "async" the mean over the step's updates, and the maximum or minimum of names
+              with max or min
 tokens_per_s  tokens / (time_step_s without checkpoints and validation), for the whole run: all
               ranks, all engines; tokens_per_s_per_gpu: the same / GPUs of [cluster]
 flops         model FLOPs of the step, by ModelShape.train_flops
@@ -134,7 +154,7 @@ class MetricWriter:
     def _keep_up_to(self, step: int) -> None:
         if not self._path.exists():
             return
-        rows = read_metrics(self._path)
+        rows = read_metrics(self._path) if step else []  # a run from its beginning writes step 0 anew, too
         kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
         write_whole(self._path, "".join(kept))
 

@@ -21,6 +21,7 @@ STAGES = {
     "checkpoint": "loading the checkpoint",
     "agent_loops": "starting the agent loops' processes",
     "weights": "sending the weights to the engines",
+    "validation": "validating the model that training starts from",
     "steps": "sampling the first batch",
 }
 

@@ -85,12 +85,14 @@ class GuardedProtocol(H11Protocol):
     """uvicorn's protocol, whose connections are counted and may not wait for ever.
 
     At the limit the connection that has been idle longest makes room; where none is idle, the
-    newcomer is told 503 before a byte of it is read.
+    newcomer is told 503 before a byte of it is read. So is one that makes room before its first
+    answer: on a busy machine its request may lie unread here.
     """
 
     guard: Connections
     _deadline: asyncio.TimerHandle | None = None
     _refused = False
+    _has_answered = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self.guard.limit:
@@ -98,7 +100,7 @@ class GuardedProtocol(H11Protocol):
             if longest is None or self.loop.time() - self.guard.idle[longest] < _GRACE_S:
                 self._refuse(transport)
                 return
-            longest.give_up()
+            longest.make_room()
         super().connection_made(transport)
         self._wait()
 
@@ -133,6 +135,7 @@ class GuardedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._has_answered = True
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
             self.guard.idle[self] = self.loop.time()  # uvicorn's own timer ends it, until more data comes
 
@@ -144,6 +147,15 @@ class GuardedProtocol(H11Protocol):
             return
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def make_room(self) -> None:
+        """Close this idle connection for a newcomer."""
+        if self._has_answered:
+            self.give_up()
+            return
+        self._stop_waiting()
+        self.connections.discard(self)
+        self._refuse(self.transport)
 
     def give_up(self) -> None:
         """Close this connection, which waits for a request or for the rest of its headers."""

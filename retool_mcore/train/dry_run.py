@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config import RunConfig, SftConfig
-from retool_mcore.data.chat import load_tokenizer
+from retool_mcore.data.chat import tokenizer_of
 from retool_mcore.errors import PlatformError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import is_hub_name, read_config
@@ -58,7 +58,7 @@ def _check_form(config: RunConfig) -> list[str]:
         return []
     if not data_is_here(config):
         return ["the data is not here: whether RL will accept the form of its rows is not checked"]
-    check_protocols(config, load_tokenizer(config.model.path))
+    check_protocols(config, tokenizer_of(config.model))
     return []
 
 

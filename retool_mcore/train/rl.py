@@ -21,7 +21,7 @@ from retool_mcore.preflight.start import check_data, check_run, check_surroundin
 from retool_mcore.process import exit_on_sigterm, output_to
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
-from retool_mcore.run.export import export_at_end
+from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
@@ -48,6 +48,8 @@ def train(config: RlConfig) -> None:
     with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
         start.begin(config.run.dir, "checks")
         if note := end_leftovers(config.run.dir):
+            _tell(note, terminal)
+        if note := keeps_nothing(config):
             _tell(note, terminal)
         platform.activate()
         assert_loaded()
@@ -125,7 +127,8 @@ def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
             began = start.begun(config.run.dir)
             rows = read_metrics(path) if path.exists() else []
             if rows:
-                bars.update(bar, completed=rows[-1]["step"], description=f"rl  reward {rows[-1]['reward']:+.3f}")
+                reward = f"  reward {rows[-1]['reward']:+.3f}" if "reward" in rows[-1] else ""
+                bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
                 if began and rows[-1]["unix_s"] > began[0][1] and rows[-1]["step"] > step_told:
                     step_told = int(rows[-1]["step"])
                     lines.tell(rows[-1])

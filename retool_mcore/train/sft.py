@@ -16,17 +16,17 @@ import torch.distributed as dist
 from rich.console import Console
 
 from retool_mcore.config import SftConfig
-from retool_mcore.data.chat import Rendered, load_tokenizer
+from retool_mcore.data.chat import Rendered, tokenizer_of
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
 from retool_mcore.errors import ConfigError, DataError, ReToolError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
-from retool_mcore.run import checkpoint
+from retool_mcore.run import alive, checkpoint
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.environment import write_environment
-from retool_mcore.run.export import export_at_end
+from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
@@ -66,6 +66,9 @@ def train(config: SftConfig) -> None:
                 _require_equal_nodes(config)
                 if rank == 0:
                     write_environment(config.run.dir, platform)  # before the model fills the devices
+                    alive.belong_to(config.run.dir)
+                    if note := keeps_nothing(config):
+                        Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
                 with Watchdog(config) if rank == 0 else nullcontext():
                     _loop(config, platform, rank, Console(file=terminal))
                 if rank == 0:
@@ -114,7 +117,7 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = tokenizer_of(config.model)
     check_protocols(config, tokenizer)
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
@@ -160,7 +163,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
                     metrics["val_loss"] = engine.validation_loss(val_batches)
                 best.validated(step, metrics)
                 metrics |= best.metrics()
-            if _is_due(step, config.checkpoint.every_steps, config.train.steps):
+            if _is_due(step, config.saved_every, config.train.steps):
                 with timer.span("checkpoint"):
                     saver.save(step)
             elif saver.busy:

@@ -1,7 +1,8 @@
 """Ends a run that stands still, with the stacks of its processes on disk.
 
 A collective that one rank never joins, or an engine that never answers, raises nothing anywhere,
-and the devices are held until somebody looks. What counts as life is what the run writes.
+and the devices are held until somebody looks. What counts as life is what the run writes, and the
+signs that its processes give within a step (run/alive.py).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import psutil
 
 from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.errors import RunError
-from retool_mcore.run import checkpoint
+from retool_mcore.run import alive, checkpoint
 
-SIGNS = ("start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # of life, in the run's folder
+SIGNS = (alive.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # in the run's folder
 LOOKS = 20  # per train.stall_s
 DUMP_S = 20.0  # for the stacks of one process
 STALLED = signal.SIGUSR2  # to the own process: its main thread may be anywhere
@@ -34,7 +35,9 @@ GRACE_S = 60.0  # for the end of a run that was asked to end
 class Watchdog:
     """While a run goes on: no sign of life for ``train.stall_s`` seconds ends it with a RunError.
 
-    Signs are the stages of the start, rows of metrics, records of trajectories and checkpoints.
+    Signs are the stages of the start; sampled turns, ended trajectories, passes and updates; rows
+    of metrics, records of trajectories and checkpoints. A sign counts from when it is seen, because
+    other nodes, whose clocks may differ, give some of them.
     """
 
     def __init__(self, config: SftConfig | RlConfig) -> None:
@@ -54,9 +57,11 @@ class Watchdog:
             raise self._error from error
 
     def _watch(self) -> None:
-        started_s = time.time()
+        seen, seen_s = last_sign(self._dir), time.monotonic()
         while not self._ended.wait(self._stall_s / LOOKS):
-            silent_s = time.time() - max(started_s, last_sign(self._dir))
+            if (sign := last_sign(self._dir)) != seen:
+                seen, seen_s = sign, time.monotonic()
+            silent_s = time.monotonic() - seen_s
             if silent_s > self._stall_s:
                 self._end(silent_s)
                 return
@@ -68,10 +73,10 @@ class Watchdog:
             return
         saved = checkpoint.complete_checkpoints(self._dir / "checkpoints")
         self._error = RunError(
-            f"no step, stage, trajectory or checkpoint was written for {silent_s:.0f} s, and train.stall_s = "
+            f"no turn, pass, update, step, stage or checkpoint was ended for {silent_s:.0f} s, and train.stall_s = "
             f"{self._stall_s:g}. What each process was doing is in {stacks}, what it said in {self._dir / 'logs'}. The "
-            f"same command goes on {f'after step {saved[-1].step}' if saved else 'from the beginning'}; a slower run "
-            "than that needs a higher train.stall_s."
+            f"same command goes on {f'after step {saved[-1].step}' if saved else 'from the beginning'}; a run whose "
+            "longest turn, pass or update takes more than that needs a higher train.stall_s: `retool plan` has them."
         )
         os.kill(os.getpid(), STALLED)  # the main thread leaves, through every ``finally``
         if not self._ended.wait(GRACE_S):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
@@ -43,6 +44,7 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of, tools_of
 from retool_mcore.rollout.records import is_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
+from retool_mcore.run import alive
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.verl.run_settings import settings_of_run
@@ -88,6 +90,7 @@ class ReToolAgentLoop(AgentLoopBase):
             ),
             trajectory_id=uuid4().hex,
         )
+        alive.sign()
         if trajectory.dropped:
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
             return []
@@ -119,6 +122,7 @@ class _Shared:
 @lru_cache(maxsize=1)
 def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
     config = settings_of_run(run_config)
+    alive.belong_to(Path(run_config).parent)
     sandbox = None
     if config.rollout.tool:
         # The numbers are per node, and verl spreads its agent workers evenly over the nodes.
@@ -176,6 +180,7 @@ class VerlEngine:
             raise EngineUnavailable(
                 f"the rollout server failed: {type(error).__name__}: {str(error)[-500:]}"
             ) from error
+        alive.sign()
         logprobs = output.log_probs
         assert logprobs is not None, "verl's server returned no logprobs although they were asked for"
         return EngineTurn(

@@ -12,12 +12,14 @@ import gc
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from retool_mcore.errors import CheckpointError
+from retool_mcore.model.tensors import untrained_copies
 from retool_mcore.process import die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -247,6 +250,14 @@ def _results_queue_of(manager: Any) -> Iterator[None]:
 
 
 def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
-    """Runs in the writer: the bridge's own writing, with weights that are already gathered."""
+    """Runs in the writer: the bridge's own writing, with weights that are already gathered.
+
+    What training did not read of the model, and its config.json, are the source's own: verl and
+    transformers write some of its fields anew, under names that older programs do not know.
+    """
+    source = Path(engine.bridge.safetensor_io.hf_dir)
+    weights = weights if engine.is_value_model else [*weights, *untrained_copies(source, dict(weights))]
     engine.bridge.export_weights = lambda models: iter(weights)
     engine.bridge.save_weights(engine.module, path)
+    if not engine.is_value_model:
+        shutil.copyfile(source / "config.json", Path(path, "config.json"))

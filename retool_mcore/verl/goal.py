@@ -21,7 +21,7 @@ class BestAndCurriculum(PPOTrainer):
 
     _run: RlConfig
     _best: BestKeeper
-    _validates_anew = False
+    validated: dict[str, Any]  # the last validation's metrics; of the start, when the first step begins
     _order: SolveRateOrder | None = None
 
     def _init_dataloader(self) -> None:
@@ -57,19 +57,18 @@ class BestAndCurriculum(PPOTrainer):
         self._best = BestKeeper(self._run, step)
         if self._order is not None:
             self.train_dataloader_it = iter(self.train_dataloader)  # loads the state now, not at the first batch
-        self._validates_anew = self._best.lacks(step)
-        if self._validates_anew:
-            with open_dict(self.config):
-                self.config.trainer.val_before_train = True
+        self.validated = {}
+        with open_dict(self.config):
+            self.config.trainer.val_before_train = self._best.lacks(step) or (self._run.validation.before and step == 0)
 
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()
-        self._best.validated(self.global_steps, {**metrics, **self.replay_buffer.val_metrics})
+        self.validated = {**metrics, **self.replay_buffer.val_metrics}
+        self._best.validated(self.global_steps, self.validated)
         return metrics
 
     def on_train_begin(self) -> None:
-        if self._validates_anew:
-            self.replay_buffer.val_metrics = {}  # they are not of the step that comes
+        self.replay_buffer.val_metrics = {}  # if there are any, they are not of the step that comes
         super().on_train_begin()
         self.stop_without_progress(self.global_steps - 1)
 

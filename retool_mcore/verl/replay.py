@@ -6,7 +6,8 @@ through trainer.v1.sampler.custom_sampler. They differ from verl's own:
 - They look for finished trajectories every 0.1 s, not every 2 s; 2 s is most of a small model's
   step.
 - They count the trajectories that outages dropped, and stop the run when these exceed
-  rollout.max_dropped_fraction of the batch.
+  rollout.max_dropped_fraction of the batch. An exception in the agent loop, or in a tool, drops one
+  too; in the modes with prompts in flight verl then replaces the whole group.
 - They leave out a group of which a single trajectory is left, since it has nothing to compare with.
   (verl would take its reward for its advantage.)
 """
@@ -61,6 +62,8 @@ class ReplayMixin:
         self.compares_groups = run.algorithm.compares_groups
         self.max_refills = run.rollout.max_refill_batches * batch
         self.refilled = 0  # prompts sampled in place of others, for the current batch
+        self.failed = 0  # trajectories of groups that verl has replaced because one failed, for it
+        self.expected = 0  # trajectories that the current batch would have without outages
         self.dropped_total = 0
         self.global_steps = 0
         self.val_metrics: dict[str, float] = {}  # of the last validation batch
@@ -83,7 +86,8 @@ class ReplayMixin:
 
         Raises RolloutError when more than rollout.max_dropped_fraction of them were dropped.
         """
-        self.global_steps, self.refilled = global_steps, 0
+        self.global_steps, self.refilled, self.failed = global_steps, 0, 0
+        self.expected = batch_size * self.group_size[partition_id]
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         if partition_id == "train":
             self._tell_answers(_real_keys(batch), partition_id)
@@ -119,6 +123,25 @@ class ReplayMixin:
             )
         self._add_prompts(prompts)
 
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: tuple[Any, ...]) -> Any:
+        """verl's; what failed in groups that it replaces because of that counts as dropped."""
+        failed = eviction_reasons[2]
+        if failed:
+            present = {tuple(key.rsplit("_", 2)[:2]) for key in self.partitions[partition_id] if uid_of(key) in failed}
+            self.failed += self.group_size[partition_id] * len(failed) - len(present)
+            self._require_few_dropped(self.failed, partition_id)
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)  # type: ignore[misc]
+
+    def _require_few_dropped(self, dropped: int, partition_id: str) -> None:
+        """Raise RolloutError if ``dropped`` is more than rollout.max_dropped_fraction allows."""
+        if dropped > self.max_dropped_fraction * self.expected:
+            raise RolloutError(
+                f"{dropped} of {self.expected} trajectories of step {self.global_steps} ({partition_id}) were dropped, "
+                f"{dropped / self.expected:.1%}; rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The "
+                "log says why for each: look for 'dropped' and 'Error in _run_prompt'. Mend the sandbox or the engine "
+                "and start the same command again; it continues from the last checkpoint"
+            )
+
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         """verl's filter, without groups that outages left empty.
 
@@ -153,17 +176,10 @@ class ReplayMixin:
         uids, snapshot, steps = super()._select_prompt_uids(partition_id, shuffled, batch_size)  # type: ignore[misc]
         size = self.group_size[partition_id]
         present = Counter(uid for uid, _, _ in {tuple(key.rsplit("_", 2)) for key in snapshot} if uid in set(uids))
-        expected = size * len(uids)
-        dropped = expected - sum(present.values())
+        dropped = self.failed + self.expected - sum(present.values())
         self.dropped_total += dropped
         self.dropped = {"rollout/dropped": dropped, "rollout/dropped_total": self.dropped_total}
-        if dropped > self.max_dropped_fraction * expected:
-            raise RolloutError(
-                f"{dropped} of {expected} trajectories of step {self.global_steps} ({partition_id}) were dropped, "
-                f"{dropped / expected:.1%}; rollout.max_dropped_fraction = {self.max_dropped_fraction:.1%}. The log "
-                "says why for each: look for 'dropped' and 'Error in _run_prompt'. Mend the sandbox or the engine and "
-                "start the same command again; it continues from the last checkpoint"
-            )
+        self._require_few_dropped(dropped, partition_id)
         compared = self.compares_groups and partition_id == "train"
         lonely = {uid for uid in uids if present[uid] == 1 < size} if compared else set[str]()
         if lonely:
@@ -185,6 +201,19 @@ class SyncReplay(ReplayMixin, ReplayBuffer):
 
 class AsyncReplay(ReplayMixin, ReplayBufferAsync):
     """For verl's asynchronous trainers."""
+
+
+def clear_orphans() -> None:
+    """Remove trajectories whose prompts are gone from verl's queue, as a checkpoint restores it.
+
+    verl saves the queue while the step's own trajectories are still there. Nothing asks for them
+    once their prompts were taken, so without this every resume would carry one step more along.
+    """
+    for partition_id, items in (tq.kv_list() or {}).items():
+        prompts = {key for key, tag in items.items() if tag.get("is_prompt", False)}
+        orphans = [key for key in items if key not in prompts and uid_of(key) not in prompts]
+        if orphans:
+            tq.kv_clear(partition_id=partition_id, keys=orphans)
 
 
 def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:

@@ -121,6 +121,12 @@ SEAMS = (
         "verl's filter leaves out groups without trajectories",
     ),
     _verl(
+        f"{_REPLAY}_evict_terminal_groups",
+        ("global_steps", "partition_id", "eviction_reasons"),
+        "trajectories of groups that verl replaces because one failed count as dropped",
+        "verl counts the trajectories that failed",
+    ),
+    _verl(
         f"{_REPLAY}_select_prompt_uids",
         ("partition_id", "sampleable_keys", "batch_size"),
         "the seed decides among prompts that started together, not which of them ended first",

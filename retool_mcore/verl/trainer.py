@@ -17,21 +17,17 @@ from typing import Any
 
 import numpy as np
 import ray
-import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from ray.exceptions import RayTaskError
 from transfer_queue import KVBatchMeta
-from verl.protocol import DataProto
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
-from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.utils.profiler import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
-from verl.workers.utils.padding import response_from_nested
 
 from retool_mcore.errors import ReToolError
 from retool_mcore.model.files import read_config
@@ -39,16 +35,28 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
-from retool_mcore.verl import start_stages
+from retool_mcore.verl import (
+    advantages,  # noqa: F401  registers ours with verl
+    start_stages,
+)
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
+from retool_mcore.verl.engine_gap import entropy_metrics, first_update, gap_metrics, store_actor_log_probs
 from retool_mcore.verl.engines import DetachedEnginesMixin, EnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
-from retool_mcore.verl.replay import groups_of_rows, mismatch_metrics, nothing_left, require_learnable, sequence_lengths
+from retool_mcore.verl.replay import (
+    clear_orphans,
+    groups_of_rows,
+    mismatch_metrics,
+    nothing_left,
+    require_learnable,
+    sequence_lengths,
+)
 from retool_mcore.verl.rl_metrics import EngineLoad, StepClock
 from retool_mcore.verl.run_settings import settings_of_run
+from retool_mcore.verl.token_means import LOSS_TOKENS, mean_of_updates
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
 from retool_mcore.verl.workers import worker_class
 
@@ -56,6 +64,7 @@ from retool_mcore.verl.workers import worker_class
 RENAMED = {
     "critic/score/mean": "reward",
     "actor/pg_loss": "loss",
+    f"actor/{LOSS_TOKENS}": LOSS_TOKENS,
     "actor/grad_norm": "grad_norm",
     "actor/lr": "lr",
     "critic/vf_loss": "value_loss",
@@ -107,24 +116,6 @@ def unwrap_worker_errors() -> Iterator[None]:
         raise
 
 
-def actor_log_probs_of_update(workers: Any, batch: KVBatchMeta) -> dict[str, Any]:
-    """Store the log-probabilities of the update's forward pass as "old_log_probs".
-
-    They replace the engine's. Whatever compares engine and actor after the update then reads
-    "old_log_probs", as it does where they are computed before the update. Returns verl's own
-    metrics of the difference.
-    """
-    meta = KVBatchMeta(
-        partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=["response_mask"], extra_info={}
-    )
-    workers.log_probs_of_update(meta)
-    fields = ["update_log_probs", "response_mask", "responses", "rollout_log_probs"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-    data["old_log_probs"] = response_from_nested(data.pop("update_log_probs"), data["response_mask"])
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("old_log_probs"))
-    return calculate_debug_metrics(DataProto(batch=data.to_padded_tensor()))
-
-
 class WorkersSave:
     """The save in flight of all roles' workers; a ``checkpoint.Pending``."""
 
@@ -158,6 +149,7 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
         self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
         self._prompts_named = 0
         self.updates_of_a_batch = self._run.train.updates_per_step
+        self._compared: KVBatchMeta | None = None  # rows whose engines are compared with the step's first weights
         self._writer: MetricWriter | None = None
         self._clock = StepClock()
         self._load = EngineLoad(self)
@@ -177,6 +169,8 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
 
     def fit(self, agent_loop_manager: Any) -> None:
         start.begin(self._run.run.dir, "weights")
+        for group in self._saved_groups():
+            group.belong_to(str(self._run.run.dir.absolute()))
         with self._saver:
             try:
                 super().fit(agent_loop_manager)
@@ -194,6 +188,8 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
     def on_train_begin(self) -> None:
         super().on_train_begin()
         self._writer = MetricWriter(self._run, resumed_step=self.global_steps - 1)
+        if self.validated and self.global_steps == 1:
+            self._writer.write(0, {k: float(v) for k, v in self.validated.items() if isinstance(v, Real)})
         self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
         self._clock.row_written()
 
@@ -233,6 +229,9 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
 
     def on_validate_begin(self) -> None:
         self._load.keep()
+        if self._writer is None:
+            start.begin(self._run.run.dir, "validation")
+            self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
         super().on_validate_begin()
 
     def on_validate_end(self) -> None:
@@ -242,7 +241,8 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
         self._clock.metrics_begin()
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
-        metrics |= mismatch_metrics(batch)
+        compared = batch if self._run.algorithm.old_log_prob == "actor" else self._compared
+        metrics |= mismatch_metrics(compared) if compared is not None else {}
         buffer = self.replay_buffer
         metrics |= buffer.step_metrics(batch, metrics)
         metrics |= buffer.val_metrics  # of a validation in this step, which verl drops
@@ -270,6 +270,14 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
         self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        of_pass: dict[str, float] = {}
+        if self._run.algorithm.old_log_prob == "actor":
+            of_pass = entropy_metrics(batch, self.config.algorithm.rollout_correction)
+        batch = self._advantages_of_what_is_left(batch, metrics)
+        metrics |= of_pass
+        return batch
+
+    def _advantages_of_what_is_left(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """verl's advantages, between two looks at what is left to learn from.
 
         verl's own code divides by nothing, or fails, where nothing is.
@@ -295,7 +303,10 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
         batch.extra_info[KEEP_LOG_PROBS] = keeps
         batch = super()._update_actor(batch, metrics)
         if keeps:
-            metrics |= actor_log_probs_of_update(self.actor_rollout_wg, batch)
+            store_actor_log_probs(self.actor_rollout_wg, batch)
+            if self.local_trigger_step == 0:
+                self._compared = first_update(batch, self.updates_of_a_batch, self._run.dp)
+                metrics |= gap_metrics(self._compared, self.config.algorithm.rollout_correction)
         return batch
 
     def _save_checkpoint(self) -> None:
@@ -314,6 +325,7 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
             for group in self._saved_groups():
                 group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
         super()._load_checkpoint()
+        clear_orphans()
         self.resume_best(saved.step if saved is not None else 0)
 
     def _saved_groups(self) -> list[Any]:
@@ -366,7 +378,9 @@ class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateA
 
     def step(self, metrics: dict[str, Any], timing_raw: dict) -> Any:
         self._counted: Counter[str] = Counter()
+        self._updates: list[dict[str, Any]] = []
         batch = super().step(metrics, timing_raw)
+        metrics |= mean_of_updates(self._updates)
         metrics |= self._counted  # verl averages these over mini-batches, and sums the running total
         metrics["rollout/dropped_total"] = self.replay_buffer.dropped_total
         return batch
@@ -374,4 +388,5 @@ class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateA
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict, sample_batch_size: int) -> Any:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         self._counted.update({name: metrics[name] for name in COUNTS})
+        self._updates.append(dict(metrics))
         return batch

@@ -18,9 +18,11 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
+from retool_mcore.run import alive
 from retool_mcore.run.metrics import EXPERTS
 from retool_mcore.verl import optimizer_room
 from retool_mcore.verl.expert_load import ExpertLoad
+from retool_mcore.verl.token_means import divide_by_tokens, sum_over_tokens
 
 KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
 
@@ -42,14 +44,12 @@ class UpdateWorker(TrainingWorker):
     The metric ``lr`` is the rate that the optimizer used in the update; verl's is the next
     update's.
 
-    ``log_probs``: the log-probabilities [rows, T] of the sequences' tokens, in the order of the
-    batch, from the forward pass of the step's last update with KEEP_LOG_PROBS. None on ranks
-    without the output.
+    ``log_probs``: with KEEP_LOG_PROBS, of each update since they were taken, the log-probabilities
+    [rows, T] of its sequences' tokens from its forward pass. Empty on ranks without the output.
 
     The update of a model with experts has metrics of their load.
     """
 
-    log_probs: torch.Tensor | None = None
     _load: ExpertLoad | None = None
     _room: torch.Tensor | None = None
 
@@ -64,6 +64,7 @@ class UpdateWorker(TrainingWorker):
             self._room = optimizer_room.reserve_adam_memory(self.engine.optimizer)
         if not self.engine_config.forward_only and self.engine.tf_config.num_moe_experts:
             self._load = ExpertLoad(self.engine.module, self.engine.tf_config)
+        self.log_probs: list[torch.Tensor] = []
         self._engine_train_batch = self.engine.train_batch
         self.engine.train_batch = self._train_and_keep
         if self.engine.lr_scheduler is not None:
@@ -83,9 +84,10 @@ class UpdateWorker(TrainingWorker):
         verl's worker keeps only loss and metrics of the output.
         """
         self.free_room()
-        output = self._engine_train_batch(data, loss_function=partial(avoid_zero_tokens, loss_function))
-        if tu.get(data, KEEP_LOG_PROBS, default=False):
-            self.log_probs = output["model_output"].get("log_probs")
+        loss_function = partial(avoid_zero_tokens, partial(sum_over_tokens, loss_function))
+        output = self._engine_train_batch(data, loss_function=loss_function)
+        if tu.get(data, KEEP_LOG_PROBS, default=False) and "log_probs" in output["model_output"]:
+            self.log_probs.append(output["model_output"]["log_probs"])
         return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -97,16 +99,25 @@ class UpdateWorker(TrainingWorker):
         lr = float(self.engine.optimizer.param_groups[0]["lr"])
         tu.assign_non_tensor(data, update_lr_scheduler=True)
         output = super().train_batch(data)
+        alive.sign()
         load = self._load.take() if self._load is not None else {}
         if output is not None:
             tu.get(output, "metrics").update(load, lr=lr)
         return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def infer_batch(self, data: TensorDict) -> TensorDict | None:
+        """One pass without an update: log-probabilities, values or a validation's loss."""
+        output = super().infer_batch(data)
+        alive.sign()
+        return output
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data: TensorDict) -> TensorDict | None:
         """The updates of a step.
 
-        Reports the learning rate of the last one, and the mean load of the experts.
+        Reports the learning rate of the last one, the mean load of the experts, and means over the
+        tokens of all of them.
         """
         output = super().train_mini_batch(data)
         if output is not None:
@@ -114,4 +125,5 @@ class UpdateWorker(TrainingWorker):
             metrics["lr"] = metrics["lr"][-1:]
             for name in [name for name in metrics if name.startswith(EXPERTS)]:
                 metrics[name] = [sum(metrics[name]) / len(metrics[name])]
+            divide_by_tokens(metrics)
         return output

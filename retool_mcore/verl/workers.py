@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from retool_mcore.config import Memory
 from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
+from retool_mcore.run import alive
 from retool_mcore.verl.async_save import PendingSave, explain_failed_write, load_checkpoint, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
@@ -36,6 +38,11 @@ class _Saving:
 
     def _saved_worker(self) -> UpdateWorker:
         raise NotImplementedError
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def belong_to(self, run_dir: str) -> None:
+        """This process tells the run in ``run_dir`` of its passes and updates (run/alive.py)."""
+        alive.belong_to(Path(run_dir))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(
@@ -114,13 +121,14 @@ class _Actor(_Saving):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
-        """``UpdateWorker.log_probs`` of the last update's rows, as column "update_log_probs"."""
+        """``UpdateWorker.log_probs`` of the updates' rows, as column "update_log_probs"."""
         assert self.actor is not None, "only the actor is updated"
-        kept, self.actor.log_probs = self.actor.log_probs, None
-        if kept is None:
+        kept, self.actor.log_probs = [row for update in self.actor.log_probs for row in update.unbind()], []
+        if not kept:
             return None
         assert len(kept) == len(data), f"{len(kept)} rows were kept and {len(data)} asked for"
-        return tu.get_tensordict({"update_log_probs": kept}).cpu()
+        rows = torch.nested.as_nested_tensor(kept, layout=torch.jagged)
+        return tu.get_tensordict({"update_log_probs": rows}).cpu()
 
 
 class SavingActorWorker(_Actor, ActorRolloutRefWorker):

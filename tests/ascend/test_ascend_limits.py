@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ascend.adapter import Ascend
 from ascend.limits import TABLE, check, markdown
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
+from tests.families import write_hub_cache
 
 ROOT = Path(__file__).parents[2]
 A2 = ROOT / "configs" / "rl_qwen2.5_7b_a2x8.toml"
@@ -64,6 +66,14 @@ def test_the_shipped_configs_pass(path: Path):
     from retool_mcore.config import SftConfig
 
     check(load_config(SftConfig if path.name.startswith("sft_") else RlConfig, path))
+
+
+def test_scaled_positions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    name = "meta-llama/Llama-3.2-1B-Instruct"
+    write_hub_cache(tmp_path, name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=rf"{name} has positions of type llama3, and nothing has shown"):
+        Ascend().check_settings(load_config(RlConfig, A2, [f"model.path={name}"]))
 
 
 def test_a_cuda_configuration_maps_with_one_word():

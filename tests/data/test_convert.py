@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -70,6 +71,19 @@ async def test_a_form_that_is_asked_for_and_there_is_kept_but_for_the_instructio
     assert said == RAW["messages"][1]
     assert asked["content"] == f"{RETOOL_INSTRUCTION}\n\n{QUESTION_MARK}\nWhat is 2 + 2?"
     assert (await convert([CONVERTED])).rows[0]["messages"] == CONVERTED["messages"]
+
+
+@pytest.mark.parametrize(("protocol", "tag"), [("hermes", "</tool_call>"), ("retool", "</code>")])
+async def test_code_that_a_rollout_would_cut_is_rejected_with_the_tag(protocol, tag):
+    cut, other = (copy.deepcopy(CONVERTED) for _ in range(2))
+    cut["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"] = f"print(4, '{tag}')"
+    other_tag = "</code>" if protocol == "hermes" else "</tool_call>"
+    other["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"] = f"print(4, '{other_tag}')"
+    report = await convert([cut, other], protocol=protocol)
+    assert [(each["stage"], each["reason"]) for each in report.rejects] == [
+        ("format", f"the code of call 1 holds {tag}, where a rollout would end the call")
+    ]
+    assert len(report.rows) == 1  # the other protocol's tag ends nothing here
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,14 @@ def test_each_uniform_group_halves_a_prompts_share_down_to_the_floor_and_a_mixed
     assert sampler.share(4) == 1.0
 
 
+def test_a_right_group_after_wrong_ones_begins_a_streak_of_its_own():
+    sampler, streaks = order(), []
+    for group in (WRONG, WRONG, RIGHT, RIGHT, WRONG):
+        sampler.observe([(3, group)])
+        streaks.append(sampler.streaks[3])
+    assert streaks == [-1, -2, 1, 2, -1]
+
+
 @given(floor=st.floats(0.05, 1.0), seed=st.integers(0, 50), streak=st.integers(1, 12))
 def test_no_prompt_vanishes_and_its_visits_are_its_share(floor: float, seed: int, streak: int):
     sampler = order(rows=6, seed=seed, floor=floor)

@@ -20,6 +20,7 @@ from retool_mcore.evaluate.problems import read_problems
 BOXED = "We add and get $\\boxed{\\frac{1}{2}}$."
 ROWS = {
     "MATH": ({"problem": "P?", "level": "Level 1", "type": "Algebra", "solution": BOXED}, "P?", "\\frac{1}{2}"),
+    "MATH, a step in a box": ({"problem": "P?", "solution": "From $\\boxed{7}$: $\\boxed{8}$."}, "P?", "8"),
     "NuminaMath-CoT": ({"source": "x", "problem": "P?", "solution": BOXED, "messages": []}, "P?", "\\frac{1}{2}"),
     "NuminaMath-1.5": ({"problem": "P?", "solution": "So 3.", "answer": "3", "source": "x"}, "P?", "3"),
     "DAPO-Processed": ({"prompt": "P?", "solution": "34", "reward_model": {"ground_truth": "34"}}, "P?", "34"),

@@ -19,7 +19,7 @@ from tests.e2e.commands import argv_rl, assert_nothing_left, assert_one_error, r
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SIZE = ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=2")
-RARELY = ("validation.every=0", "checkpoint.every_steps=0")
+RARELY = ("validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false")
 
 
 def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:

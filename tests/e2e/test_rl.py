@@ -41,7 +41,11 @@ def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
 
 def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Path, mark: str):
     """One run, killed in its engine, in its driver, and by Ctrl-C, ends as if it had not been."""
-    own = ("run.name=rl", "train.max_engine_restarts=0")  # with restarts: test_engine_restart.py
+    own = (
+        "run.name=rl",
+        "validation.before=true",
+        "train.max_engine_restarts=0",
+    )  # with restarts: test_engine_restart.py
     argv, run_dir = argv_rl(*settings(task, tmp_path, *own)), tmp_path / "rl"
     with started(argv, mark) as driver:
         wait_until(lambda: last_step(run_dir) >= 3, "step 3", START_S)
@@ -60,11 +64,12 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
         assert_nothing_left(mark)
     done = run(argv, mark, timeout_s=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert [stage for stage, _ in begun(run_dir)] == list(STAGES)
+    assert [stage for stage, _ in begun(run_dir)] == [stage for stage in STAGES if stage != "validation"], "a resume"
     told = [line for line in done.stderr.splitlines() if line.strip().endswith(STAGES["engines"])]
     assert len(told) == 1, "the output is no terminal: a line for each stage"
     assert_nothing_left(mark)
-    rows = read_metrics(run_dir / "metrics.jsonl")
+    before, *rows = read_metrics(run_dir / "metrics.jsonl")
+    assert before["step"] == 0 and 0 <= before["val/accuracy"] <= 1 and "reward" not in before
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
         # Log-probabilities of rollout and actor, on the same tokens, after each weight update.
@@ -74,7 +79,7 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
     assert "val/accuracy" in rows[-1]
     first = [row for row in rows if "time_start_s" in row][-1]  # of the last start
     assert 0 < first["time_start/engines_s"] < first["time_start_s"]
-    assert_written_once(run_dir, rows)
+    assert_written_once(run_dir, [before, *rows])
     assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
 
 
@@ -91,7 +96,9 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
     assert {"prompt_ids", "response_ids", "loss_mask", "logprobs", "turns", "reward"} <= set(trajectories[0])
     groups = Counter((row["partition"], row["step"], row["key"].split("_")[0]) for row in trajectories)
     assert set(groups.values()) == {4}, "whole groups"
-    assert Counter(which[:2] for which in groups) == {("val", 4): 2} | {("train", step): 2 for step in (1, 2, 3, 4)}
+    assert Counter(which[:2] for which in groups) == {("val", 0): 2, ("val", 4): 2} | {
+        ("train", step): 2 for step in (1, 2, 3, 4)
+    }
     for row in trajectories:
         assert row["prompt"].startswith("<|im_start|>system") and row["truth"]
         if row["partition"] == "val":

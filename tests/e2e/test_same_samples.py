@@ -82,7 +82,7 @@ def settings(root: Path) -> tuple[str, ...]:
     files = (model, train_file, f"validation.files={held_out}", "validation.n=6", "validation.top_p=0.95")
     size = ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=4", "train.steps=1")
     limits = ("rollout.protocol=retool", "data.max_prompt_tokens=300", "rollout.max_response_tokens=60")
-    return (*files, *size, *limits, "checkpoint.every_steps=0", "run.seed=3")
+    return (*files, *size, *limits, "checkpoint.every_steps=0", "checkpoint.export=false", "run.seed=3")
 
 
 def dumped(root: Path, kind: str, name: str) -> str:

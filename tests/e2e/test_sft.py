@@ -53,7 +53,8 @@ def test_a_killed_run_continues_bit_exactly_and_exports(
     more = ("parallel.tp=2", "optim.beta1=0.8", "optim.beta2=0.95")
     with monkeypatch.context() as environment:
         probe(environment, tmp_path / "probe")
-        whole = run(argv_sft(*settings(task, tmp_path, "run.name=whole", *more)), mark)
+        last_alone = ("run.name=whole", "checkpoint.every_steps=0")
+        whole = run(argv_sft(*settings(task, tmp_path, *last_alone, *more)), mark)
     assert whole.returncode == 0, whole.stderr[-3000:]
     told = read_metrics(tmp_path / "whole" / "metrics.jsonl")
     seen = read_updates(tmp_path / "probe")
@@ -83,8 +84,10 @@ def test_a_killed_run_continues_bit_exactly_and_exports(
     assert exact_metrics(killed) == exact_metrics(tmp_path / "whole")
     done = run(argv_retool("export", str(tmp_path / "whole"), "--to", str(tmp_path / "hf")), mark)
     assert done.returncode == 0, done.stderr
-    exports = [(folder / "model.safetensors").read_bytes() for folder in (killed / "export", tmp_path / "hf")]
-    assert exports[0] == exports[1]
+    assert [folder.name for folder in (tmp_path / "whole" / "checkpoints").iterdir()] == ["global_step_8"]
+    folders = (killed / "export", tmp_path / "hf", tmp_path / "whole" / "export")
+    exports = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert exports[0] == exports[1] == exports[2]
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(killed / "export")

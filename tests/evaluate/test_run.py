@@ -160,6 +160,8 @@ def test_other_settings_are_not_mixed_in(settings, tmp_path: Path):
     SampleFile(tmp_path, settings.identity())
     with pytest.raises(ConfigError, match=r"with sampling.top_p = 1.0, and this one has 0.6"):
         SampleFile(tmp_path, {**settings.identity(), "sampling": {**settings.identity()["sampling"], "top_p": 0.6}})
+    with pytest.raises(ConfigError, match=r"with seed = 0, and this one has 1"):
+        SampleFile(tmp_path, replace(settings, seed=1).identity())
 
 
 async def test_a_sample_dropped_once_is_sampled_again(tokenizer, settings, tmp_path: Path):

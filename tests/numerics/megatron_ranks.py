@@ -47,7 +47,7 @@ def make_model(
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -64,16 +64,12 @@ def make_model(
         **more,
     }
     torch.manual_seed(seed)
-    if kind == "qwen2":
-        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
-    elif kind == "qwen3":
-        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape, head_dim=32))
-    elif kind == "qwen3_moe":
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
-        config = transformers.Qwen3MoeConfig(**shape, **experts, head_dim=32)
-        model = transformers.Qwen3MoeForCausalLM(config)
-    else:
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "mistral": "Mistral", "llama": "Llama"}[kind]
+    if name.startswith("Qwen3"):
+        shape["head_dim"] = 32
+    if kind == "qwen3_moe":
+        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**shape))
     with torch.no_grad():  # fresh norms are all ones and biases all zeros, which would hide a mix-up
         for name, weight in model.named_parameters():
             if "norm" in name or name.endswith("bias"):

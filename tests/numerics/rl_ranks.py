@@ -61,16 +61,21 @@ class RlEngine:
         """Two mini-batches, one update each, and what the model says of all rows before and after
         them. Of mini-batch ``masked`` no token is in the loss.
 
-        "seen": of each forward pass in training, its tokens and recomputed layers; of each
-        data-parallel rank. "states": bytes held for Adam's before the first update, bytes of these
-        after it, and whether any are held still.
+        "during": log-probabilities of the rows from each update's own pass. "seen": of each forward
+        pass in training, its tokens and recomputed layers; of each data-parallel rank. "states":
+        bytes held for Adam's before the first update, bytes of these after it, and whether any are
+        held still.
         """
         import torch.distributed as dist
         from verl.utils import tensordict_utils as tu
 
+        from retool_mcore.verl.token_means import ACTOR_MEANS
+        from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
+
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
         data = rows(rank, size, masked)
         tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8, epochs=1, seed=0, dataloader_kwargs={})
+        tu.assign_non_tensor_data(data, KEEP_LOG_PROBS, not self.critic)
         before = self._say(rows(rank, size))
         held = 0 if self.worker._room is None else self.worker._room.nbytes
         output = self.worker.train_mini_batch(data)
@@ -86,7 +91,9 @@ class RlEngine:
             "states": states,
             "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
             "loss": [float(loss) for loss in metrics["loss"]],
+            "means": {name: float(*value) for name, value in metrics.items() if name in ("loss_tokens", *ACTOR_MEANS)},
             "before": before,
+            "during": [row.tolist() for update in self.worker.log_probs for row in update.unbind()],
             "after": after,
         }
 
@@ -113,7 +120,7 @@ class RlEngine:
         data = rows(self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size())
         tu.assign_non_tensor_data(data, "enable_routing_replay", True)
         tu.assign_non_tensor(data, compute_loss=False)
-        said = self.worker.infer_batch(data)
+        said: Any = self.worker.infer_batch(data)
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
         return [each.long().sort().values.tolist() for each in said["routed_experts"].unbind()]
@@ -129,7 +136,7 @@ class RlEngine:
         from verl.utils import tensordict_utils as tu
 
         tu.assign_non_tensor(data, compute_loss=False)
-        said = self.worker.infer_batch(data)
+        said: Any = self.worker.infer_batch(data)
         if not self.engine.is_mp_src_rank_with_outputs():
             return []
         return [row.tolist() for row in said["values" if self.critic else "log_probs"].unbind()]

@@ -305,15 +305,26 @@ def test_a_bad_message_is_named(qwen25, message, rule):
     assert rule in str(caught.value)
 
 
+@pytest.mark.parametrize("form", ["hermes", "retool"])
+def test_training_refuses_code_that_a_rollout_would_cut(qwen25, form):
+    if form == "hermes":
+        messages = conversation("q", [("", ["print('</tool_call>')"], ["1"])], "one")
+    else:
+        code = "<code>\nprint('</code>')\n</code>\n<interpreter>\n1\n</interpreter>\n"
+        messages = conversation("q", [], f"The tag `</code>` ends it.\n{code}one")
+    with pytest.raises(DataError, match=r"message 2 \(assistant\): its code holds </.*where a rollout would end"):
+        render(messages, TOOLS if form == "hermes" else None, qwen25)
+
+
 def test_a_prompt_with_an_assistant_turn_is_refused(qwen25):
     with pytest.raises(DataError, match="no assistant turn"):
         render_prompt([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], None, qwen25)
 
 
 def test_a_template_without_tool_calls_is_refused(text_only):
-    with pytest.raises(CheckpointError, match="hermes form"):
+    with pytest.raises(CheckpointError, match="without its code"):
         Hermes(text_only)
-    with pytest.raises(CheckpointError, match="hermes form"):
+    with pytest.raises(CheckpointError, match="without its code"):
         render_prompt([{"role": "user", "content": "q"}], [CODE_INTERPRETER], text_only)
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.server import SglangServer
+from tests.model_parity import ROPES
 from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
 from tests.numerics.plain_transformers import plain_transformers
 
@@ -92,6 +93,18 @@ def assert_close(found: list[dict[str, float]], loss: list[float], norm: list[fl
 def test_one_process_trains_like_float32(one: dict[str, list[dict[str, float]]], model: str):
     want = plain_transformers(model, lrs=[0.0, *(step["lr"] for step in one["one"][:-1])])
     assert_close(one["one"], [loss for loss, _ in want], [norm for _, norm in want])
+
+
+@pytest.mark.parametrize("rope", ["llama3", "yarn", "yarn with attention_factor"])
+def test_scaled_positions_train_like_float32(rope: str, tmp_path: Path):
+    """Rows are longer than the context before the scaling, which Megatron's fused kernel for RoPE
+    knows nothing of.
+    """
+    positions = ROPES[rope] | {"rope_theta": 1000.0, "original_max_position_embeddings": 8}
+    model = str(make_model(tmp_path / "model", platform="cuda", rope_parameters=positions, **SHAPE))
+    steps = launch(jobs(model, {"scaled": {}}, [FOUR_STEPS]), 1, tmp_path / "ranks", timeout_s=400)["scaled"][0]
+    want = plain_transformers(model, lrs=[0.0, *(step["lr"] for step in steps[:-1])])
+    assert_close(steps, [loss for loss, _ in want], [norm for _, norm in want])
 
 
 @pytest.mark.parametrize("name", [name for name in ONE if name != "one"])

@@ -41,12 +41,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 class Batch:
-    """The first update's responses, one tensor [T] of each, and what the worker said of them."""
+    """The responses of one update or both, one tensor [T] of each, and what the worker said of
+    them: ``said`` [rows, T].
+    """
 
-    def __init__(self, run: dict[str, Any]) -> None:
-        columns = [row(number, length) for number, length in enumerate(LENGTHS[0])]
+    def __init__(self, said_by_row: list[list[float]], updates: int = 1) -> None:
+        columns = [
+            row(100 * update + number, length)
+            for update in range(updates)
+            for number, length in enumerate(LENGTHS[update])
+        ]
         self.new, self.ratio, self.advantage, self.mask = [], [], [], []
-        for said, column in zip(run["before"], columns, strict=False):
+        for said, column in zip(said_by_row, columns, strict=False):
             new_T = torch.tensor(said[PROMPT_TOKENS - 1 : -1])
             self.new.append(new_T)
             self.ratio.append((new_T - torch.tensor(column["old_log_probs"])).exp())
@@ -97,7 +103,7 @@ def expected(name: str, batch: Batch) -> torch.Tensor:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_update_workers_loss_is_the_run_files(runs: dict[str, dict[str, Any]], name: str):
     run = runs[name]
-    assert run["loss"][0] == pytest.approx(float(expected(name, Batch(run))), rel=1e-4, abs=1e-5)
+    assert run["loss"][0] == pytest.approx(float(expected(name, Batch(run["before"]))), rel=1e-4, abs=1e-5)
     assert all(norm > 1e-3 for norm in run["grad_norm"])
     others = [runs[other] for other in SETTINGS if other != name]
     assert all(abs(run["loss"][0] - other["loss"][0]) > 1e-3 for other in others), "the losses differ"
@@ -108,3 +114,28 @@ def test_an_update_without_a_token_to_learn_from_changes_nothing(runs: dict[str,
     assert run["loss"][0] == 0 and run["grad_norm"][0] == 0
     assert run["grad_norm"][1] > 1e-3, "the next update learns"
     assert all(abs(value) < 1e3 for said in run["after"] for value in said)
+
+
+def test_the_log_probabilities_of_each_update_are_kept_in_the_batchs_order(runs: dict[str, dict[str, Any]]):
+    run = runs["ppo"]
+    gaps = [
+        max(abs(a - b) for a, b in zip(during[:-1], before[:-1], strict=True))
+        for during, before in zip(run["during"], run["before"], strict=True)
+    ]
+    assert len(gaps) == 16
+    assert max(gaps[:8]) < 1e-5, "the first update's pass sees the weights as they were"
+    assert min(gaps[8:]) > 1e-4, "the second one's sees what the first has changed"
+
+
+def test_the_workers_clipping_and_divergence_are_means_over_the_tokens_of_both_updates(runs: dict[str, dict[str, Any]]):
+    run = runs["ppo"]
+    batch = Batch(run["during"], updates=2)
+    tokens = float(batch.counts.sum())
+    too_far = batch.sums(
+        lambda _, ratio, advantage: (((ratio > 1.28) & (advantage > 0)) | ((ratio < 0.8) & (advantage < 0))).float()
+    )
+    divergence = batch.sums(lambda _, ratio, advantage: -ratio.log())
+    assert run["means"]["loss_tokens"] == tokens
+    assert run["means"]["actor/pg_clipfrac"] == pytest.approx(float(too_far.sum()) / tokens, rel=1e-6)
+    assert run["means"]["actor/ppo_kl"] == pytest.approx(float(divergence.sum()) / tokens, rel=1e-4)
+    assert 0 < run["means"]["actor/pg_clipfrac"] < 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tests.perf.modules import compare as gate
 
 ROOT = Path(__file__).parents[2]
 SECONDS = (1.00, 1.02, 0.99, 1.01, 1.00, 0.98, 1.03, 1.00, 1.01, 0.99)
@@ -32,11 +35,16 @@ def record(scale: float = 1.0, tokens: float = 1000.0, **changed: Any) -> dict[s
     return made | changed
 
 
-def compare(folder: Path, head: dict[str, Any], *more: str) -> subprocess.CompletedProcess[str]:
+def compare(folder: Path, head: dict[str, Any], *more: str) -> Result:
     for name, content in (("head", head), ("base", record())):
         (folder / f"{name}.json").write_text(json.dumps(content))
-    argv = [sys.executable, "perf/compare.py", str(folder / "head.json"), str(folder / "base.json"), *more]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    return run_compare(str(folder / "head.json"), str(folder / "base.json"), *more)
+
+
+def run_compare(*words: str) -> Result:
+    app = typer.Typer()
+    app.command()(gate.compare)
+    return CliRunner().invoke(app, list(words), catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +61,7 @@ def test_only_an_unexplained_difference_beyond_the_threshold_fails(
     scale: float, more: tuple[str, ...], code: int, said: str, tmp_path: Path
 ):
     done = compare(tmp_path, record(scale), *more)
-    assert done.returncode == code, done.stderr
+    assert done.exit_code == code, done.stderr
     assert said in done.stdout
 
 
@@ -61,11 +69,82 @@ def test_a_run_that_was_asked_to_stop_counts_with_the_steps_it_measured(tmp_path
     assert "no difference" in compare(tmp_path, record(exit_code=143)).stdout
 
 
+BASELINES = ROOT / "perf" / "baselines"
+SFT_7B, RL_7B = (BASELINES / f"{case}.NVIDIA_H200x2.json" for case in ("sft_7b_h200x2", "rl_7b_h200x2"))
+
+
+def slower_steps(record: dict[str, Any]) -> None:
+    for row in record["steps"]:
+        row["time_step_s"] *= 1.1
+        row.pop("unix_s", None)
+
+
+def longer_metrics(record: dict[str, Any]) -> None:
+    for number, row in enumerate(record["steps"]):
+        row["time_metrics_s"] = row.get("time_metrics_s", 0.0) + 40
+        if "unix_s" in row:
+            row["unix_s"] += 40 * number
+
+
+def more_memory(record: dict[str, Any]) -> None:
+    record["summary"]["peak_gib_by_rank"]["1"] += 30
+
+
+def another(part: str, *keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(record: dict[str, Any]) -> None:
+        tree = record["provenance"][part]
+        for key in keys[:-1]:
+            tree = tree[key]
+        assert tree[keys[-1]] != value
+        tree[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "code", "said"),
+    [
+        (SFT_7B, slower_steps, 1, "slower"),
+        (RL_7B, slower_steps, 1, "slower"),
+        (RL_7B, longer_metrics, 1, "slower"),
+        (SFT_7B, more_memory, 1, "on the fullest rank, the baseline's is"),
+        (RL_7B, another("settings", "train", "mode", value="async"), 2, "train.mode is 'async', the baseline's is"),
+        (SFT_7B, another("settings", "parallel", "tp", value=2), 2, "parallel.tp is 2, the baseline's is 1"),
+        (SFT_7B, another("versions", "torch", value="2.5.0"), 2, "torch is '2.5.0', the baseline's is"),
+        (SFT_7B, another("settings", "train", "steps", value=99), 0, "no difference"),
+    ],
+    ids=["step", "step of rl", "metrics", "memory", "mode", "layout", "torch", "how long"],
+)
+def test_a_change_of_a_measured_baseline_is_seen(
+    path: Path, change: Callable[[dict[str, Any]], None], code: int, said: str, tmp_path: Path
+):
+    made = json.loads(path.read_text())
+    change(made)
+    (tmp_path / "head.json").write_text(json.dumps(made))
+    done = run_compare(str(tmp_path / "head.json"), str(path))
+    assert done.exit_code == code, done.stdout + done.stderr
+    assert said in (done.stdout + done.stderr).replace("\n", " ")
+
+
+def test_a_start_that_is_half_as_long_again_is_seen(tmp_path: Path):
+    head, base = record(start={"time_start_s": 75.1}), record(start={"time_start_s": 50.0})
+    for name, content in (("head", head), ("base", base)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    done = run_compare(str(tmp_path / "head.json"), str(tmp_path / "base.json"))
+    assert done.exit_code == 1 and "start: 75.1 s to the first step" in done.stdout
+
+
+def test_what_differs_on_purpose_is_named(tmp_path: Path):
+    made = record()
+    made["provenance"]["settings"]["model"]["fp8"] = "blockwise"
+    assert compare(tmp_path, made).exit_code == 2
+    assert compare(tmp_path, made, "--changed", "model.fp8").exit_code == 0
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "perf" / "baselines").glob("*.json")), ids=lambda path: path.stem)
 def test_every_baseline_is_found_by_its_case_and_hardware(path: Path):
-    argv = [sys.executable, "perf/compare.py", str(path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0 and "time of a token: 1.0000 of the baseline's" in done.stdout, done.stderr
+    done = run_compare(str(path))
+    assert done.exit_code == 0 and "time of a token: 1.0000 of the baseline's" in done.stdout, done.stderr
 
 
 def other_hardware() -> dict[str, Any]:
@@ -86,4 +165,4 @@ def other_hardware() -> dict[str, Any]:
 )
 def test_other_work_or_hardware_is_refused(head: dict[str, Any], said: str, tmp_path: Path):
     done = compare(tmp_path, head)
-    assert done.returncode == 2 and said in done.stderr.replace("\n", " ")
+    assert done.exit_code == 2 and said in done.stderr.replace("\n", " ")

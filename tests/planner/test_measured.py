@@ -16,8 +16,8 @@ from retool_mcore.planner.plan import make_plan
 from retool_mcore.planner.steptime import Work, pass_s, sync_s
 from tests.planner.plans import CONFIGS, PLAIN, SEVEN, THIRTY_TWO, TWO_H200, rl, sft
 
-# perf/LOG.md, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a GPU. 83,081 tokens a
-# step, 32 sequences.
+# perf/history.jsonl, "SFT of a 7B shape on 2 H200": settings, peak GiB, tokens/s of a
+# GPU. 83,081 tokens a step, 32 sequences.
 MEASURED = {
     "cp2_kept": (("train.micro_batch_tokens=11264", "memory.adam_states=compact"), 127.3, 11549),  # fitted
     "cp2_plain_cross_entropy": (("memory.fused_cross_entropy=false",), 129.1, 11253),  # fitted
@@ -108,8 +108,8 @@ IN_FP8 = ("model.fp8=tensorwise", "train.micro_batch_tokens=7168", "memory.adam_
     ],
 )
 def test_measured_rl_runs_of_7b(settings: tuple[str, ...], tokens: int, measured: dict[str, float], gib: float):
-    """perf/baselines/rl_7b_h200x2.NVIDIA_H200x2.json, and the step in FP8 of perf/RESULTS.md: 128
-    responses up to 4.2 k tokens. Only the weight sync was fitted.
+    """perf/baselines/rl_7b_h200x2.NVIDIA_H200x2.json, and the step in FP8 of perf/history.jsonl:
+    128 responses up to 4.2 k tokens. Only the weight sync was fitted.
     """
     plan = make_plan(rl("rl_qwen2.5_7b_h200x8", *RL_7B, *settings), SEVEN, parse("h200x2"), mean_tokens=tokens / 128)
     assert plan.phases == pytest.approx(measured, rel=0.20)

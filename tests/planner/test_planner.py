@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config
+from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config, load_run
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
@@ -251,3 +252,28 @@ def test_an_engine_in_fp8_holds_its_layers_in_one_byte():
     saved_gib = (7.61e9 - 2 * 152_064 * 3584) / GIB  # not of the embedding table and the output matrix
     found_gib = [plain.weights - halved.weights, halved.kv_cache - plain.kv_cache]
     assert found_gib == pytest.approx([saved_gib] * 2, rel=0.01)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_qwen*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_run_outlives_its_longest_planned_part(path: Path):
+    run = load_run(str(path))
+    assert isinstance(run, SftConfig | RlConfig)
+    plan = make_plan(run, of_model(run.model.path), of_run(run))
+    assert plan.stall_problem == ""
+    assert plan.longest_part[1] <= plan.step_s
+
+
+def test_a_limit_below_a_planned_part_is_told_with_what_would_do():
+    """32B on 8 H200: the pass over old log-probabilities is the longest part of a step."""
+    plan = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=1000"), THIRTY_TWO, parse("h200x8"))
+    part, seconds = plan.longest_part
+    assert part == "the pass over old log-probabilities" and 1000 < seconds == plan.phases["old_log_prob"]
+    assert seconds > plan.parts["an update"] == plan.phases["update"] / 8
+    assert "would end the run" in plan.stall_problem and f"at least {math.ceil(2 * seconds)}" in plan.stall_problem
+    close = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=2000"), THIRTY_TWO, parse("h200x8"))
+    assert "leaves less than 2 times that" in close.stall_problem
+    off = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=0"), THIRTY_TWO, parse("h200x8"))
+    assert off.stall_problem == ""
+    assert "warning: train.stall_s = 1000 would end the run" in report(
+        plan.config, THIRTY_TWO, parse("h200x8"), plan, []
+    )

@@ -25,7 +25,7 @@ from unittest import mock
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
-from tests.platforms import token_stops
+from tests.platforms import model_probes, token_stops
 from tests.platforms.host_reads import known_tokens, reads
 
 
@@ -231,6 +231,17 @@ class Probes:
             name, same = bridge.broadcast_str_from_megatron_pp("weight"), bridge.broadcast_from_megatron_pp(weight)
         return f"{name} {same.tolist()}, asked {asked.call_count} times"
 
+    def log_probabilities_beyond_the_original_context(self) -> str:
+        join_gloo()
+        return model_probes.log_probabilities_beyond_the_original_context(self.folder)
+
+    def head_of_a_tied_llama(self) -> str:
+        return model_probes.head_of_a_tied_llama()
+
+    def load_a_model_with_more_biases(self) -> str:
+        join_gloo()
+        return model_probes.load_a_model_with_more_biases(self.folder)
+
     def micro_batches_of_a_batch(self) -> str:
         from verl.utils import tensordict_utils as tu
         from verl.workers.engine.megatron import transformer_impl
@@ -308,6 +319,9 @@ ENABLES = {
     "mbridge.core.bridge.broadcast_from_megatron_pp": Probes.weight_of_the_only_stage,
     "mbridge.core.bridge.broadcast_str_from_megatron_pp": Probes.weight_of_the_only_stage,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
+    "mbridge.core.llm_bridge.LLMBridge._model_provider": Probes.log_probabilities_beyond_the_original_context,
+    "mbridge.models.llama.LLaMABridge._adjust_mapping_for_shared_weights": Probes.head_of_a_tied_llama,
+    "mbridge.core.bridge.Bridge.load_weights": Probes.load_a_model_with_more_biases,
     f"{ENGINES}LMHead.forward_step": Probes.micro_batch_on_its_way,
     f"{ENGINES}ValueHead.forward_step": Probes.micro_batch_on_its_way,
     "verl.models.mcore.model_forward.preprocess_thd_engine": Probes.pack_and_unpack,

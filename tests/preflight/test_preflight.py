@@ -115,6 +115,17 @@ def test_ascends_matrix_is_its_own():
     assert any("vllm-ascend" in text for text in names)
 
 
+@pytest.mark.parametrize(("stall_s", "level"), [(0, "ok"), (1000, "error"), (2000, "warning"), (3600, "ok")])
+def test_a_limit_of_silence_is_compared_with_the_plan(stall_s: int, level: str):
+    """32B on 8 H200: the pass over old log-probabilities is planned to take 1,541 s."""
+    run = load_config(RlConfig, ROOT / "configs" / "rl_qwen2.5_32b_h200x8.toml", [f"train.stall_s={stall_s}"])
+    assert levels(list(inputs.stall(run))) == [level]
+
+
+def test_what_cannot_be_planned_has_no_finding_of_it(task: Path):
+    assert list(inputs.stall(good(task, "train.stall_s=1"))) == []
+
+
 def test_too_few_devices(task: Path):
     run = good(task).model_copy(update={"cluster": good(task).cluster.model_copy(update={"gpus_per_node": 4096})})
     found = run_checks([("devices", lambda: machine.devices(run, get_platform("cpu")))], lambda _: None)
@@ -131,7 +142,9 @@ def test_the_disk_must_hold_the_checkpoints(monkeypatch, task: Path, free_gib: f
 def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.MonkeyPatch, task: Path):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**20))
     config = good(task)
-    nothing = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 0})})
+    nothing = config.model_copy(
+        update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 0, "export": False})}
+    )
     assert [finding.severity for finding in machine.disk(config)] == ["error"]
     assert [finding.severity for finding in machine.disk(nothing)] == ["ok"]
 

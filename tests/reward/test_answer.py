@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.errors import ConfigError
+from retool_mcore.reward import answer
 from retool_mcore.reward.answer import Checkers, Verdict, is_equivalent, judge, judge_many, judgeable
 from retool_mcore.reward.normalise import normalise
 from tests.reward.spellings import EQUAL, SLOW
@@ -263,3 +264,13 @@ def test_normalising_takes_no_time_to_speak_of(text):
     started = time.process_time()
     normalise(text)
     assert time.process_time() - started < 0.2
+
+
+def test_a_checker_may_use_2_gib_and_no_more():
+    """The kernel's own word of the processes that compare values."""
+    assert judge(r"\sqrt8", r"2\sqrt2") == Verdict(True, "values")
+    limits = [Path(f"/proc/{checker._process.pid}/limits").read_text() for checker in answer._checkers()._all]
+    assert limits
+    for text in limits:
+        line = next(line for line in text.splitlines() if line.startswith("Max address space"))
+        assert line.split()[3:5] == ["2147483648", "2147483648"]

@@ -33,7 +33,7 @@ def test_a_run_that_names_it_renders_its_prompts(tokenizer):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("xml", r"'xml' is none of hermes, retool, nor of the form \"module:Name\""),
+        ("xml", r"'xml' is none of hermes, qwen3_coder, retool, llama3, mistral, nor of the form \"module:Name\""),
         ("configs.examples.protocol:INSTRUCTION", "is no subclass of retool_mcore.rollout.protocol.ToolProtocol"),
         ("configs.examples.reward:Response", "is no subclass"),
         ("configs.examples.absent:Protocol", "there is no module configs.examples.absent"),

@@ -42,10 +42,8 @@ def block(code: str) -> str:
             "<code>\nprint(1)\n</code>",
             Parsed(kind="tool_call", calls=code_calls("print(1)"), repairs=("missing_fence",)),
         ),
-        (
-            "<code>\n```python\nprint(1)\n```\n",
-            Parsed(kind="tool_call", calls=code_calls("print(1)"), repairs=("missing_end_tag",)),
-        ),
+        # The message is closed, and no result can be written after it: the rollout runs nothing.
+        ("<code>\n```python\nprint(1)\n```\n", Parsed(kind="text")),
         ("I use <code> tags.\n" + block("print(1)"), Parsed(kind="tool_call", calls=code_calls("print(1)"))),
         (block("print('<code>')"), Parsed(kind="tool_call", calls=code_calls("print('<code>')"))),
         ("<answer>\n\\boxed{34}\n</answer>", Parsed(kind="answer", answer="34")),
@@ -80,11 +78,11 @@ def test_no_text_raises(text: str):
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet="</code>\n =-x", max_size=30), st.sampled_from(["", "\n", "\n\n", ">", ".", " "]))
 def test_whatever_token_completes_the_tag_the_engine_stops_on_it(merging_tokenizer, before: str, after: str):
-    """Token by token through a text that completes the tag once: the stop is on the completing
-    token and not before.
+    """Token by token through a block that is completed once: the stop is on the completing token
+    and not before.
     """
     retool = Retool(merging_tokenizer)
-    ids = merging_tokenizer.encode(f"{before}</code>{after}", add_special_tokens=False)
+    ids = merging_tokenizer.encode(f"<code>({before}</code>{after}", add_special_tokens=False)
     for end in range(1, len(ids) + 1):
         there = "</code>" in merging_tokenizer.decode(ids[:end])
         stops = ids[end - 1] in retool.stop_token_ids and retool.ended(ids[:end])
@@ -112,17 +110,30 @@ PIECES = [
     "a</code>b",
     " ",
     "x",
+    "</tool_call>",
+    "tool",
+    "_call",
+    "l",
+    "ll",
+    "o",
+    "ool",
+    "ll>\n",
 ]
 
 
-@settings(max_examples=2000)
-@given(st.lists(st.sampled_from([*PIECES, "<", "</", "co", "de", ">"]), max_size=14))
-def test_by_token_ids_the_tag_is_where_it_is_in_the_text(tokens: list[str]):
-    vocabulary = {piece: number for number, piece in enumerate(PIECES)}
-    call_end = CallEnd.read(CallEnd.of(vocabulary, "</code>").text)
+@pytest.mark.parametrize(
+    ("tag", "parts"),
+    [("</code>", ["<", "</", "co", "de", ">"]), ("</tool_call>", ["</", "t", "tool", "o", "ool", "_call", "l", ">"])],
+)
+@settings(max_examples=1500)
+@given(data=st.data())
+def test_by_token_ids_the_tag_is_where_it_is_in_the_text(tag: str, parts: list[str], data):
+    tokens = data.draw(st.lists(st.sampled_from([*PIECES, "t", *parts * 3]), max_size=14))
+    vocabulary = {piece: number for number, piece in enumerate([*PIECES, "t"])}
+    call_end = CallEnd.read(CallEnd.of(vocabulary, tag).text)
     ids = [vocabulary[token] for token in tokens]
     for end in range(1, len(ids) + 1):
-        completed = "".join(tokens[:end]).count("</code>") > "".join(tokens[: end - 1]).count("</code>")
+        completed = "".join(tokens[:end]).count(tag) > "".join(tokens[: end - 1]).count(tag)
         assert call_end.complete(ids[:end]) == completed
 
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
+from retool_mcore.data.chat import chat_format
 from retool_mcore.errors import CheckpointError
 from retool_mcore.rollout.protocol import serving_protocol
 from tests.plain_chatml import PLAIN_CHATML, with_template
@@ -30,6 +31,9 @@ def test_a_tag_in_pieces_is_served_by_retool(tokenizer):
 
 def test_a_template_without_an_end_of_turn_is_one_reason(tokenizer):
     made = with_template(tokenizer, "{%- for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{%- endfor %}")
-    with pytest.raises(CheckpointError, match="serves none of hermes, retool") as caught:
+    assert serving_protocol(made) == "retool"  # eos_token ends a turn there
+    made.eos_token = None
+    chat_format.cache_clear()
+    with pytest.raises(CheckpointError, match="serves none of hermes, qwen3_coder, retool") as caught:
         serving_protocol(made)
     assert str(caught.value).count("closes an assistant turn by") == 1

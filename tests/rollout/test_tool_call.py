@@ -29,6 +29,15 @@ def test_a_valid_call_is_read_without_repair():
     assert parsed == Parsed(kind="tool_call", calls=code_calls('x = 6\nprint("a", x)'))
 
 
+def test_an_engines_reader_counts_only_where_it_reads_every_call():
+    """One that stops at a call it cannot read must not make the others vanish."""
+    text = turn(call("a = 1")) + "\n" + turn(call("b = 2"))
+    some, both = [("code_interpreter", {"code": "A"})], [("code_interpreter", {"code": name}) for name in "AB"]
+    for read, codes in ((some, ("a = 1", "b = 2")), ([], ("a = 1", "b = 2")), (both, ("A", "B"))):
+        parsed = parse_hermes(text, lambda _, read=read: read)
+        assert parsed == Parsed(kind="tool_call", calls=code_calls(*codes))
+
+
 @pytest.mark.parametrize(
     ("body", "code", "repairs"),
     [
@@ -218,3 +227,24 @@ def test_code_that_was_encoded_as_json_comes_back_unchanged(code: str):
 def test_no_text_raises(text: str):
     for whole in (text, turn(text), turn(call(text)), turn(call(text)[:-1])):
         assert parse_hermes(whole).kind in {"tool_call", "answer", "text", "malformed"}
+
+
+PLAIN = call("print(1)")
+PARAMETERS = PLAIN.replace("arguments", "parameters")
+
+
+@pytest.mark.parametrize(
+    ("text", "repairs"),
+    [
+        (turn(f"```json\n{PLAIN}\n```"), ("json_fence",)),
+        (turn(f"```\n{PLAIN}\n```"), ("json_fence",)),
+        ("<tool_call>\n" + turn(PLAIN), ("doubled_tag",)),
+        ("<tool_call><tool_call>" + turn(f"```json\n{PLAIN}\n```"), ("doubled_tag", "json_fence")),
+        (turn('{"type": "function", "function": ' + PLAIN + "}"), ("function_wrapper",)),
+        (turn('{"function": ' + PARAMETERS + "}"), ("function_wrapper", "parameters_key")),
+        (f"I use the <tool_call> tag.\n{turn(PLAIN)}", ()),
+    ],
+)  # fmt: skip
+def test_malformed_calls_of_public_reports_are_read(text: str, repairs: tuple[str, ...]):
+    parsed = parse_hermes(text)
+    assert (parsed.kind, parsed.codes, parsed.repairs) == ("tool_call", ("print(1)",), repairs)

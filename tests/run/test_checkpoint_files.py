@@ -4,12 +4,7 @@ complete.
 
 from __future__ import annotations
 
-import errno
 import json
-import multiprocessing
-import os
-import signal
-import time
 from io import StringIO
 from pathlib import Path
 
@@ -21,8 +16,7 @@ from safetensors.torch import save_file
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.run import checkpoint
-from retool_mcore.run.export import export, export_at_end, find_weights
-from retool_mcore.verl.async_save import Writer, explain_failed_write
+from retool_mcore.run.export import export, export_at_end, find_weights, keeps_nothing
 
 QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -206,49 +200,21 @@ def test_what_bends_the_schedule_or_adams_moments_is_refused_by_name(tmp_path: P
     assert f"belongs to a different run: {said}. Restore the setting" in str(caught.value)
 
 
-TP2, DP2 = ("parallel.tp=2",), ("parallel.tp=1",)
-FOUR = ("cluster.gpus_per_node=4",)
+def test_a_kill_while_an_old_one_is_deleted_leaves_none_that_looks_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = run_in(tmp_path, "checkpoint.keep=1")
+    save(config, 50)
 
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if Path(path).name == "global_step_50":
+            (Path(path) / "actor/model/huggingface/config.json").unlink()
+            raise KeyboardInterrupt
 
-def test_a_reshardable_checkpoint_resumes_on_any_layout(tmp_path: Path):
-    save(run_in(tmp_path, *TP2, "checkpoint.reshardable=true"), 50)
-    found = checkpoint.find_resume(run_in(tmp_path, *DP2))
-    assert found is not None and found.reshardable and not found.has_random_states_of(run_in(tmp_path, *DP2))
-
-
-def test_experts_stay_spread_over_as_many_ranks(tmp_path: Path):
-    """Megatron-core 0.16.1 raises KeyError: 'optimizer' for ep 2 to ep 1; other sizes change as
-    with a dense model.
-    """
-    save(run_in(tmp_path, *DP2, "parallel.ep=2", "checkpoint.reshardable=true"), 50)
-    with pytest.raises(CheckpointError, match=r"ep 1, dp 2\. .* may not change\. Set parallel\.ep = 2, or start"):
-        checkpoint.find_resume(run_in(tmp_path, *DP2))
-
-
-def test_experts_stay_cut_as_they_are_and_a_state_from_before_says_as_tp(tmp_path: Path):
-    cut = run_in(tmp_path, *TP2, "checkpoint.reshardable=true")
-    save(cut, 50)
-    [state] = (cut.run.dir / "checkpoints").glob("*/state.json")
-    told = json.loads(state.read_text())
-    assert told["layout"].pop("etp") == 0
-    state.write_text(json.dumps(told))
-    found = checkpoint.find_resume(cut)
-    assert found is not None and found.layout["etp"] == 0
-    with pytest.raises(CheckpointError, match=r"etp 1, dp 1\. .* Set parallel\.etp = 0, or start"):
-        checkpoint.find_resume(run_in(tmp_path, *TP2, "parallel.etp=1", "checkpoint.reshardable=true"))
-
-
-def test_without_it_only_the_number_of_data_parallel_ranks_may_change(tmp_path: Path):
-    save(run_in(tmp_path, *TP2), 50)
-    wider = run_in(tmp_path, *TP2, *FOUR)
-    found = checkpoint.find_resume(wider)
-    assert found is not None and found.has_random_states_of(wider)
-    said = (
-        r"was saved on tp 2, pp 1, vpp 1, cp 1, ep 1, dp 1, and the run's layout is tp 1, pp 1, vpp 1, cp 1, ep 1, "
-        r"dp 2\. .* on its own layout with checkpoint\.reshardable = true"
-    )
-    with pytest.raises(CheckpointError, match=said):
-        checkpoint.find_resume(run_in(tmp_path, *DP2))
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(config, 100)
+    assert steps(config) == [100]
 
 
 @pytest.mark.parametrize(("kind", "path"), [(SftConfig, SFT_7B), (RlConfig, RL_7B)])
@@ -307,11 +273,20 @@ def test_an_export_says_the_dtype_of_its_weights(tmp_path: Path, key: str):
     assert json.loads((weights / "config.json").read_text())[key] == "float32", "the checkpoint is left as it is"
 
 
-@pytest.mark.parametrize("switched_off", ["checkpoint.export=false", "checkpoint.every_steps=0"])
-def test_a_run_that_saves_or_exports_nothing_ends_without_an_export(tmp_path: Path, switched_off: str):
-    export_at_end(run_in(tmp_path, switched_off))
-    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
-        export_at_end(run_in(tmp_path))
+def test_a_run_ends_without_an_export_only_where_that_is_written(tmp_path: Path):
+    export_at_end(run_in(tmp_path, "checkpoint.export=false"))
+    for changes in ((), ("checkpoint.every_steps=0",)):
+        config = run_in(tmp_path, *changes)
+        with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+            export_at_end(config)
+
+
+def test_a_run_that_keeps_nothing_says_so(tmp_path: Path):
+    nothing = run_in(tmp_path, "checkpoint.every_steps=0", "checkpoint.export=false")
+    assert "will keep nothing of what it trains" in keeps_nothing(nothing) and nothing.saved_every == 0
+    last = run_in(tmp_path, "checkpoint.every_steps=0", "train.steps=37")
+    assert (last.saved_every, keeps_nothing(last)) == (37, ""), "its last step is saved, for the export"
+    assert run_in(tmp_path, "checkpoint.every_steps=5", "checkpoint.export=false").saved_every == 5
 
 
 def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):
@@ -322,63 +297,3 @@ def test_export_refuses_incomplete_weights_and_foreign_folders(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"model\.safetensors are missing or corrupt"):
         export(config.run.dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("I/O error: No space left on device (28)")]
-)
-def test_a_full_disk_is_told_whatever_library_meets_it(error: Exception, tmp_path: Path):
-    said = r"no space is left for .*step_4\. .* the checkpoint before it is kept"
-    with pytest.raises(CheckpointError, match=said), checkpoint.explain_full_disk(tmp_path / "step_4"):
-        raise error
-
-
-def test_what_megatrons_writers_met_is_told_on_every_rank(tmp_path: Path):
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    full = {1: (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None)}
-    tell = explain_failed_write("step_4/actor")
-    with pytest.raises(CheckpointError, match="no space is left for"), checkpoint.explain_full_disk(tmp_path), tell:
-        raise CheckpointException("write", full)
-    said = "step_4/actor could not be written: rank 0 says why"
-    with pytest.raises(CheckpointError, match=said), explain_failed_write("step_4/actor"):
-        raise CheckpointException("write", {})
-
-
-def test_a_writer_tells_its_error_and_that_it_was_killed():
-    def fail() -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    failed, killed = Writer([fail]), Writer([lambda: time.sleep(60)])
-    assert killed.running
-    killed.kill()
-    assert failed.wait() == "OSError: [Errno 30] Read-only file system"
-    assert killed.wait() == "the process that wrote it ended with exit code -9"
-    assert Writer([]).wait() is None
-
-
-def test_a_writer_does_not_wait_for_a_process_that_was_killed_under_it():
-    def wait_for_the_dead() -> None:
-        fork = multiprocessing.get_context("fork")
-        child = fork.Process(target=time.sleep, args=(60,))
-        child.start()
-        time.sleep(1)
-        os.kill(child.pid or 0, signal.SIGKILL)
-        time.sleep(60)  # as Megatron does: it waits for what the child would have sent
-
-    started = time.monotonic()
-    assert Writer([wait_for_the_dead]).wait() == "a process that wrote a file was ended by SIGKILL"
-    assert time.monotonic() - started < 30
-
-
-def test_a_writer_has_the_memory_of_the_moment_it_was_started(tmp_path: Path):
-    words = ["before"]
-    writer = Writer([lambda: time.sleep(0.2), lambda: (tmp_path / "words").write_text(words[0])])
-    words[0] = "after"
-    assert writer.wait() is None
-    assert (tmp_path / "words").read_text() == "before"
-
-
-def test_another_error_of_a_writer_stays_what_it_is(tmp_path: Path):
-    with pytest.raises(KeyError), checkpoint.explain_full_disk(tmp_path):
-        raise KeyError("a bug")

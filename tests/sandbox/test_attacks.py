@@ -293,3 +293,39 @@ async def test_a_printing_loop_does_not_starve_the_neighbour(sandbox: LocalSandb
     quiet = await sandbox.execute("1 + 1")
     assert (quiet.stdout, (await noisy).status) == ("2\n", "time_limit")
     assert quiet.queue_s < 0.5
+
+
+# Each flag alone: the filter's answer (ENOSYS) comes before the kernel's own, which would be EPERM
+# for a process without capabilities and success for a user namespace.
+CLONES = """
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+SIGCHLD, CLONE = 17, 220 if os.uname().machine == "aarch64" else 56
+FLAGS = dict(NEWTIME=0x80, NEWNS=0x20000, NEWCGROUP=0x2000000, NEWUTS=0x4000000, NEWIPC=0x8000000,
+             NEWUSER=0x10000000, NEWPID=0x20000000, NEWNET=0x40000000)
+for name, flag in FLAGS.items():
+    pid = libc.syscall(CLONE, ctypes.c_ulong(flag | SIGCHLD), None, None, None, None)
+    if pid == 0: os._exit(0)
+    if pid > 0 or ctypes.get_errno() != errno.ENOSYS: print(name, pid, errno.errorcode.get(ctypes.get_errno()))
+pid = libc.syscall(CLONE, ctypes.c_ulong(SIGCHLD), None, None, None, None)
+if pid == 0: os._exit(0)
+print("a fork", os.waitpid(pid, 0)[1])
+"""
+
+
+async def test_no_namespace_can_be_cloned_by_any_flag(strongest: LocalSandbox):
+    if strongest.level.rank < Level.LANDLOCK.rank:
+        pytest.skip(f"no system-call filter at {strongest.level}")
+    assert (await strongest.execute(CLONES)).stdout == "a fork 0\n"
+
+
+async def test_open_files_are_bounded(strongest: LocalSandbox):
+    code = """
+import errno, os, resource
+opened = []
+try:
+    while len(opened) < 2000: opened.append(os.open("/dev/null", os.O_RDONLY))
+except OSError as error:
+    print(errno.errorcode[error.errno], 200 < len(opened) < 256, resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    assert (await strongest.execute(code)).stdout == "EMFILE True (256, 256)\n"

@@ -232,6 +232,53 @@ async def test_a_request_that_is_refused_is_not_tried_again():
         assert sum(server.num_calls for server in servers) == 1
 
 
+@pytest.mark.parametrize("level", ["", "x-sandbox-level: strong\r\n"], ids=["none", "unknown"])
+async def test_a_server_that_tells_no_level_is_good_only_where_none_is_asked_for(level: str):
+    async with told(Told(pong, ran, headers=level)) as servers:
+        for least in (Level.LANDLOCK, Level.NAMESPACES):
+            with pytest.raises(ConfigError, match=f"runs at level 'none', below min_level = '{least}'"):
+                async with client(*servers, min_level=least) as sandbox:
+                    await sandbox.execute("1")
+        assert servers[0].num_calls == 0
+        async with client(*servers, min_level=Level.RLIMITS) as sandbox:
+            assert (await sandbox.execute("1")).stdout == "ran\n"
+
+
+SESSIONS = "x-sandbox-level: namespaces\r\nx-sandbox-sessions: 2\r\n"
+
+
+async def test_a_sessions_call_that_fails_is_not_tried_again():
+    """Its code may have run, and what it changed is still there."""
+    servers = [Told(pong, broken, headers=SESSIONS) for _ in range(2)]
+    async with told(*servers), client(*servers, sessions=True, attempts=5) as sandbox:
+        with pytest.raises(SandboxUnavailable):
+            await sandbox.execute("x += 1", session="a")
+        assert sum(server.num_calls for server in servers) == 1
+
+
+async def test_a_sessions_call_is_not_started_again_where_its_server_was_silent_for_a_while():
+    """A call without a session would be, at whichever server is well."""
+    for session, calls in (("a", 1), (None, 2)):
+        servers = [Told(silent_once(), never, headers=SESSIONS) for _ in range(2)]
+        async with told(*servers), client(*servers, sessions=True) as sandbox:
+            call = asyncio.ensure_future(sandbox.execute("x += 1", session=session, run_timeout_s=60))
+            await asyncio.wait((call,), timeout=3)
+            assert sum(server.num_calls for server in servers) >= calls
+            assert session is None or sum(server.num_calls for server in servers) == 1
+            call.cancel()
+            await asyncio.wait((call,))
+
+
+def silent_once() -> Callable[[], Awaitable[str]]:
+    """Answers a first ping, not the second, and all later ones."""
+    answers = iter([pong, never])
+
+    async def ping() -> str:
+        return await next(answers, pong)()
+
+    return ping
+
+
 async def test_the_only_server_is_given_up_when_it_is_silent_and_not_before(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fleet, "_LOST_S", 2.0)
     monkeypatch.setattr(fleet, "_OUTAGE_S", 1.0)

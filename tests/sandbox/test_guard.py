@@ -149,6 +149,9 @@ async def test_idle_connections_make_room_for_those_who_ask(sandbox: LocalSandbo
             assert (await http.get("/v1/ping")).status_code == 200
             assert (await http.post("/run_code", json=RUN)).status_code == 200
             assert time.monotonic() - started < 2
+        async with asyncio.timeout(5):
+            told = await held[0][0].read()
+        assert told.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in told, "its request may lie unread"
         for _, writer in held:
             writer.close()
 

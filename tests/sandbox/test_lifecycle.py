@@ -75,17 +75,18 @@ async def test_an_outage_is_retried_before_it_is_raised():
         assert (await call).stdout == "'done'\n"
 
 
-async def test_close_fails_calls_in_flight_and_leaves_nothing():
-    before = set(Path(tempfile.gettempdir()).glob("retool-sandbox-*"))
+async def test_close_fails_calls_in_flight_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # in the shared one other sandboxes come and go
     fds_before = len(os.listdir("/proc/self/fd"))
     sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=2)
     await sandbox.open()
+    assert len(list(tmp_path.glob("retool-sandbox-*"))) == 1
     calls = [asyncio.ensure_future(sandbox.execute("import time; time.sleep(60)")) for _ in range(4)]
     await asyncio.sleep(0.3)
     await sandbox.close()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, SandboxUnavailable) for outcome in outcomes)
-    assert set(Path(tempfile.gettempdir()).glob("retool-sandbox-*")) - before == set()
+    assert list(tmp_path.glob("retool-sandbox-*")) == []
     assert len(os.listdir("/proc/self/fd")) == fds_before
     with pytest.raises(SandboxUnavailable, match="closed"):
         await sandbox.execute("1")
@@ -189,3 +190,11 @@ async def test_a_call_cancelled_as_its_child_starts_leaves_no_child():
         ended = await asyncio.wait_for(asyncio.shield(children[0]), 5)
         assert ended.status != 0, "its child was killed, not left to sleep"
         assert (await sandbox.execute("print(6 * 7)")).stdout == "42\n"
+
+
+async def test_code_has_its_own_time_and_not_twice_as_much():
+    """A limit that is doubled would let it end."""
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
+        result = await sandbox.execute("import time\ntime.sleep(3.9)", run_timeout_s=2.0)
+        assert result.status == "time_limit"
+        assert (await sandbox.execute("import time\ntime.sleep(1)\nprint(1)", run_timeout_s=20)).stdout == "1\n"

@@ -225,6 +225,15 @@ async def test_sessions_over_http(url: str):
             await remote.execute("1", session="a")
 
 
+def test_an_answer_tells_that_its_session_was_restarted(url: str):
+    """A client that has not seen the session before learns it from the answer alone."""
+    assert post(url, code="x = 1", session="r", run_timeout=20).json()["retool"]["session_restarted"] is False
+    assert post(url, code="import os; os._exit(3)", session="r").json()["run_result"]["return_code"] == 3
+    told = [post(url, code="1", session="r").json()["retool"]["session_restarted"] for _ in range(2)]
+    assert told == [True, False]
+    httpx.delete(f"{url}/v1/sessions/r")
+
+
 async def test_a_level_below_the_minimum_is_refused_at_once(url: str):
     with pytest.raises(ConfigError, match="below min_level = 'gvisor'"):
         await open_sandbox(url, min_level="gvisor").execute("1")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox import sessions
 from retool_mcore.sandbox.base import ExecResult, Level
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
@@ -59,6 +60,15 @@ async def test_a_newcomer_waits_for_a_bounded_time_while_those_at_work_go_on():
         assert (sandbox.num_session_waits, sandbox.num_sessions_refused) == (1, 1)
         await sandbox.end_session("a")
         assert (await sandbox.execute("2", session="b")).stdout == "2\n"
+
+
+async def test_an_idle_session_gives_its_place_to_a_newcomer_and_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sessions, "IDLE_S", 0.3)
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=1, sessions=1, session_wait_s=20) as sandbox:
+        await sandbox.execute("x = 1", session="a")
+        assert (await sandbox.execute("2", session="b")).stdout == "2\n", "nobody has ended the first"
+        again = await sandbox.execute("x", session="a")
+        assert again.session_restarted and "NameError" in again.stderr
 
 
 async def test_a_session_that_is_ended_while_it_opens_gives_everything_back():

@@ -5,6 +5,7 @@ Words: what it does, the run's root, train.stall_s.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
 from retool_mcore.process import die_with_parent
+from retool_mcore.run import alive
 from retool_mcore.train import watchdog
 
 
@@ -35,7 +37,14 @@ def main(what: str, root: str, stall_s: str) -> int:
             if what == "deaf":
                 watchdog.GRACE_S = 1.0
                 signal.pthread_sigmask(signal.SIG_BLOCK, [watchdog.STALLED])
-            if what == "slow":
+            alive.belong_to(config.run.dir)
+            if what in ("working", "behind"):
+                for number in range(10):
+                    alive.sign()
+                    if what == "behind":
+                        os.utime(config.run.dir / "alive", (1000 + number, 1000 + number))
+                    time.sleep(0.5)
+            elif what == "slow":
                 for number in range(10):
                     (config.run.dir / "metrics.jsonl").write_text(f"{number}\n")
                     time.sleep(0.5)

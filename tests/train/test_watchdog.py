@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from retool_mcore.run import alive
 from retool_mcore.train.watchdog import last_sign
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ def run(what: str, root: Path, stall_s: float) -> subprocess.CompletedProcess[st
 def test_a_silent_run_ends_with_one_error_and_the_stacks_of_its_processes(tmp_path: Path):
     done = run("still", tmp_path, 1.0)
     assert done.returncode == 2, done.stderr
-    assert "was written for" in done.stdout and "train.stall_s = 1." in done.stdout
+    assert "was ended for" in done.stdout and "train.stall_s = 1." in done.stdout
     assert "goes on from the beginning" in done.stdout
     (stacks,) = (tmp_path / "run" / "logs").glob("stall-*.txt")
     text = stacks.read_text(encoding="utf-8")
@@ -46,6 +47,29 @@ def test_a_slow_run_goes_on(tmp_path: Path):
     assert not list((tmp_path / "run").rglob("stall-*"))
 
 
+def test_a_step_that_is_longer_than_the_limit_goes_on_while_its_parts_end(tmp_path: Path):
+    done = run("working", tmp_path, 3.0)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_sign_of_a_node_whose_clock_is_behind_counts(tmp_path: Path):
+    done = run("behind", tmp_path, 3.0)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_process_gives_no_more_signs_than_one_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(alive._process, "file", None)
+    alive.sign()
+    alive.belong_to(tmp_path)
+    alive.sign()
+    os.utime(tmp_path / "alive", (1000, 1000))
+    alive.sign()
+    assert (tmp_path / "alive").stat().st_mtime == 1000
+    monkeypatch.setattr(alive._process, "touched_s", time.monotonic() - 1.1)
+    alive.sign()
+    assert (tmp_path / "alive").stat().st_mtime == pytest.approx(time.time(), abs=5)
+
+
 def test_zero_never_ends_a_run(tmp_path: Path):
     assert run("slow", tmp_path, 0).returncode == 0
 
@@ -53,10 +77,12 @@ def test_zero_never_ends_a_run(tmp_path: Path):
 def test_a_run_that_heeds_no_signal_ends_all_the_same(tmp_path: Path):
     done = run("deaf", tmp_path, 1.0)
     assert done.returncode == 1
-    assert done.stderr.count("error: ") == 1 and "was written for" in done.stderr
+    assert done.stderr.count("error: ") == 1 and "was ended for" in done.stderr
 
 
-@pytest.mark.parametrize("sign", ["start.jsonl", "metrics.jsonl", "trajectories/trajectories.jsonl", "checkpoints/1"])
+@pytest.mark.parametrize(
+    "sign", ["alive", "start.jsonl", "metrics.jsonl", "trajectories/trajectories.jsonl", "checkpoints/1"]
+)
 def test_what_a_run_writes_is_a_sign_of_life(tmp_path: Path, sign: str):
     path = tmp_path / sign
     path.parent.mkdir(exist_ok=True)

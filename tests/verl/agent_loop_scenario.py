@@ -52,7 +52,9 @@ class Client:
         if self.dies:
             raise ActorDiedError()
         turn = await self.engine.answer(request_id, prompt_ids, sampling_params)
-        steps = {"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3, "num_cached_tokens": 16}
+        version = 3 + turn.version  # one more after each abort
+        steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), version)
+        steps["num_cached_tokens"] = 16
         told = len(prompt_ids) + len(turn.token_ids) - 1
         return TokenOutput(
             token_ids=list(turn.token_ids),

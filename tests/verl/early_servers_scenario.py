@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -43,6 +44,15 @@ def early_of(replica: Any, *words: str) -> list[int]:
     return sorted(int(name.split("_")[2]) for name in _named())
 
 
+def seeds_of(replica: Any) -> list[int]:
+    """Of three replicas that verl makes with one configuration, and then of the configuration."""
+    shared = SimpleNamespace(engine_kwargs={"sglang": {"random_seed": 7}})
+    replica.SGLangReplica.__init__ = lambda self, replica_rank, config: setattr(self, "config", config)
+    replica._waiting.clear()
+    made = [replica.MeasuredReplica(rank, shared) for rank in range(3)]
+    return [each.engine_kwargs["sglang"]["random_seed"] for each in (*(one.config for one in made), shared)]
+
+
 def _named() -> list[str]:
     return [name for name in list_named_actors() if name.startswith("sglang_server_")]
 
@@ -64,7 +74,8 @@ def main() -> dict[str, Any]:
     server = ours._waiting.pop(1).options(runtime_env={"env_vars": {"RETOOL_TEST": "here"}}, name="unused")
     server = server.remote(replica_rank=1)
     same = server._actor_id == named._actor_id
-    return {**found, "before": before, "after": ray.get(server.told.remote()), "same": same}
+    found |= {"before": before, "after": ray.get(server.told.remote()), "same": same}
+    return {**found, "seeds": seeds_of(ours)}
 
 
 if __name__ == "__main__":

@@ -85,28 +85,38 @@ def learn(
 
     In two micro-batches of unequal length, as a rank packs them: an update's loss is their sum.
     """
-    from verl.utils import tensordict_utils as tu
     from verl.workers.utils.losses import ppo_loss
 
     config, new_BT = actor_config(*settings), (OLD_BT + MOVED_BT).requires_grad_()
     total = torch.zeros(())
     for rows in ([1], [0, 2, 3]):
         columns = {"old_log_probs": OLD_BT, "advantages": advantages_BT, "response_mask": mask_BT, **columns_BT}
-        data = tu.get_tensordict(
-            tensor_dict={
-                "prompts": jagged_prompts(len(rows)),
-                "responses": jagged(torch.full((4, 6), 8), rows),
-                **{name: jagged(column, rows) for name, column in columns.items()},
-            },
-            non_tensor_dict={"dp_size": 1, "batch_num_tokens": int(MASK_BT.sum()), "global_batch_size": 4},
-        )
-        # Of a prompt of one token: the value at a position is for the token after it, the last one
-        # for none.
-        said = torch.cat([torch.cat([new_BT[row, : LENGTHS_B[row]], torch.tensor([-99.0])]) for row in rows])
-        loss, _ = ppo_loss(config, {"log_probs": said}, data)
+        loss, _ = ppo_loss(config, {"log_probs": said(new_BT, rows)}, micro_batch(rows, **columns))
         total = total + loss
     (gradient_BT,) = torch.autograd.grad(total, new_BT)
     return float(total), gradient_BT
+
+
+def micro_batch(rows: Sequence[int], ranks: int = 1, **columns_BT: torch.Tensor) -> Any:
+    """What verl's engine hands to a loss of ``rows`` of the update."""
+    from verl.utils import tensordict_utils as tu
+
+    return tu.get_tensordict(
+        tensor_dict={
+            "prompts": jagged_prompts(len(rows)),
+            "responses": jagged(torch.full((4, 6), 8), rows),
+            **{name: jagged(column, rows) for name, column in columns_BT.items()},
+        },
+        non_tensor_dict={"dp_size": ranks, "batch_num_tokens": int(MASK_BT.sum()), "global_batch_size": 4},
+    )
+
+
+def said(new_BT: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """The model's values [all tokens] of ``rows``, each after a prompt of one token.
+
+    The value at a position is for the token after it, the last one for none.
+    """
+    return torch.cat([torch.cat([new_BT[row, : LENGTHS_B[row]], torch.tensor([-99.0])]) for row in rows])
 
 
 def jagged_prompts(rows: int) -> torch.Tensor:
@@ -134,6 +144,8 @@ def trained_on(
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.v1 import trainer_base
     from verl.utils import tensordict_utils as tu
+
+    import retool_mcore.verl.advantages  # noqa: F401  registers ours with verl
 
     written: dict[str, torch.Tensor] = {}
     scores_BT = torch.zeros(4, 6)
@@ -163,3 +175,39 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+
+KEYS = list(Group.keys)
+
+
+class Queue:
+    """verl's queue with the columns [B, T] of four responses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **columns_BT: torch.Tensor) -> None:
+        from retool_mcore.verl import engine_gap, replay
+
+        self.rows = {
+            key: {name: column[row, : LENGTHS_B[row]] for name, column in columns_BT.items()}
+            for row, key in enumerate(KEYS)
+        }
+        for module in (engine_gap, replay):
+            monkeypatch.setattr(module, "tq", self)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        from verl.utils import tensordict_utils as tu
+
+        def column(name: str) -> torch.Tensor:
+            return torch.nested.as_nested_tensor([self.rows[key][name] for key in keys], layout=torch.jagged)
+
+        return tu.get_tensordict({name: column(name) for name in select_fields}, {})
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> None:
+        for name in fields.keys():  # noqa: SIM118
+            for key, value in zip(keys, fields[name].unbind(), strict=True):
+                self.rows[key][name] = value
+
+
+def batch() -> Any:
+    from transfer_queue import KVBatchMeta
+
+    return KVBatchMeta(partition_id="train", keys=list(KEYS), tags=[{} for _ in KEYS], extra_info={})

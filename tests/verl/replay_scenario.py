@@ -23,7 +23,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.metrics import Behavior
-from retool_mcore.verl.replay import SyncReplay, sequence_lengths
+from retool_mcore.verl.replay import AsyncReplay, SyncReplay, clear_orphans, sequence_lengths
 
 GROUP = 4
 
@@ -48,13 +48,11 @@ def behavior(calls: int) -> dict[str, Any]:
     ).to_json()
 
 
-def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) -> None:
+def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, status: str = "finished") -> None:
     """A prompt of four trajectories; None is one whose agent loop returned [], as an outage makes
-    it.
+    it, or raised an exception, and then ``status`` is "failure".
     """
-    tq.kv_batch_put(
-        keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": "finished", "global_steps": 1}]
-    )
+    tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": status, "global_steps": 1}])
     keys, fields = [], []
     for session, accuracy in enumerate(accuracies):
         if accuracy is None:
@@ -84,7 +82,9 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False) 
     tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
 
 
-def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], None] | None = None) -> SyncReplay:
+def sampler(
+    folder: Path, max_dropped_fraction: float, refill: Callable[[int], None] | None = None, *, mode: str = "sync"
+) -> SyncReplay | AsyncReplay:
     run = load_config(
         RlConfig,
         Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml",
@@ -96,13 +96,13 @@ def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], N
             "rollout.record_groups=2",
             "train.prompts_per_step=2",
             "train.mini_batch_prompts=2",
-            f"algorithm.filter_groups={'true' if refill else 'false'}",
+            f"algorithm.filter_groups={'true' if refill and mode == 'sync' else 'false'}",
         ],
     )
-    file = folder / f"{max_dropped_fraction}-{refill is not None}.toml"
+    file = folder / f"{max_dropped_fraction}-{refill is not None}-{mode}.toml"
     file.write_text(run.to_toml(), encoding="utf-8")
-    return SyncReplay(
-        trainer_mode="sync",
+    return (SyncReplay if mode == "sync" else AsyncReplay)(
+        trainer_mode=mode,
         trainer_config=OmegaConf.create({}),
         max_off_policy_threshold=None,
         max_off_policy_strategy="drop",
@@ -111,7 +111,7 @@ def sampler(folder: Path, max_dropped_fraction: float, refill: Callable[[int], N
     )
 
 
-def sample(replay: SyncReplay) -> dict[str, Any]:
+def sample(replay: SyncReplay | AsyncReplay) -> dict[str, Any]:
     answers: list[Any] = []
     replay.observe = answers.extend
     try:
@@ -125,6 +125,21 @@ def sample(replay: SyncReplay) -> dict[str, Any]:
     tq.kv_clear(partition_id="train", keys=batch.keys)
     left = sorted((tq.kv_list() or {}).get("train", {}))
     return {"keys": sorted(batch.keys), "metrics": metrics, "left": left, "answers": answers}
+
+
+def resumed(folder: Path) -> list[list[str]]:
+    """What the queue holds after each of two resumes, in which verl saves it within a step."""
+    found = []
+    for number in range(2):
+        put_group(f"t{number}", [1.0, 0.0, 1.0, 0.0])
+        put_group("u", [1.0, None, None, None], status="running")
+        tq.kv_clear(partition_id="train", keys=[f"t{number}"])  # the step has taken the prompt
+        tq.save_checkpoint(str(folder / f"queue{number}"), metadata={"global_steps": number})
+        tq.kv_clear(partition_id="train", keys=list((tq.kv_list() or {})["train"]))
+        tq.load_checkpoint(str(folder / f"queue{number}"))
+        clear_orphans()
+        found.append(sorted((tq.kv_list() or {}).get("train", {})))
+    return found
 
 
 def main(folder: Path) -> None:
@@ -165,6 +180,12 @@ def main(folder: Path) -> None:
 
     put_group("o", [0.0, 0.0, 0.0, 0.0])
     out["filtered in vain"] = sample(sampler(folder, 0.0, refill_in_vain))
+    put_group("p", [1.0, None, 0.0, 0.0], status="failure")
+    put_group("q", [0.0, 1.0, 1.0, None])
+    out["failed"] = sample(sampler(folder, 0.25, refill, mode="colocate_async"))
+    put_group("s", [None, 1.0, 0.0, None], status="failure")
+    out["too many failed"] = sample(sampler(folder, 0.2, refill, mode="colocate_async"))
+    out["resumed"] = resumed(folder)
     tags = [{"seq_len": 5}, {"seq_len": 9}, {"seq_len": 1, "is_padding": True}]
     out["lengths"] = sequence_lengths(KVBatchMeta(keys=["p_0_0", "p_1_0", "pad"], tags=tags, partition_id="train"))
     print(json.dumps(out))

@@ -80,7 +80,7 @@ def logprobs(engine: RlEngine, routes: list[Any] | None) -> tuple[list[list[floa
 
     data = with_routes(rows(0, 1), routes)
     tu.assign_non_tensor(data, compute_loss=False)
-    said = engine.worker.infer_batch(data)
+    said: Any = engine.worker.infer_batch(data)
     return [each[:-1].tolist() for each in said["log_probs"].unbind()], said.get("routed_experts", None)
 
 

@@ -105,5 +105,19 @@ def test_the_experts_of_all_turns_are_those_that_each_token_was_first_told_with(
     assert outputs["untold"]["routes"] is None, "nobody asked for them"
 
 
+def test_tokens_of_a_turn_that_a_sync_interrupted_have_the_weights_that_each_was_sampled_with(outputs: dict[str, Any]):
+    """Two updates: one before the call, one in the answer."""
+    stored = outputs["routes"]
+    extra, prompt = stored["extra_fields"], len(stored["prompts"])
+    assert (extra["min_global_steps"], extra["max_global_steps"]) == (3, 5)
+    sampled = [version for version in extra["record"]["versions"] if version >= 0]
+    assert sampled == sorted(sampled) and set(sampled) == {3, 4, 5}
+    told = [layers[0][1] + 3 for layers in stored["routes"]]
+    # A token's experts are told when the next one is sampled, so by the same weights or later ones.
+    assert all(
+        version <= told[prompt + at] for at, version in enumerate(extra["record"]["versions"][:-1]) if version >= 0
+    )
+
+
 def test_experts_that_the_engine_has_not_told_are_not_made_up(outputs: dict[str, Any]):
     assert outputs["no_routes"].startswith("the engine told the experts of 0 tokens, and ")

@@ -28,3 +28,7 @@ def test_an_engine_with_gpus_of_its_own_has_one_too(found: dict[str, Any]):
 
 def test_none_starts_where_its_node_is_not_known_yet(found: dict[str, Any]):
     assert found["two_nodes"] == []
+
+
+def test_each_replica_has_a_seed_of_its_own_though_verl_hands_all_the_same_settings(found: dict[str, Any]):
+    assert found["seeds"] == [7, 8, 9, 7]

@@ -26,10 +26,12 @@ def verl_imports_here() -> None:
 
 def in_memory(monkeypatch: pytest.MonkeyPatch, mask_BT: torch.Tensor) -> SimpleNamespace:
     """A batch of four responses whose masks are in the queue that replay.py reads."""
-    from retool_mcore.verl import replay
+    from retool_mcore.verl import engine_gap, replay
 
     masks = torch.nested.as_nested_tensor(list(mask_BT), layout=torch.jagged)
-    monkeypatch.setattr(replay, "tq", SimpleNamespace(kv_batch_get=lambda **_: {"response_mask": masks}))
+    columns = {"response_mask": masks, "entropy": masks.float()}
+    for module in (engine_gap, replay):
+        monkeypatch.setattr(module, "tq", SimpleNamespace(kv_batch_get=lambda **_: columns))
     keys = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
     return SimpleNamespace(keys=keys, tags=[{}] * 4, partition_id="train")
 
@@ -61,7 +63,7 @@ def test_the_trainer_looks_where_settings_may_leave_nothing(
     monkeypatch.setattr(PPOTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
     trainer = object.__new__(ReToolTrainer)
     trainer._run = load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings])
-    trainer.global_steps = 3
+    trainer.global_steps, trainer.config = 3, tree()
     empty, metrics = in_memory(monkeypatch, torch.zeros_like(MASK_BT)), {}
     if said is None:
         assert trainer._compute_advantage(empty, metrics) is empty
@@ -71,7 +73,9 @@ def test_the_trainer_looks_where_settings_may_leave_nothing(
     assert said in str(caught.value)
     full = in_memory(monkeypatch, MASK_BT)
     assert trainer._compute_advantage(full, metrics) is full
-    assert metrics == ({"loss/masked_fraction": 0.0} if "mask_truncated=true" in settings else {})
+    assert metrics == {"actor/entropy": 1.0} | (
+        {"loss/masked_fraction": 0.0} if "mask_truncated=true" in settings else {}
+    )
 
 
 def test_normalizing_over_nothing_is_told_as_what_left_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -83,6 +87,7 @@ def test_normalizing_over_nothing_is_told_as_what_left_nothing(monkeypatch: pyte
     trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
     trainer._run = load_config(RlConfig, RL, [*settings, "algorithm.rejection_high=1e-9"])
     trainer.config, trainer.global_steps = tree(*settings, "algorithm.rejection_high=1e-9"), 3
+    in_memory(monkeypatch, MASK_BT)
     with pytest.raises(RolloutError, match=r'step 3 has a token.* algorithm.rejection = "seq_max_k2" left out all'):
         trained_on(monkeypatch, *settings, "algorithm.rejection_high=1e-9", trainer=trainer)
 

@@ -198,6 +198,32 @@ def test_advantages_are_their_papers(name: str, monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(found_BT, formula(), atol=1e-5, rtol=1e-5)
 
 
+def test_a_group_of_which_nothing_is_learnt_has_advantage_0_under_opo(monkeypatch: pytest.MonkeyPatch):
+    """Masked responses, and the rows that pad a batch in the place of dropped trajectories."""
+    mask_BT = MASK_BT * torch.tensor([[1], [1], [0], [0]])
+    found_BT = trained_on(monkeypatch, "algorithm.name=opo", response_mask=mask_BT)["advantages"]
+    torch.testing.assert_close(found_BT, opo_BT() * mask_BT)
+    assert found_BT[:2].any()
+
+
+def test_rejection_of_a_whole_group_leaves_opo_the_others(monkeypatch: pytest.MonkeyPatch):
+    """Both responses of the second group are further from the engine than any of the first."""
+    gap_B1 = torch.tensor([[0.0], [0.01], [3.0], [3.0]])
+    settings = ("algorithm.rejection=seq_mean_k1", "algorithm.rejection_low=0.9", "algorithm.rejection_high=1.1")
+    found = trained_on(monkeypatch, "algorithm.name=opo", *settings, rollout_log_probs=OLD_BT + gap_B1)
+    assert found["response_mask"].any(1).tolist() == [True, True, False, False]
+    torch.testing.assert_close(found["advantages"], opo_BT() * torch.tensor([[1], [1], [0], [0]]))
+
+
+def test_opo_weighs_a_response_by_its_tokens_in_the_loss(monkeypatch: pytest.MonkeyPatch):
+    """A masked one has no gradient, so none of its reward is in the baseline of its group."""
+    mask_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])
+    found_BT = trained_on(monkeypatch, "algorithm.name=opo", response_mask=mask_BT)["advantages"]
+    assert not found_BT[:2].any(), "the first group's baseline is the one reward that is left"
+    torch.testing.assert_close(found_BT[2:], opo_BT()[2:])
+    assert opo_BT()[0].any()
+
+
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8)])
 def test_ppo_discounts_by_gamma_and_trusts_values_by_lambda(
     gamma: float, lam: float, monkeypatch: pytest.MonkeyPatch, tmp_path
@@ -298,6 +324,43 @@ def test_what_engine_and_actor_disagree_on_is_rejected(
     terms = by_formula(lambda new_BT: token_mean(expected_BT * surrogate((new_BT - OLD_BT).exp())))
     assert loss == pytest.approx(terms[0], abs=1e-6), "the rejected still count in the mean"
     torch.testing.assert_close(gradient_BT, terms[1], atol=1e-6, rtol=1e-5)
+
+
+SUMS = {  # of every loss_agg: the objective [] of terms [B, T], by its full divisors
+    "token-mean": token_mean,
+    "seq-mean-token-mean": lambda terms_BT: ((terms_BT * MASK_BT).sum(1) / COUNT_B).mean(),
+    "seq-mean-token-sum": lambda terms_BT: (terms_BT * MASK_BT).sum(1).mean(),
+    "seq-mean-token-sum-norm": lambda terms_BT: (terms_BT * MASK_BT).sum(1).mean() / 50,
+}
+
+
+REJECTED_IN = [(kind, loss_agg) for kind in ("token_k2", "seq_max_k2") for loss_agg in SUMS]
+REJECTED_IN.remove(("token_k2", "seq-mean-token-mean"))  # is refused: tests/test_algorithm.py
+
+
+@pytest.mark.parametrize("engines", [False, True], ids=["actor", "rollout"])
+@pytest.mark.parametrize(("kind", "loss_agg"), REJECTED_IN)
+def test_what_is_rejected_still_counts_in_every_mean(
+    kind: str, loss_agg: str, engines: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the loss itself rejects, with the engine's log-probabilities as the old ones."""
+    high, agg = 0.35, (f"algorithm.loss_agg={loss_agg}", "rollout.max_response_tokens=50")
+    settings = [*CLIPS, *agg, f"algorithm.rejection={kind}", f"algorithm.rejection_high={high}"]
+    if engines:
+        settings.append("algorithm.old_log_prob=rollout")
+        found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
+    else:
+        mask_BT = trained_on(monkeypatch, *settings)["response_mask"].long()
+        found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), mask_BT=mask_BT)
+
+    def objective(new_BT: torch.Tensor) -> torch.Tensor:
+        old_BT = ENGINE_BT if engines else OLD_BT
+        judged_BT = ESTIMATES["k2"](ENGINE_BT - (new_BT.detach() if engines else OLD_BT))
+        kept_BT = (OVER[kind.rpartition("_")[0]](judged_BT) <= high) & MASK_BT.bool()
+        assert 0 < int(kept_BT.sum()) < int(MASK_BT.sum())
+        return SUMS[loss_agg](kept_BT * surrogate((new_BT - old_BT).exp()))
+
+    same(found, by_formula(objective))
 
 
 def test_with_the_engines_log_probabilities_the_loss_itself_rejects():

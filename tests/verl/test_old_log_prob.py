@@ -1,12 +1,15 @@
-"""algorithm.old_log_prob = "rollout": the same gradient as with a pass of its own, where a step is
-one update.
+"""algorithm.old_log_prob = "rollout": the same gradient as with a pass of its own in a step's first
+update, and in later ones the loss that its page names.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,9 +17,11 @@ pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
+from retool_mcore.model.tensors import trained_tensors
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.plugin import assert_loaded
+from tests.verl.loss_scenario import ENGINE_BT, MASK_BT, actor_config, by_formula, learn
 
 TINY = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 
@@ -92,27 +97,94 @@ def test_unweighted_the_clipped_ratio_is_taken_to_the_engine():
     assert not torch.allclose(found, gradient(ROLLOUT_BT, ACTOR_BT), atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("train.mini_batch_prompts=6",), "is for one update a step, and train.prompts_per_step = 12 /"),
-        (("model.fp8=tensorwise",), 'Set algorithm.importance_sampling = "token"'),
-    ],
-)
-def test_where_it_would_be_wrong_it_is_refused(settings: tuple[str, ...], message: str):
-    with pytest.raises(ConfigError, match=r"algorithm\.old_log_prob") as caught:
-        load_config(RlConfig, TINY, ["algorithm.old_log_prob=rollout", *settings])
-    assert message in str(caught.value)
+# A step of four updates. In a later one the weights have moved (loss_scenario.MOVED_BT).
+FOUR_UPDATES = ("train.mini_batch_prompts=3", "algorithm.old_log_prob=rollout", "algorithm.clip_c=3")
+ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
+
+
+def test_in_a_later_update_the_clipped_ratio_is_still_taken_to_the_engine():
+    def objective(new_BT: torch.Tensor) -> torch.Tensor:
+        ratio_BT = (new_BT - ENGINE_BT).exp()
+        term_BT = torch.minimum(ratio_BT * ADVANTAGE_B1, ratio_BT.clamp(0.8, 1.28) * ADVANTAGE_B1)
+        term_BT = torch.where(ADVANTAGE_B1 < 0, torch.maximum(term_BT, 3 * ADVANTAGE_B1), term_BT)  # dual clip
+        return (term_BT * MASK_BT).sum() / MASK_BT.sum()
+
+    compared(objective)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_in_a_later_update_weights_are_of_the_weights_of_that_update(level: str):
+    def objective(new_BT: torch.Tensor) -> torch.Tensor:
+        gap_BT = (new_BT.detach() - ENGINE_BT) * MASK_BT
+        log_weight_BT = gap_BT if level == "token" else gap_BT.sum(1, keepdim=True).expand(4, 6)
+        return (log_weight_BT.exp().clamp(max=2.0) * ADVANTAGE_B1 * new_BT * MASK_BT).sum() / MASK_BT.sum()
+
+    settings = (f"algorithm.importance_sampling={level}", "algorithm.importance_threshold=2.0")
+    compared(objective, *(name for name in FOUR_UPDATES if "clip_c" not in name), *settings)
+
+
+def compared(objective: Callable[[torch.Tensor], torch.Tensor], *settings: str) -> None:
+    found = learn(*(settings or FOUR_UPDATES), advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
+    expected = by_formula(objective)
+    assert found[0] == pytest.approx(expected[0], abs=1e-6)
+    torch.testing.assert_close(found[1], expected[1], atol=1e-6, rtol=1e-5)
+    assert float(expected[1].abs().max()) > 1e-2
+
+
+def learnt(updates: int, *settings: str) -> float:
+    """The chance of right answers after eight steps: a table of four prompts and five answers.
+
+    The engine that samples them is a bit off the table. From a chance of 0.2.
+    """
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    config = actor_config("algorithm.old_log_prob=rollout", *settings)
+    loss_of = get_policy_loss_fn(config.policy_loss.loss_mode)
+    draw = torch.Generator().manual_seed(0)
+    table_PA = torch.zeros(4, 5, requires_grad=True)
+    prompt_B = torch.arange(4).repeat_interleave(64)
+    for _ in range(8):
+        engine_PA = (table_PA.detach() + 0.1 * torch.randn(4, 5, generator=draw)).log_softmax(1)
+        answer_B = torch.multinomial(engine_PA[prompt_B].exp(), 1, generator=draw)[:, 0]
+        right_PN = (answer_B == prompt_B).float().reshape(4, 64)
+        advantage_B = (right_PN - right_PN.mean(1, keepdim=True)).reshape(-1)
+        for rows in torch.randperm(256, generator=draw).chunk(updates):
+            said_B1 = table_PA.log_softmax(1)[prompt_B[rows], answer_B[rows]][:, None]
+            loss, _ = loss_of(
+                old_log_prob=engine_PA[prompt_B[rows], answer_B[rows]][:, None],
+                log_prob=said_B1,
+                advantages=advantage_B[rows][:, None],
+                response_mask=torch.ones_like(said_B1),
+                loss_agg_mode="token-mean",
+                config=config,
+            )
+            (gradient_PA,) = torch.autograd.grad(loss, table_PA)
+            table_PA = (table_PA.detach() - 8.0 * gradient_PA).requires_grad_()
+    return float(table_PA.softmax(1).diagonal().mean())
+
+
+@pytest.mark.parametrize("settings", [(), ("algorithm.importance_sampling=token",)], ids=["clipped", "weighted"])
+def test_four_updates_a_step_learn_and_faster_than_one(settings: tuple[str, ...]):
+    one, four = learnt(1, *settings), learnt(4, *settings)
+    assert one > 0.3 and four > 0.9, (one, four)
+
+
+def test_with_fp8_it_needs_importance_sampling():
+    message = r'algorithm\.old_log_prob.*Set algorithm\.importance_sampling = "token"'
+    with pytest.raises(ConfigError, match=message):
+        load_config(RlConfig, TINY, ["algorithm.old_log_prob=rollout", "model.fp8=tensorwise"])
 
 
 def test_experts_need_importance_sampling(tmp_path: Path):
     from safetensors.numpy import save_file
 
-    (tmp_path / "config.json").write_text(
-        '{"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 8, "num_experts": 4, "vocab_size": 16, '
-        '"moe_intermediate_size": 4}'
-    )
-    save_file({}, tmp_path / "model.safetensors")
+    values: dict[str, Any] = {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_attention_heads": 4,
+        "num_key_value_heads": 4, "num_hidden_layers": 2, "hidden_size": 8, "num_experts": 4, "vocab_size": 16,
+        "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 4, "head_dim": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    save_file({name: np.zeros(1, np.float32) for name in trained_tensors(values)}, tmp_path / "model.safetensors")
     settings = [f"model.path={tmp_path}", "algorithm.old_log_prob=rollout"]
     with pytest.raises(ConfigError, match=r'has experts.*Set algorithm\.importance_sampling = "token"'):
         check_model(load_config(RlConfig, TINY, settings))

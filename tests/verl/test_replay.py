@@ -84,6 +84,21 @@ def test_a_group_that_an_outage_left_empty_is_dropped_and_not_filtered(scenarios
     assert (left["metrics"]["rollout/dropped"], left["metrics"]["rollout/refilled_prompts"]) == (4, 0)
 
 
+def test_a_trajectory_that_failed_counts_where_verl_replaces_its_group(scenarios: dict[str, Any]):
+    """One of "p" failed and "k7" is there in its place; of "q" an outage took another."""
+    failed = scenarios["failed"]
+    assert sorted({key.split("_")[0] for key in failed["keys"]}) == ["k7", "q"]
+    assert (failed["metrics"]["rollout/dropped"], failed["metrics"]["rollout/refilled_prompts"]) == (2, 1)
+
+
+def test_too_many_failures_stop_a_run_that_would_go_on_replacing_groups(scenarios: dict[str, Any]):
+    assert "2 of 8 trajectories of step 1 (train) were dropped, 25.0%" in scenarios["too many failed"]["error"]
+
+
+def test_a_resume_carries_no_trajectory_whose_prompt_is_gone(scenarios: dict[str, Any]):
+    assert scenarios["resumed"] == [["u", "u_0_0"]] * 2
+
+
 def test_filtering_that_never_fills_the_batch_stops_the_run(scenarios: dict[str, Any]):
     assert scenarios["filtered"]["metrics"]["rollout/refilled_prompts"] == 2
     error = scenarios["filtered in vain"]["error"]

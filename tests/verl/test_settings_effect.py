@@ -56,6 +56,18 @@ def verl_imports_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.mark.parametrize(
+    ("settings", "every"),
+    [
+        (("checkpoint.every_steps=3",), 3),
+        (("checkpoint.every_steps=0", "train.steps=7"), 7),
+        (("checkpoint.every_steps=0", "checkpoint.export=false"), -1),
+    ],
+)
+def test_a_run_that_exports_saves_its_last_step_at_least(settings: tuple[str, ...], every: int):
+    assert tree(*settings).trainer.save_freq == every
+
+
 def tree(*settings: str) -> Any:
     """verl's resolved tree of the tiny run with ``settings``, as verl's trainer gets it."""
     from omegaconf import OmegaConf

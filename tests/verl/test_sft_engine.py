@@ -42,6 +42,10 @@ def test_the_validation_loss_is_the_mean_over_all_tokens_and_not_over_batches(se
     assert abs(mean - sum(total / count for total, count in sums) / 2) > 1e-3, "or the batches do not tell them apart"
 
 
+def test_a_pass_and_an_update_tell_the_watchdog_that_the_run_is_alive(seen: dict[str, Any]):
+    assert min(seen["signs"]) > 0
+
+
 def test_every_update_has_its_learning_rate_and_the_first_is_not_zero(seen: dict[str, Any]):
     found = [step["lr"] for step in seen["steps"]]
     assert found == pytest.approx([schedule(step, LR, MIN_LR) for step in range(1, 9)])

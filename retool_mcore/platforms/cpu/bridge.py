@@ -67,6 +67,6 @@ class PlainTorchQwen3MoEBridge(_PlainTorchBridge, Qwen3MoEBridge):
         return super()._build_base_config(text_config_key, **{**kwargs, "moe_grouped_gemm": False})
 
 
-@register_model("llama")
+@register_model(["llama", "mistral"])
 class PlainTorchLlamaBridge(_PlainTorchBridge, LLaMABridge):
-    """Llama, with untied embeddings."""
+    """Llama, and Mistral up to its window, which has the same layers."""

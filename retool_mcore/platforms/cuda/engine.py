@@ -1,4 +1,4 @@
-"""Applies the patches in every training process of a run, including Ray's.
+"""Applies the patches and registers bridges in every training process of a run, including Ray's.
 
 verl imports this module there (``model.external_lib``).
 """
@@ -7,3 +7,8 @@ from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.platforms.patches import apply_all
 
 apply_all(Cuda().training_patches())
+
+from mbridge.core import register_model  # noqa: E402
+from mbridge.models.llama import LLaMABridge  # noqa: E402
+
+register_model("mistral")(LLaMABridge)  # the same layers, up to the window of model/families.py

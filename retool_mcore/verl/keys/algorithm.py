@@ -9,7 +9,8 @@ from retool_mcore.verl.keys.key import OLD_LOG_PROB, Key, values
 
 ACTOR = "actor_rollout_ref.actor."
 CORRECTION = "algorithm.rollout_correction."
-ESTIMATORS = {"ppo": "gae"}  # verl's names of advantages where they are not ours
+OPO = "retool_opo"  # verl/advantages.py registers it with verl
+ESTIMATORS = {"ppo": "gae", "opo": OPO}  # verl's names of advantages where they are not ours
 LOSSES = {"ppo": "vanilla"}  # and of losses
 KL_TYPES = {"k3": "low_var_kl"}  # and of estimates of the divergence; verl's default is spelt so
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform
+from retool_mcore.verl.keys.engine import chat_template, has_own_template
 from retool_mcore.verl.keys.key import OWN_PART, Key
 from retool_mcore.verl.keys.rollout import NODES, TRAINER_MODES, VERL
 from retool_mcore.verl.run_settings import RUN_CONFIG
@@ -55,6 +56,7 @@ ACTOR = (
 # Set for PPO, which has a critic, and refused for all.
 CRITIC = (
     Key("critic.model.path", "model.path", lambda run, _: run.model.path),
+    Key("critic.model.custom_chat_template", "model.chat_template", chat_template, when=has_own_template),
     Key("critic.model.external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("critic.model.use_remove_padding", None, True),
     Key("critic.ppo_mini_batch_size", "train.mini_batch_prompts"),  # verl takes the actor's
@@ -118,11 +120,11 @@ TRAINER = (
     Key("trainer.logger", None, ["console"]),
     Key("trainer.default_local_dir", FOLDER, lambda run, _: str(run.run.dir.absolute() / "checkpoints")),
     Key("trainer.rollout_data_dir", None, None),
-    Key("trainer.save_freq", "checkpoint.every_steps", lambda run, _: run.checkpoint.every_steps or -1),
+    Key("trainer.save_freq", "checkpoint.every_steps", lambda run, _: run.saved_every or -1),
     # run/checkpoint.py deletes old ones, also after a restart
     Key("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", None),
     Key("trainer.test_freq", "validation.every", lambda run, _: run.validation.every or -1),
-    Key("trainer.val_before_train", None, False),
+    Key("trainer.val_before_train", "validation.before", lambda run, _: run.validation.before),
     Key("trainer.v1.trainer_mode", "train.mode", lambda run, _: TRAINER_MODES[run.train.mode]),
     Key(RUN_CONFIG_KEY, FOLDER, _run_config),
     # The transfer queue on a machine where every process counts.

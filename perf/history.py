@@ -1,0 +1,102 @@
+"""Prints what was measured and tried before: the records of perf/history.jsonl, oldest first.
+
+    python perf/history.py --titles                        # a line each
+    python perf/history.py --topic sandbox                 # every figure of one topic
+    python perf/history.py --since 2026-11-24 DeepGEMM     # records of some days that name a word
+
+A measurement is added as one more line of that file. RESULTS.md has the current figures, and LOG.md
+what was tried, a row each.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from retool_mcore.cli.common import guarded
+from retool_mcore.errors import DataError
+
+HISTORY = Path(__file__).with_name("history.jsonl")
+
+
+class Record(BaseModel):
+    """One measurement, or one account of what was tried. ``text`` is Markdown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    date: date
+    commit: str
+    """One commit or several; empty where the text names none."""
+    hardware: str
+    topics: list[str]
+    kind: Literal["measured", "tried"]
+    command: str
+    title: str
+    text: str
+
+    def line(self) -> str:
+        return f"{self.date}  {self.hardware:20}  {self.title}  [{', '.join(self.topics)}]"
+
+    def page(self) -> str:
+        origin = ", ".join(part for part in (str(self.date), self.commit, self.hardware) if part)
+        return f"## {self.title}\n\n{origin}; {', '.join(self.topics)}\n\n{self.text}\n"
+
+
+def read(path: Path = HISTORY) -> list[Record]:
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            records.append(Record.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise DataError(
+                f"{path}, line {number}, is no record: {field}: {first['msg']}. "
+                f"A record has {', '.join(Record.model_fields)}."
+            ) from None
+    return records
+
+
+def chosen(records: list[Record], topic: str, since: date, until: date, words: list[str]) -> list[Record]:
+    return [
+        record
+        for record in records
+        if (not topic or topic in record.topics)
+        and since <= record.date <= until
+        and all(word.lower() in record.page().lower() for word in words)
+    ]
+
+
+@guarded
+def history(
+    words: Annotated[list[str] | None, typer.Argument(help="words that a record has", show_default=False)] = None,
+    *,
+    topic: Annotated[str, typer.Option(help='"SFT speed", "RL speed", "FP8", "sandbox", ...; all by default')] = "",
+    since: Annotated[str, typer.Option(help="the first day")] = "2026-01-01",
+    until: Annotated[str, typer.Option(help="the last day")] = "2999-12-31",
+    titles: Annotated[bool, typer.Option("--titles", help="a line for each record")] = False,
+) -> None:
+    records = read()
+    topics = sorted({name for record in records for name in record.topics})
+    if topic and topic not in topics:
+        raise DataError(f"--topic {topic}: no record has it. There are: {', '.join(topics)}.")
+    found = chosen(records, topic, _day("since", since), _day("until", until), words or [])
+    if not found:
+        raise DataError(f"none of {len(records)} records is chosen by these options. --titles alone lists all.")
+    for record in found:
+        print(record.line() if titles else record.page())
+
+
+def _day(option: str, text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise DataError(f"--{option} {text} is no day. Write it as 2026-11-24.") from None
+
+
+if __name__ == "__main__":
+    typer.run(history)

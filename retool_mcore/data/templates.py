@@ -1,0 +1,92 @@
+"""Tokenizers with the template that a run's settings ask for: the model's, a file, or one of ours.
+
+``model.template_args`` become the template's first line. So whatever renders with the tokenizer
+renders with them: SFT, rollout, evaluation, lint, and those who use the exported model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from retool_mcore.config.model import BUILT_IN, Model
+from retool_mcore.data.tokenizer import from_pretrained
+from retool_mcore.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FOLDER = Path(__file__).parent / "built_in_templates"
+
+
+def load_tokenizer(
+    path: str, chat_template: str = "", template_args: Mapping[str, Any] | None = None
+) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a local model directory or hub name.
+
+    ``chat_template`` and ``template_args`` are as in [model]. Raises CheckpointError naming the
+    path, and ConfigError for a template that is not there.
+    """
+    try:
+        tokenizer = from_pretrained(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        state = "is no tokenizer" if Path(path).is_dir() else "is neither a directory here nor a hub name"
+        first_line = str(error).strip().split("\n", 1)[0]
+        raise CheckpointError(f"model.path = {path} {state} that can be read: {first_line}") from error
+    if chat_template:
+        tokenizer.chat_template = read_template(chat_template)
+    if not getattr(tokenizer, "chat_template", None):
+        raise CheckpointError(
+            f"the tokenizer in {path} has no chat template. Use an instruct model's tokenizer, or set "
+            f"model.chat_template to a file or to one of {', '.join(BUILT_IN)}"
+        )
+    if template_args:
+        own = _own(tokenizer)
+        if own is None:
+            raise CheckpointError(f"the tokenizer in {path} has several templates. Set model.chat_template to a file")
+        tokenizer.chat_template = with_args(own, template_args)
+    return tokenizer
+
+
+def tokenizer_of(model: Model, path: str = "") -> PreTrainedTokenizerBase:
+    """The tokenizer that a run renders with; ``path``: of another model, with the same template."""
+    return load_tokenizer(path or model.path, model.chat_template, model.template_args)
+
+
+def template_of(model: Model) -> str | None:
+    """The text of the run's template; None where it is the model's own, unchanged."""
+    if not model.chat_template and not model.template_args:
+        return None
+    if model.chat_template:
+        return with_args(read_template(model.chat_template), model.template_args)
+    return _own(tokenizer_of(model))
+
+
+def _own(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The tokenizer's template; None where it has several."""
+    own = cast("Any", tokenizer).chat_template
+    return own if isinstance(own, str) else None
+
+
+def read_template(name: str) -> str:
+    """The text of a template: of a file, or one of ours."""
+    path = _FOLDER / f"{name}.jinja" if name in BUILT_IN else Path(name)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"model.chat_template = {name} is no file that can be read ({error}), and none of {', '.join(BUILT_IN)}"
+        ) from error
+
+
+def with_args(template: str, args: Mapping[str, Any]) -> str:
+    """The template with its arguments set in it. Setting them again changes nothing."""
+    lines = "".join(f"{{% set {name} = {_literal(value)} %}}\n" for name, value in sorted(args.items()))
+    return template if template.startswith(lines) else lines + template
+
+
+def _literal(value: Any) -> str:
+    """A value of TOML as Jinja writes it; JSON's true and false are Jinja's."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,195 @@
+"""The families of models that are trained, and what each field of their config.json means here.
+
+A field is applied, or harmless, or has values that alone are taken; any other is refused by name,
+because training would go on without it while transformers or SGLang might not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from retool_mcore.errors import ConfigError
+from retool_mcore.model.rope import check_engine_rope, rope_of_config
+
+APPLIED = {
+    "architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps", "attention_dropout",
+    "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
+}  # fmt: skip
+WINDOW = {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}  # check_window
+EXPERTS = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"}
+HARMLESS = {  # of the file, of generation, or of how a program runs the model
+    "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "initializer_range", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
+    "unk_token_id", "decoder_start_token_id", "tokenizer_class", "prefix", "task_specific_params", "problem_type",
+    "id2label", "label2id", "num_labels", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
+    "is_decoder", "finetuning_task", "pruned_heads", "chunk_size_feed_forward", "transformers.js_config",
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
+    "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "unsloth_version",
+    "unsloth_fixed", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset",
+    "output_router_logits", "router_aux_loss_coef", "classifier_dropout", "is_llama_config", "seq_length",
+    "model_max_length", "max_sequence_length", "use_flash_attn", "_flash_attn_2_enabled", "model_name", "use_bfloat16",
+}  # fmt: skip
+NO_SCALE = "training does not scale there"
+NO_BIAS = "training has no such bias, and would leave it out"
+HALVES = "training turns the halves of a head against each other"
+ALL_EXPERTS = "training gives every layer experts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Only:
+    """The values of a field that are taken, and why no other is."""
+
+    values: tuple[Any, ...]
+    why: str
+
+
+ONLY = {
+    "hidden_act": Only(values=("silu", "swish"), why="training computes SiLU"),
+    "hidden_dropout": Only(values=(0,), why="transformers knows none in this family"),
+    "attention_bias": Only(values=(False,), why=NO_BIAS),
+    "mlp_bias": Only(values=(False,), why=NO_BIAS),
+    "partial_rotary_factor": Only(values=(1,), why="training turns whole heads"),
+    **{
+        name: Only(values=(1,), why=NO_SCALE)
+        for name in (
+            "logits_scaling", "logit_scale", "residual_multiplier", "embedding_multiplier", "attention_multiplier",
+            "scale_emb", "scale_depth",
+        )
+    },
+    "quantization_config": Only(values=(), why="training takes weights as they are, not packed ones"),
+    "auto_map": Only(values=(), why="the model has code of its own, and training has not"),
+    "qk_norm": Only(values=(False,), why="training norms queries and keys in Qwen3 alone"),
+    "use_qk_norm": Only(values=(False,), why="training norms queries and keys in Qwen3 alone"),
+    "is_encoder_decoder": Only(values=(False,), why="training takes decoders"),
+    "add_cross_attention": Only(values=(False,), why="training takes decoders"),
+    "cross_attention_hidden_size": Only(values=(), why="training takes decoders"),
+    "tie_encoder_decoder": Only(values=(False,), why="training takes decoders"),
+    "rope_interleaved": Only(values=(False,), why=HALVES),
+    "rope_is_neox_style": Only(values=(True,), why=HALVES),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model_type.
+
+    ``needs``: fields whose default transformers keeps in code, not in files. ``also``: fields that
+    are applied or harmless in this family.
+    """
+
+    models: str
+    architecture: str
+    needs: tuple[str, ...]
+    also: frozenset[str] = frozenset()
+    only: Mapping[str, Only] = field(default_factory=dict[str, Only])
+
+
+FAMILIES = {
+    "qwen2": Family(
+        models="Qwen2, Qwen2.5, and what is made from them",
+        architecture="Qwen2ForCausalLM",
+        needs=("num_key_value_heads",),
+        also=frozenset({"attention_bias"}),  # the family has one, and transformers reads no such field
+    ),
+    "qwen3": Family(models="Qwen3", architecture="Qwen3ForCausalLM", needs=("num_key_value_heads", "head_dim")),
+    "qwen3_moe": Family(
+        models="Qwen3 with experts",
+        architecture="Qwen3MoeForCausalLM",
+        needs=("num_key_value_heads", "num_experts or num_local_experts", "num_experts_per_tok", "norm_topk_prob"),
+        also=frozenset(EXPERTS),
+        only={
+            "norm_topk_prob": Only(values=(True,), why="training weighs a token's experts to a sum of one"),
+            "decoder_sparse_step": Only(values=(1,), why=ALL_EXPERTS),
+            "mlp_only_layers": Only(values=([],), why=ALL_EXPERTS),
+        },
+    ),
+    "llama": Family(models="Llama 2 and 3, SmolLM2", architecture="LlamaForCausalLM", needs=()),
+    "mistral": Family(models="Mistral 7B", architecture="MistralForCausalLM", needs=("num_key_value_heads",)),
+}
+DEFAULT_WINDOW = 4096  # transformers', where the file names none
+WAYS_OUT = (
+    "Take a model without it; if the weights do not depend on it, take the field out of a copy of its config.json"
+)
+
+
+def check_fields(values: Mapping[str, Any], model: str) -> None:
+    """Raise ConfigError unless each field of ``model``'s config.json means what training does."""
+    kind = values.get("model_type")
+    family = FAMILIES.get(str(kind))
+    if family is None:
+        known = "; ".join(f"{name} ({each.models})" for name, each in FAMILIES.items())
+        raise ConfigError(f"model_type of {model} is {kind!r}, and training knows {known}. Take one of these.")
+    if values.get("architectures") != [family.architecture]:
+        raise ConfigError(
+            f"architectures of {model} is {values.get('architectures')}, and training of {kind} takes "
+            f"{[family.architecture]}. Take a model for text."
+        )
+    missing = [names for names in family.needs if not values.keys() & set(names.split(" or "))]
+    if missing:
+        raise ConfigError(
+            f"config.json of {model} lacks {', '.join(missing)}, whose default in {kind} is transformers' own. "
+            "Write it there."
+        )
+    if str(kind).startswith("qwen") and values.get("head_dim", 1) is None:
+        raise ConfigError(f"head_dim of {model} is null, which transformers does not load. Take the line out.")
+    try:
+        rope_of_config(values)
+    except ConfigError as error:
+        raise ConfigError(f"{model}: {error}. Take a model with other positions.") from error
+    for name, value in values.items():
+        _check_field(name, value, family, model)
+
+
+def _check_field(name: str, value: Any, family: Family, model: str) -> None:
+    if value is None or name in APPLIED | WINDOW | HARMLESS | family.also:
+        return
+    only = family.only.get(name) or ONLY.get(name)
+    if only is None:
+        if value:  # what is off does nothing
+            raise ConfigError(f"{name} of {model} is {value!r}, and training does not know this field. {WAYS_OUT}.")
+    elif value not in only.values:
+        taken = " or ".join(repr(each) for each in only.values) or "none"
+        raise ConfigError(f"{name} of {model} is {value!r}, and training takes {taken}: {only.why}. {WAYS_OUT}.")
+
+
+def check_engine_fields(values: Mapping[str, Any], model: str) -> None:
+    """Raise ConfigError for what training applies and SGLang, which samples, does not."""
+    try:
+        check_engine_rope(values)
+    except ConfigError as error:
+        raise ConfigError(f"{model}: {error}. SFT takes it; for RL take a model with the usual factor.") from error
+
+
+def window_of(values: Mapping[str, Any]) -> int | None:
+    """How many tokens some layer of a model looks back, None for all."""
+    kinds = set(values.get("layer_types") or ()) - {"full_attention"}
+    if other := kinds - {"sliding_attention"}:
+        raise ConfigError(f"layer_types has {', '.join(sorted(other))}, and training takes full attention")
+    width: int | None = values.get("sliding_window", DEFAULT_WINDOW)
+    if values.get("model_type") == "mistral":
+        return width
+    if values.get("model_type") == "llama":  # transformers reads none there, and other programs may
+        return values.get("sliding_window") if values.get("use_sliding_window", True) else None
+    return width if kinds or values.get("use_sliding_window") else None
+
+
+def check_window(values: Mapping[str, Any], longest_tokens: int, model: str) -> None:
+    """Raise ConfigError where sequences of ``longest_tokens`` exceed what a layer looks back.
+
+    Up to there a window leaves nothing out, and training, which knows none, computes the same.
+    """
+    try:
+        window = window_of(values)
+    except ConfigError as error:
+        raise ConfigError(f"{model}: {error}. Take another model.") from error
+    if window is not None and longest_tokens > window:
+        raise ConfigError(
+            f"sliding_window of {model} is {window}, and training looks back all the way, which is the same up to "
+            f"{window} tokens: sequences here have up to {longest_tokens}. Shorten them, or take a model without."
+        )

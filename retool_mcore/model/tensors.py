@@ -1,0 +1,93 @@
+"""The tensors of a checkpoint, compared with those that training reads and writes.
+
+Megatron's bridge looks up the names it knows and leaves any other out, and with it a part of the
+model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.errors import CheckpointError
+from retool_mcore.model.files import safe_open, tensor_files
+from retool_mcore.model.shape import shape_of_config
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
+CHUNK_ROWS = 4096
+
+
+def trained_tensors(values: Mapping[str, Any]) -> set[str]:
+    """The names that training reads, of a config.json that ``check_fields`` has passed."""
+    shape, kind = shape_of_config(values), values["model_type"]
+    names = {EMBEDDING, "model.norm.weight"} | ({HEAD} if not shape.tied else set[str]())
+    for layer in range(shape.layers):
+        names |= {f"model.layers.{layer}.{name}" for name in _layer(kind, shape.experts)}
+    return names
+
+
+def _layer(kind: str, experts: int) -> Iterator[str]:
+    yield from ("input_layernorm.weight", "post_attention_layernorm.weight")
+    yield from (f"self_attn.{name}_proj.weight" for name in "qkvo")
+    if kind == "qwen2":
+        yield from (f"self_attn.{name}_proj.bias" for name in "qkv")
+    if kind.startswith("qwen3"):
+        yield from (f"self_attn.{name}_norm.weight" for name in "qk")
+    parts = [f"mlp.experts.{number}" for number in range(experts)] or ["mlp"]
+    if experts:
+        yield "mlp.gate.weight"
+    for part in parts:
+        yield from (f"{part}.{name}_proj.weight" for name in ("gate", "up", "down"))
+
+
+def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str) -> None:
+    """Raise CheckpointError unless a checkpoint has the tensors that training reads, and no more.
+
+    A tied model may have its output matrix as a tensor, too, and old files have the positions'
+    frequencies.
+    """
+    wanted, found = trained_tensors(values), set(names)
+    tied = {HEAD} if HEAD not in wanted else set[str]()
+    unknown = sorted(name for name in found - wanted - tied if not UNREAD.fullmatch(name))
+    for told, which, what in (
+        (unknown, "has", "which training would leave out"),
+        (sorted(wanted - found), "lacks", "which training reads"),
+    ):
+        if told:
+            more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+            raise CheckpointError(
+                f"the checkpoint {model} {which} {', '.join(told[:3])}{more}, {what} by its config.json (model_type "
+                f"{values['model_type']}). Take a checkpoint and a config.json that belong together, or another model."
+            )
+
+
+def untrained_copies(source: Path, weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The tensors of a model directory that training does not read, for an export with all of them.
+
+    ``weights``: the trained ones. A tied model's output matrix is its trained embedding.
+    """
+    folder, files = tensor_files(str(source)) or (source, {})
+    for name in files.keys() - weights.keys():
+        if name == HEAD:
+            yield name, weights[EMBEDDING].clone()
+        elif UNREAD.fullmatch(name):
+            with safe_open()(folder / files[name], "pt") as file:
+                yield name, file.get_tensor(name)
+
+
+def same_tensor(folder: Path, files: Mapping[str, str], one: str, other: str) -> bool:
+    """Whether two matrices of a checkpoint hold the same. ``files``: the file of each name."""
+    import torch
+
+    opened = safe_open()
+    with opened(folder / files[one], "pt") as first, opened(folder / files[other], "pt") as second:
+        a, b = first.get_slice(one), second.get_slice(other)
+        if a.get_shape() != b.get_shape():
+            return False
+        return all(
+            torch.equal(a[row : row + CHUNK_ROWS], b[row : row + CHUNK_ROWS])
+            for row in range(0, a.get_shape()[0], CHUNK_ROWS)
+        )

@@ -1,0 +1,83 @@
+"""The families and positions that are taken, as the parity tests train them.
+
+The table in retool_mcore/model/README.md is made from this list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+ORIGINAL, LONGEST = 32, 256  # tokens: the context before a scaling, and max_position_embeddings
+THETA = 1000.0
+ROPES: dict[str, dict[str, Any]] = {  # name -> rope_parameters
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3", "factor": 6.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0,
+        "original_max_position_embeddings": ORIGINAL,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL},
+    "yarn with attention_factor": {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL, "attention_factor": 1.5,
+        "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False,
+    },
+    "yarn with mscale": {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL, "mscale": 1.5,
+        "mscale_all_dim": 0.6,
+    },
+}  # fmt: skip
+SAMPLED = ("default", "linear", "llama3", "yarn")  # those that SGLang computes alike
+KINDS = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One model that is compared with transformers, and saved after a step at learning rate 0."""
+
+    kind: str
+    rope: str
+    tied: bool = False
+    layout: dict[str, int] = field(default_factory=dict[str, int])
+    saved: bool = False
+
+    @property
+    def model(self) -> str:
+        return f"{self.kind}_{self.rope.replace(' ', '_')}{'_tied' if self.tied else ''}"
+
+    @property
+    def name(self) -> str:
+        return "_".join([self.model, *(f"{way}{count}" for way, count in self.layout.items())])
+
+    def settings(self) -> dict[str, Any]:
+        """What make_model takes."""
+        more: dict[str, Any] = {"sliding_window": None} if self.kind == "mistral" else {}
+        if self.rope == "linear" and not self.kind.startswith("qwen3"):  # whose heads are wider in any case
+            more |= {"head_dim": 24}
+        positions = ROPES[self.rope] | {"rope_theta": THETA}
+        return {"kind": self.kind, "tied": self.tied, "rope_parameters": positions, **more} | {
+            "max_position_embeddings": LONGEST,
+            "num_hidden_layers": 2,
+        }
+
+
+TIED = ("qwen2", "qwen3", "llama")  # Qwen3 with experts and Mistral are published untied
+ONE = [
+    *(Case(kind=kind, rope="default", tied=kind in TIED, saved=True) for kind in KINDS),
+    *(Case(kind=kind, rope=rope) for kind in KINDS for rope in SAMPLED if rope != "default"),
+    *(Case(kind="qwen2", rope=rope, saved=True) for rope in ROPES if rope not in SAMPLED),
+]
+TWO = [
+    Case(kind="llama", rope="llama3", tied=True, layout={"tp": 2}, saved=True),
+    Case(kind="llama", rope="llama3", tied=True, layout={"pp": 2}, saved=True),
+    Case(kind="qwen2", rope="yarn with attention_factor", layout={"tp": 2}),
+    Case(kind="qwen2", rope="yarn", layout={"pp": 2}),
+    Case(kind="qwen2", rope="yarn", layout={"cp": 2}),
+]
+
+
+def sequences() -> list[list[int]]:
+    """Token ids below and above the context before a scaling."""
+    draw = Random(0)
+    return [[draw.randrange(2, 272) for _ in range(length)] for length in (ORIGINAL - 2, 200)]

@@ -1,0 +1,17 @@
+"""The scripts of perf/ as modules; they import each other by their own names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PERF = str(Path(__file__).parents[2] / "perf")
+sys.path.insert(0, PERF)
+try:
+    import compare
+    import interleave
+    import scripted
+finally:
+    sys.path.remove(PERF)
+
+__all__ = ["compare", "interleave", "scripted"]

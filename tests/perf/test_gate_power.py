@@ -1,0 +1,69 @@
+"""How often the gate finds a difference in simulated runs, and how often one that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.perf.modules import compare, interleave, scripted
+
+RUNS, STEPS, NOISE = 1000, 20, 0.02
+
+
+def records(draw: np.random.Generator, factor: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two runs of the same steps, some of which have four times the tokens of others."""
+    tokens = draw.uniform(1000, 4000, STEPS)
+    work_s = tokens**1.3
+    pair = []
+    for scale in (factor, 1.0):
+        times = work_s * scale * np.exp(draw.normal(0, NOISE, STEPS))
+        pair.append({"steps": [{"tokens": n, "time_step_s": s} for n, s in zip(tokens, times, strict=True)]})
+    return pair[0], pair[1]
+
+
+def share_of(verdict: str, factor: float) -> float:
+    draw = np.random.default_rng(7)
+    said = [
+        compare.judge(*compare.ratio_of_times([records(draw, factor)]), compare.DEFAULT_THRESHOLD, "")[0]
+        for _ in range(RUNS)
+    ]
+    return sum(each.startswith(verdict) for each in said) / RUNS
+
+
+def test_three_percent_is_found_in_nine_of_ten_runs():
+    assert share_of("slower", 1.03) >= 0.9
+    assert share_of("faster", 1 / 1.03) >= 0.9
+
+
+def test_no_difference_raises_an_alarm_in_fewer_than_one_of_a_hundred():
+    assert share_of("no difference", 1.0) > 0.99
+
+
+def test_a_single_step_decides_nothing():
+    one = {"steps": [{"tokens": 10.0, "time_step_s": 2.0}]}, {"steps": [{"tokens": 10.0, "time_step_s": 1.0}]}
+    assert compare.judge(*compare.ratio_of_times([one]), 0.03, "") == ("no difference", 0)
+
+
+def test_time_outside_the_step_counts_by_the_clock_and_validation_does_not():
+    rows = [{"tokens": 10.0, "time_step_s": 20.0, "unix_s": 100.0 * n, "time_validate_after_s": 30.0} for n in (1, 2)]
+    assert compare.token_times({"steps": rows}) == [pytest.approx(2.0), pytest.approx(7.0)]
+
+
+def test_the_planned_work_of_a_prompt_is_the_same_in_every_run():
+    def planned(row: int, sample: int) -> list[int]:
+        draw = scripted.random.Random()
+        draw.seed(scripted.seed_of_row(3, {"row": row, "session_id": sample, "uid": "1-2"}))
+        return scripted.turn_lengths(draw, 1000)
+
+    assert planned(5, 0) == planned(5, 0)
+    assert len({tuple(planned(row, sample)) for row in range(4) for sample in range(4)}) == 16
+
+
+def test_a_run_that_failed_is_told_with_its_own_error_and_the_end_of_its_log(tmp_path: Path):
+    log = tmp_path / "result.log"
+    log.write_text("\n".join(["first", "error: train.steps = 0 is not above 0.", *(f"line {n}" for n in range(30))]))
+    told = interleave.why("", log)
+    assert told.startswith("error: train.steps = 0") and told.endswith("line 29") and "line 5\n" not in told

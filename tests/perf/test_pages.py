@@ -1,0 +1,132 @@
+"""The history parses and prints; the pages are short, and what they name is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from retool_mcore.errors import DataError
+
+ROOT = Path(__file__).parents[2]
+PERF = ROOT / "perf"
+CASES = PERF / "cases.toml"
+
+
+@pytest.fixture(scope="module")
+def history() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("perf_history", PERF / "history.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # pydantic looks a class's annotations up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", PERF / "history.py", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_record_is_printed_with_its_origin_and_its_figures():
+    done = run("--topic", "reward", "--since", "2026-11-23", "math-verify")
+    assert done.returncode == 0, done.stderr
+    assert "2026-11-23, 46eb8e7, 2f3386f, CPU, 2 cores, 24 GiB" in done.stdout
+    assert "| math-verify 0.9.0, its defaults | 41.2, 46.2, 35.0 % | 3.8, 0.0, 3.8 % | 9 to 11 |" in done.stdout
+    assert done.stdout.count("\n## ") == 0  # one record: others of these days or this topic are left out
+
+
+def test_a_topic_without_records_is_an_error_that_lists_the_topics():
+    done = run("--topic", "sandbx")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --topic sandbx: no record has it. There are: ") and "sandbox" in done.stderr
+
+
+def test_topic_days_and_words_all_choose(history: ModuleType):
+    days = [history.Record.model_validate(record("2026-11-2" + day)) for day in "123"]
+    days.append(days[1].model_copy(update={"topics": ["FP8"]}))
+
+    def titles(topic: str, since: str, until: str, *words: str) -> list[str]:
+        first, last = history.date.fromisoformat(since), history.date.fromisoformat(until)
+        return [str(found.date)[-2:] for found in history.chosen(days, topic, first, last, list(words))]
+
+    assert titles("", "2026-11-22", "2026-11-23") == ["22", "23", "22"]
+    assert titles("sandbox", "2026-11-22", "2026-11-22") == ["22"]
+    assert titles("", "2026-11-21", "2026-11-23", "NUMPY", "fp8") == ["22"]
+
+
+def test_every_line_of_the_history_is_a_record_in_the_order_of_days(history: ModuleType):
+    records = history.read()
+    assert len(records) >= 58
+    assert [record.date for record in records] == sorted(record.date for record in records)
+    assert all(record.topics and record.hardware and record.title and record.text for record in records)
+
+
+def test_a_damaged_line_is_named(history: ModuleType, tmp_path: Path):
+    path = tmp_path / "history.jsonl"
+    path.write_text(json.dumps(record("2026-11-21")) + "\n" + json.dumps(record("yesterday")) + "\n")
+    with pytest.raises(DataError, match=r"history\.jsonl, line 2, is no record: date: .* A record has date, commit"):
+        history.read(path)
+
+
+def record(day: str) -> dict[str, object]:
+    return {
+        "date": day,
+        "commit": "0000000",
+        "hardware": "H200",
+        "topics": ["sandbox"],
+        "kind": "measured",
+        "command": "",
+        "title": "Sandbox",
+        "text": "numpy 7.7 ms",
+    }
+
+
+def table_rows(page: Path) -> list[str]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    heads = {i - 1 for i, line in enumerate(lines) if line.startswith("|---")}
+    return [line for i, line in enumerate(lines) if re.match(r"\| ", line) and i not in heads]
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 110), ("perf/RESULTS.md", 150)])
+def test_pages_stay_short(name: str, most: int):
+    assert (ROOT / name).read_text(encoding="utf-8").count("\n") <= most
+
+
+def test_the_log_is_at_most_60_rows_and_each_says_when():
+    rows = table_rows(PERF / "LOG.md")
+    assert 30 <= len(rows) <= 60
+    assert not [row for row in rows if not re.search(r"\| 2026-\d\d-\d\d[^|]*\|$", row)]
+
+
+def test_the_first_version_is_dated_and_told_in_40_lines():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert versions[0].startswith("[Unreleased]\n")
+    assert re.match(r"\[0\.1\.0\] - \d{4}-\d\d-\d\d\n", versions[-1])
+    assert versions[-1].count("\n") <= 40
+
+
+@pytest.mark.parametrize("page", ["perf/RESULTS.md", "perf/LOG.md", *sorted(map(str, (ROOT / "docs").glob("*.md")))])
+def test_files_that_the_pages_name_are_there(page: str):
+    path = ROOT / page
+    text = path.read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:[a-z_0-9]+/)+[A-Za-z_0-9.]+\.(?:py|md|sh|toml|jsonl|json|png)\b", text))
+    named |= {link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link}
+    folders = (ROOT, ROOT / "retool_mcore", path.parent)
+    missing = [name for name in named if name[:4] != "runs" and not any((each / name).exists() for each in folders)]
+    assert not missing
+
+
+def test_scripts_and_cases_that_the_results_name_are_there():
+    text = (PERF / "RESULTS.md").read_text(encoding="utf-8")
+    scripts = set(re.findall(r"python(?: -W ignore)? (perf/\w+\.py)", text))
+    assert len(scripts) > 5 and not [name for name in scripts if not (ROOT / name).exists()]
+    cases = set(re.findall(r"perf/bench\.py (\w+)", text))
+    assert cases and not [case for case in cases if f"[{case}]" not in CASES.read_text(encoding="utf-8")]

@@ -1,0 +1,36 @@
+"""SGLang samples with the positions that Megatron is trained with, or RL refuses them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="sglang is not installed")
+from retool_mcore.errors import ConfigError
+from retool_mcore.model.rope import check_engine_rope, rope_of_config
+from retool_mcore.platforms import get_platform
+from tests.model_parity import LONGEST, ROPES, SAMPLED, THETA
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+WIDTH = 16
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_its_cosines_and_sines_are_ours_where_rl_takes_them(name: str, monkeypatch: pytest.MonkeyPatch):
+    get_platform("cpu").activate()
+    from sglang.srt import server_args
+    from sglang.srt.layers.rotary_embedding import get_rope
+
+    here = server_args.ServerArgs(model_path="none", device="cpu")
+    monkeypatch.setattr(server_args, "_global_server_args", here, raising=True)
+    settings = ROPES[name] | {"rope_theta": THETA}
+    values = {"rope_parameters": settings, "max_position_embeddings": LONGEST}
+    theirs = get_rope(WIDTH, WIDTH, LONGEST, int(THETA), True, settings, torch.float32).cos_sin_cache[:LONGEST]
+    rope = rope_of_config(values)
+    angles = torch.outer(torch.arange(LONGEST, dtype=torch.float32), rope.frequencies(WIDTH))
+    ours = torch.cat([angles.cos(), angles.sin()], dim=-1) * rope.attention_factor
+    assert torch.allclose(theirs, ours, atol=1e-5) == (name in SAMPLED)
+    with nullcontext() if name in SAMPLED else pytest.raises(ConfigError, match="SGLang samples with"):
+        check_engine_rope(values)

@@ -1,0 +1,72 @@
+"""What a resume refuses because the saved schedule would not fit it, and that it names the rest."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import CheckpointError
+from retool_mcore.run import checkpoint
+from tests.run.test_checkpoint_files import PPO, RL_7B, save
+
+COSINE = ("optim.schedule=cosine",)
+
+
+@pytest.mark.parametrize(
+    ("before", "setting", "said"),
+    [
+        (COSINE, "train.mini_batch_prompts=32", "mini_batch_prompts was 64, now 32"),
+        ((*COSINE, *PPO), "critic.warmup_steps=4", "critic.warmup_steps was 0, now 4"),
+    ],
+)
+def test_what_moves_the_updates_along_the_schedule_is_refused(
+    tmp_path: Path, before: tuple[str, ...], setting: str, said: str
+):
+    """With half the mini-batch step 51 would start at update 400 of 800 as if it were of 1,600."""
+    here = f"run.root={tmp_path}"
+    save(load_config(RlConfig, RL_7B, [here, *before]), 50)
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.find_resume(load_config(RlConfig, RL_7B, [here, *before, setting]))
+
+
+def test_every_other_changed_setting_is_told_by_name(tmp_path: Path):
+    """The 7B recipe has a constant rate, so that the number of updates bends nothing."""
+    here = (f"run.root={tmp_path}", "validation.temperature=1.0")
+    save(load_config(RlConfig, RL_7B, here), 50)
+    changes = {
+        "train.mini_batch_prompts": ("64", "32"),
+        "algorithm.loss": ("'ppo'", "'gspo'"),
+        "algorithm.clip_high": ("0.28", "0.3"),
+        "algorithm.mask_truncated": ("False", "True"),
+        "rollout.temperature": ("1.0", "0.7"),
+        "reward.call_bonus": ("0.0", "0.1"),
+    }
+    settings = [f"{key}={new.strip(chr(39)).lower()}" for key, (_, new) in changes.items()]
+    config = load_config(RlConfig, RL_7B, [*here, *settings])
+    told = StringIO()
+    found = checkpoint.find_resume(config)
+    assert found is not None
+    checkpoint.tell_changed_settings(found, config, Console(file=told))
+    for key, (old, new) in changes.items():
+        assert f"{key} was {old}, now {new}" in told.getvalue()
+    assert told.getvalue().count(" was ") == len(changes)
+
+
+def test_a_checkpoint_from_before_all_settings_were_kept_still_resumes(tmp_path: Path):
+    here = f"run.root={tmp_path}"
+    save(load_config(RlConfig, RL_7B, [here, *COSINE]), 50)
+    path = checkpoint.step_folder(load_config(RlConfig, RL_7B, [here]), 50) / "state.json"
+    state = json.loads(path.read_text())
+    del state["settings"], state["identity"]["mini_batch_prompts"]
+    path.write_text(json.dumps(state))
+    config = load_config(RlConfig, RL_7B, [here, *COSINE, "train.mini_batch_prompts=32", "optim.lr=5e-7"])
+    told = StringIO()
+    found = checkpoint.find_resume(config)
+    assert found is not None
+    checkpoint.tell_changed_settings(found, config, Console(file=told))
+    assert told.getvalue().count(" was ") == 1 and "optim.lr was 1e-06, now 5e-07" in told.getvalue()

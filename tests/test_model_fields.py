@@ -1,0 +1,203 @@
+"""Each field of a config.json is applied, harmless or refused by name; each tensor has a place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.model.check import check_model
+from retool_mcore.model.families import FAMILIES, ONLY, check_fields
+from retool_mcore.model.rope import rope_of_config
+from retool_mcore.model.tensors import trained_tensors, untrained_copies
+from retool_mcore.platforms import get_platform
+
+SFT, RL = "configs/sft_tiny_cpu.toml", "configs/rl_tiny_cpu.toml"
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def values_of(kind: str, **more: Any) -> dict[str, Any]:
+    experts: dict[str, Any] = {}
+    if kind == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    return {
+        "model_type": kind, "architectures": [FAMILIES[kind].architecture], "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
+        "vocab_size": 272, "max_position_embeddings": 32768, "sliding_window": None, **experts, **more,
+    }  # fmt: skip
+
+
+def write(folder: Path, values: dict[str, Any], **tensors: torch.Tensor | None) -> Path:
+    """A model directory. ``tensors``: further ones, or None for those that it lacks."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    all_of_them = {name: torch.zeros(1) for name in trained_tensors(values)} | tensors
+    save_file({name: each for name, each in all_of_them.items() if each is not None}, folder / "model.safetensors")
+    return folder
+
+
+def check(folder: Path, kind: type[SftConfig] | type[RlConfig] = SftConfig, *settings: str) -> None:
+    check_model(load_config(kind, RL if kind is RlConfig else SFT, [f"model.path={folder}", *settings]))
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [  # model_type, fields, what is said
+    ("llama", {"mlp_bias": True}, "mlp_bias of .* is True, and training takes False: training has no such bias"),
+    ("llama", {"attention_bias": True}, "attention_bias of .* is True"),
+    ("qwen3", {"attention_bias": True}, "attention_bias of .* is True"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act of .* is 'gelu', and training takes 'silu' or 'swish'"),
+    ("llama", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor of .* is 0\.5"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ("llama", {"logits_scaling": 8.0}, r"logits_scaling of .* is 8\.0"),
+    ("llama", {"residual_multiplier": 0.22}, "residual_multiplier"),
+    ("llama", {"embedding_multiplier": 12.0}, "embedding_multiplier"),
+    ("llama", {"qk_norm": True}, "qk_norm of .* is True"),
+    ("llama", {"hidden_dropout": 0.1}, "hidden_dropout"),
+    ("llama", {"rope_interleaved": True}, "rope_interleaved"),
+    ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping .* does not know this field"),
+    ("qwen2", {"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config"),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 100}, "sliding_window of .* is 100"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 100}, "is 100"),
+    ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types has linear_attention"),
+    ("mistral", {"sliding_window": 100}, "sequences here have up to"),
+    ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob"),
+    ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+    ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+    ("qwen3_moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
+    ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_scaling has type "dynamic"'),
+    ("qwen2", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, 'rope_parameters has type "longrope"'),
+    ("qwen2", {"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
+    ("qwen2", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, high_freq_factor"),
+    ("qwen2", {"rope_scaling": YARN | {"attn_factor": 2.0}}, "attn_factor = 2"),
+    ("qwen2", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "for each type of layer"),
+    ("qwen2", {"architectures": ["Qwen2ForSequenceClassification"]}, "architectures of .*Qwen2ForSequence"),
+    ("qwen2", {"model_type": "gemma3"}, "model_type of .* is 'gemma3', and training knows qwen2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "more", "said"), REFUSED)
+def test_a_field_that_training_would_not_heed_is_refused_by_name(
+    tmp_path: Path, kind: str, more: dict[str, Any], said: str
+):
+    values = values_of(kind)
+    write(tmp_path, values)
+    (tmp_path / "config.json").write_text(json.dumps(values | more))
+    with pytest.raises(ConfigError, match=said) as caught:
+        check(tmp_path)
+    assert SFT in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ONLY)
+def test_what_a_field_may_be_passes(name: str):
+    for value in (*ONLY[name].values, None):
+        check_fields(values_of("llama", **{name: value}), "model")
+
+
+def test_fields_of_published_files_pass(tmp_path: Path):
+    more = {"sliding_window": 32768, "max_window_layers": 1, "use_sliding_window": False, "use_mrope": False}
+    check(write(tmp_path / "qwen2", values_of("qwen2", **more)))
+    more = {"sliding_window": 4096, "layer_types": ["full_attention"] * 2, "auto_map": None, "logits_scaling": 1.0}
+    check(write(tmp_path / "mistral", values_of("mistral", **more)))
+    more = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
+    check(write(tmp_path / "llama", values_of("llama", **more)))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_default_that_only_transformers_knows_must_be_in_the_file(kind: str):
+    for name in FAMILIES[kind].needs:
+        values = values_of(kind)
+        del values[name.split(" or ", maxsplit=1)[0]]
+        with pytest.raises(ConfigError, match=rf"lacks {name}, whose default in {kind}"):
+            check_fields(values, "model")
+
+
+@pytest.mark.parametrize("theta", [1e4, 1e6])
+@pytest.mark.parametrize("width", [32, 128])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "default"},
+        {"type": "linear", "factor": 3.0},
+        {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 8192},
+        {"rope_type": "llama3", "factor": 7.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0,
+         "original_max_position_embeddings": 300},
+        YARN,
+        {"type": "yarn", "factor": 4.0},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6},  # a ramp of no width
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100, "beta_fast": 20,
+         "beta_slow": 2, "truncate": False, "attention_factor": 1.3},
+        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
+         "mscale_all_dim": 0.7},
+    ],
+)  # fmt: skip
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+def test_frequencies_are_those_of_transformers_bit_by_bit(scaling: dict[str, Any], width: int, theta: float):
+    get_platform("cpu").activate()  # transformers imports there
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    values = {"hidden_size": 4 * width, "num_attention_heads": 4, "max_position_embeddings": 32768}
+    values |= {"rope_theta": theta, "rope_scaling": scaling}
+    config = LlamaConfig(**json.loads(json.dumps(values)))
+    rope = rope_of_config(values)
+    assert rope == rope_of_config(config.to_dict()), "the keys of transformers 4 and of 5"
+    compute = ROPE_INIT_FUNCTIONS.get(rope.kind, LlamaRotaryEmbedding.compute_default_rope_parameters)
+    frequencies, factor = compute(config, torch.device("cpu"))
+    assert torch.equal(rope.frequencies(width), frequencies) and rope.attention_factor == factor
+
+
+def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):
+    """As Qwen2.5's page writes it. verl and SGLang keep to max_position_embeddings."""
+    write(tmp_path, values_of("qwen2", rope_scaling=YARN))
+    long = ["data.max_length_tokens=130000", "train.micro_batch_tokens=130000"]
+    check(tmp_path, SftConfig, *long)
+    response = ["rollout.max_response_tokens=40000", "train.micro_batch_tokens=50000"]
+    with pytest.raises(ConfigError, match="Write max_position_embeddings = 131072 and original_max"):
+        check(tmp_path, RlConfig, *response)
+    write(tmp_path, values_of("qwen2", rope_scaling=YARN) | {"max_position_embeddings": 131072})
+    check(tmp_path, RlConfig, *response)
+
+
+def test_a_factor_that_sglang_does_not_sample_with_is_for_sft_alone(tmp_path: Path):
+    write(tmp_path, values_of("qwen2", rope_scaling=YARN | {"attention_factor": 1.0}))
+    check(tmp_path)
+    with pytest.raises(ConfigError, match=r"attention factor 1 .* 0\.1 ln\(factor\) \+ 1 = 1\.13863"):
+        check(tmp_path, RlConfig)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.o_proj.bias", "model.mtp.0.norm.weight"])
+def test_a_tensor_that_training_does_not_read_is_an_error(tmp_path: Path, name: str):
+    write(tmp_path, values_of("llama"), **{name: torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=rf"has {name}, which training would leave out"):
+        check(tmp_path)
+
+
+def test_a_tensor_that_is_missing_is_an_error(tmp_path: Path):
+    write(tmp_path, values_of("qwen2"), **{"model.layers.0.self_attn.q_proj.bias": None, "lm_head.weight": None})
+    with pytest.raises(CheckpointError, match=r"lacks lm_head\.weight, model\.layers\.0\.self_attn\.q_proj\.bias"):
+        check(tmp_path)
+
+
+def test_a_tied_models_second_copy_is_taken_if_it_is_one(tmp_path: Path):
+    """As Qwen3-0.6B and Qwen3-1.7B are published; old Llama files have the frequencies, too."""
+    rows, old = torch.arange(10_000.0)[:, None], "model.layers.0.self_attn.rotary_emb.inv_freq"
+    tied = values_of("llama", tie_word_embeddings=True)
+    tensors = {"model.embed_tokens.weight": rows, "lm_head.weight": rows.clone(), old: torch.ones(3)}
+    check(write(tmp_path, tied, **tensors))
+    trained = {name: tensor + 1 for name, tensor in load_file(tmp_path / "model.safetensors").items() if name not in
+               {"lm_head.weight", old}}  # fmt: skip
+    copies = dict(untrained_copies(tmp_path, trained))
+    assert copies.keys() == {"lm_head.weight", old}, "an export has the source's names"
+    assert torch.equal(copies["lm_head.weight"], rows + 1) and torch.equal(copies[old], torch.ones(3))
+    tensors["lm_head.weight"][9_000] = 0.5
+    write(tmp_path, tied, **tensors)
+    with pytest.raises(CheckpointError, match=r"tie_word_embeddings = true .* differs"):
+        check(tmp_path)

@@ -1,0 +1,129 @@
+"""What is told of engine and actor is of the weights at the step's start, whatever the loss."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.plugin import assert_loaded
+from tests.verl.loss_scenario import ENGINE_BT, KEYS, LENGTHS_B, MASK_BT, OLD_BT, RL, Queue, batch, tree
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+ENTROPY_BT = torch.tensor([[0.5], [2.0], [7.0], [1.0]]).expand(4, 6) + torch.arange(6) / 10
+
+
+@pytest.fixture(autouse=True, scope="module")
+def verl_imports_here() -> None:
+    get_platform("cpu").activate()
+    assert_loaded()
+
+
+OFF = {"rollout_is": None, "rollout_is_threshold": 2.0, "rollout_rs": None, "rollout_rs_threshold": None}
+COLUMNS = {"entropy": ENTROPY_BT, "response_mask": MASK_BT, "old_log_probs": OLD_BT, "rollout_log_probs": ENGINE_BT}
+
+
+def test_the_entropy_is_a_mean_over_tokens_whatever_the_loss_makes_of_them(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl.engine_gap import entropy_metrics
+
+    Queue(monkeypatch, **COLUMNS)
+    found = entropy_metrics(batch(), OFF)
+    assert found == pytest.approx({"actor/entropy": float(ENTROPY_BT[MASK_BT.bool()].mean())})
+    by_response = [float(row[mask.bool()].mean()) for row, mask in zip(ENTROPY_BT, MASK_BT, strict=True)]
+    assert abs(sum(by_response) / 4 - found["actor/entropy"]) > 0.3, "the scenario tells the two apart"
+
+
+def test_a_response_without_a_token_in_the_loss_is_no_response_on_which_both_agree(monkeypatch: pytest.MonkeyPatch):
+    """Masked responses and the rows that pad a batch; verl takes their log-probability as 0."""
+    from retool_mcore.verl.engine_gap import entropy_metrics
+
+    mask_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])
+    Queue(monkeypatch, **COLUMNS | {"response_mask": mask_BT})
+    found = entropy_metrics(batch(), OFF)
+    surprise = [float(-OLD_BT[row][mask_BT[row].bool()].mean()) for row in (0, 2, 3)]
+    assert found["rollout_corr/training_log_ppl"] == pytest.approx(sum(surprise) / 3)
+    assert found["rollout_corr/kl"] == pytest.approx(float((ENGINE_BT - OLD_BT)[mask_BT.bool()].mean()))
+
+
+@pytest.mark.parametrize(("updates", "ranks"), [(1, 1), (3, 1), (1, 2), (3, 2), (2, 4)])
+def test_the_first_updates_rows_are_those_that_it_was_dealt(updates: int, ranks: int):
+    from transfer_queue import KVBatchMeta
+
+    from retool_mcore.verl.dealing import deal, order_for_ranks
+    from retool_mcore.verl.engine_gap import first_update
+
+    groups = [name for name in "abcdefghijkl" for _ in range(4)]
+    dealt = deal(groups, updates, (0, 1, 0))
+    order = order_for_ranks(dealt, [7 + row % 5 for row in range(48)], ranks)
+    meta = KVBatchMeta(partition_id="train", keys=[str(row) for row in order], tags=[{"row": row} for row in order])
+    found = first_update(meta, updates, ranks)
+    assert {int(key) for key in found.keys} == set(dealt[0]) and len(found.keys) == len(dealt[0])
+    assert [tag["row"] for tag in found.tags] == [int(key) for key in found.keys]
+
+
+DRIFT_BT = torch.tensor([[0.0], [0.0], [2.0], [-3.0]])  # of the weights, in the step's second update
+
+
+def update(monkeypatch: pytest.MonkeyPatch, *settings: str, call: int = 0) -> tuple[Any, Queue, dict[str, Any]]:
+    """Our trainer's update of two mini-batches of two responses with the engine's as old log-probs.
+
+    Its workers are a stand-in that answers with the log-probabilities of each update's own pass.
+    """
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl.trainer import ReToolTrainer
+
+    queue = Queue(
+        monkeypatch,
+        response_mask=MASK_BT,
+        loss_mask=MASK_BT,
+        responses=MASK_BT,
+        old_log_probs=ENGINE_BT,
+        rollout_log_probs=ENGINE_BT,
+    )
+
+    def log_probs_of_update(meta: Any) -> None:
+        for row, key in enumerate(KEYS):
+            one_prompt_token = torch.cat([OLD_BT[row, : LENGTHS_B[row]] + DRIFT_BT[row], torch.tensor([-99.0])])
+            queue.rows[key]["update_log_probs"] = one_prompt_token
+
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: batch)
+    trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
+    settings = ("algorithm.old_log_prob=rollout", "rollout.group_size=2", "train.mini_batch_prompts=6", *settings)
+    trainer._run = load_config(RlConfig, RL, settings)
+    trainer.config, trainer.updates_of_a_batch = tree(*settings), trainer._run.train.updates_per_step
+    trainer.local_trigger_step, trainer._compared = call, None
+    trainer.actor_rollout_wg = SimpleNamespace(log_probs_of_update=log_probs_of_update)
+    metrics: dict[str, Any] = {}
+    trainer._update_actor(batch(), metrics)
+    return trainer, queue, metrics
+
+
+def test_mismatch_is_of_the_engines_and_not_of_what_the_step_has_learnt(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl.replay import mismatch_metrics
+
+    settings = ("algorithm.importance_sampling=token", "algorithm.importance_threshold=2.0")
+    trainer, queue, metrics = update(monkeypatch, *settings)
+    assert trainer.updates_of_a_batch == 2 and trainer._compared.keys == KEYS[:2]
+    gap_N = (ENGINE_BT - OLD_BT)[:2][MASK_BT[:2].bool()]
+    assert mismatch_metrics(trainer._compared)["mismatch/kl"] == pytest.approx(float(gap_N.mean()), abs=1e-6)
+    assert mismatch_metrics(batch())["mismatch/kl"] != pytest.approx(float(gap_N.mean()), abs=0.1), "drift would show"
+    assert metrics["rollout_corr/kl"] == pytest.approx(float(gap_N.mean()), abs=1e-6)
+    weights_N = (-gap_N).exp().clamp(max=2.0)
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(float(weights_N.mean()), rel=1e-5)
+    assert metrics["actor/entropy"] == pytest.approx(float(-OLD_BT[:2][MASK_BT[:2].bool()].mean()), rel=1e-6)
+    # Of every row the trajectory file has what its own update made of it.
+    torch.testing.assert_close(queue.rows["b_1_0"]["old_log_probs"], OLD_BT[3, :4] - 3.0)
+
+
+def test_a_later_call_of_the_worker_in_a_step_compares_nothing(monkeypatch: pytest.MonkeyPatch):
+    """In mode "async" each update is a call of its own."""
+    trainer, queue, metrics = update(monkeypatch, call=1)
+    assert trainer._compared is None and metrics == {}
+    torch.testing.assert_close(queue.rows["b_1_0"]["old_log_probs"], OLD_BT[3, :4] - 3.0)

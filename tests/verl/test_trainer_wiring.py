@@ -1,0 +1,195 @@
+"""What our trainer hands from verl to our parts, with values at which another wire would show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import RunError
+from retool_mcore.platforms import get_platform
+from retool_mcore.run.metrics import NonFiniteLoss
+from retool_mcore.verl.plugin import assert_loaded
+from tests.verl.loss_scenario import ENGINE_BT, MASK_BT, OLD_BT, RL, Queue, batch
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def verl_imports_here() -> None:
+    get_platform("cpu").activate()
+    assert_loaded()
+
+
+def trainer_of(tmp_path: Path, *settings: str) -> Any:
+    """Ours without verl's set-up, which starts workers."""
+    from retool_mcore.verl.trainer import ReToolTrainer
+
+    trainer = object.__new__(ReToolTrainer)
+    trainer._run = load_config(RlConfig, RL, [f"run.root={tmp_path}", *settings])
+    trainer.global_steps = 4
+    return trainer
+
+
+@pytest.mark.parametrize("bad", ["actor/pg_loss", "actor/grad_norm", "critic/vf_loss"])
+def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
+    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl import trainer as module
+
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: None)
+    monkeypatch.setattr(module, "mismatch_metrics", lambda batch: {})
+    trainer, written = trainer_of(tmp_path), []
+    trainer._clock = SimpleNamespace(metrics_begin=lambda: None, row_written=dict)
+    trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={})
+    trainer.goal_metrics = lambda validated: {}
+    trainer.stop_without_progress = lambda step: None
+    trainer.engine_metrics = dict
+    trainer._load = SimpleNamespace(metrics=dict)
+    trainer._shape, trainer._starting, trainer._compared = None, False, None
+    trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
+    trainer._writer = SimpleNamespace(write=lambda step, row: written.append(row))
+    rows = SimpleNamespace(keys=["a_0_0"], tags=[{"seq_len": 7}], partition_id="train")
+    good = {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0, "critic/vf_loss": 0.1}
+    with pytest.raises(NonFiniteLoss, match="nan at step 4"):
+        trainer._compute_metrics(rows, good | {bad: float("nan")}, {"step": 2.0})
+    assert written == []
+    trainer._compute_metrics(rows, dict(good), {"step": 2.0})
+    assert written[0]["loss"] == 0.5 and written[0]["grad_norm"] == 1.0
+
+
+def test_rows_are_dealt_by_the_length_of_prompt_and_response_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from transfer_queue import KVBatchMeta
+
+    from retool_mcore.verl import trainer as module
+    from retool_mcore.verl.dealing import deal, order_for_ranks
+
+    monkeypatch.setattr(module, "upsample_batch_to_divisible_size", lambda batch, multiple, eos: batch)
+    settings = ("cluster.gpus_per_node=2", "rollout.group_size=2", "train.prompts_per_step=4")
+    trainer = trainer_of(tmp_path, *settings, "train.mini_batch_prompts=4")
+    trainer.updates_of_a_batch, trainer.local_trigger_step = 1, 0
+    trainer.tokenizer = SimpleNamespace(eos_token_id=0)
+    prompts, responses = [9, 1, 7, 3, 5, 8, 2, 6], [1, 80, 20, 3, 60, 7, 40, 10]
+    keys = [f"{name}_{row}_0" for name in "abcd" for row in range(2)]
+    tags = [
+        {"prompt_len": 100 * prompt, "response_len": 10 * said, "seq_len": 100 * prompt + 10 * said}
+        for prompt, said in zip(prompts, responses, strict=True)
+    ]
+    dealt = deal([key[0] for key in keys], 1, (0, 4, 0))
+    orders = {name: order_for_ranks(dealt, [tag[name] for tag in tags], 2) for name in tags[0]}
+    assert orders["seq_len"] not in (orders["prompt_len"], orders["response_len"])
+    found = trainer._balance_batch(KVBatchMeta(partition_id="train", keys=list(keys), tags=tags), {})
+    assert found.keys == [keys[row] for row in orders["seq_len"]]
+
+
+def test_mismatch_is_over_sampled_tokens_and_over_rejected_ones_too(monkeypatch: pytest.MonkeyPatch):
+    """The engine's numbers at an interpreter's tokens are no probabilities of anything sampled."""
+    from retool_mcore.verl.replay import mismatch_metrics
+
+    rejected_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])
+    columns = {"response_mask": rejected_BT, "loss_mask": MASK_BT}
+    Queue(monkeypatch, **columns, old_log_probs=OLD_BT, rollout_log_probs=ENGINE_BT)
+    gap_BT = ENGINE_BT - OLD_BT
+    found = mismatch_metrics(batch())
+    assert found["mismatch/kl"] == pytest.approx(float(gap_BT[MASK_BT.bool()].mean()), abs=1e-6)
+    assert found["mismatch/max"] == pytest.approx(1.1, abs=1e-5), "5.0 is of an interpreter's token"
+
+
+class Groups:
+    """Stands for verl's buffer: which groups its filter has set aside."""
+
+    def __init__(self, aside: set[str]) -> None:
+        self.aside = aside
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        return self.aside, Counter()
+
+
+def test_the_curriculum_is_told_a_group_that_was_set_aside_once():
+    """verl asks again and again until it has cleared the group."""
+    from retool_mcore.verl.replay import ReplayMixin
+
+    class Buffer(ReplayMixin, Groups):
+        def __init__(self) -> None:
+            Groups.__init__(self, {"a"})
+            self._observed: set[str] = set()
+            self.finished_keys = {"train": {"a", "b"}, "val": {"c"}}
+            self.partitions = {"train": {"a_0_0": {}, "a_1_0": {}, "b_0_0": {}}, "val": {"c_0_0": {}}}
+            self.told: list[list[str]] = []
+
+        def _tell_answers(self, keys: list[str], partition_id: str) -> None:
+            self.told += [sorted(keys)] if keys else []
+
+    buffer = Buffer()
+    for _ in range(3):
+        buffer._dapo_filtered_keys("train")
+    assert buffer.told == [["a_0_0", "a_1_0"]]
+    buffer.aside = {"a", "b"}
+    buffer._dapo_filtered_keys("train")
+    assert buffer.told[1:] == [["b_0_0"]]
+    buffer._dapo_filtered_keys("val")
+    assert len(buffer.told) == 2, "validation teaches the curriculum nothing"
+
+
+def test_restarts_are_counted_by_row_and_bounded_by_the_run(tmp_path: Path):
+    from ray.exceptions import RayActorError
+
+    trainer = trainer_of(tmp_path, "train.max_engine_restarts=3")
+    trainer._count(RayActorError())
+    trainer._count(RayActorError())
+    assert trainer.engine_metrics() == {"engine/restarts": 2.0}
+    assert trainer.engine_metrics() == {"engine/restarts": 0.0}, "since the row before"
+    trainer._count(RayActorError())
+    assert trainer.engine_metrics() == {"engine/restarts": 1.0}
+    with pytest.raises(RunError, match=r"train\.max_engine_restarts = 3 allows no restart"):
+        trainer._count(RayActorError())
+
+
+def test_a_new_engine_gets_the_version_of_the_last_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also after a resume, and not that of the step that goes on."""
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    for hook in ("on_init_end", "on_step_end"):
+        monkeypatch.setattr(PPOTrainerSync, hook, lambda self: None)
+    trainer, synced = trainer_of(tmp_path), []
+    calls = dict.fromkeys(("abort_replicas", "sleep_replicas", "resume_generation_replicas"), lambda: None)
+    trainer.checkpoint_manager = SimpleNamespace(update_weights=synced.append, **calls)
+    trainer.llm_server_manager, trainer.replay_buffer = SimpleNamespace(), SimpleNamespace()
+    trainer._detach_dead = lambda: None
+    trainer.on_init_end()
+    trainer.global_steps = 5
+    trainer._sync_again()
+    trainer.on_step_end()
+    trainer.global_steps = 6
+    trainer._sync_again()
+    assert synced == [4, 5]
+
+
+def test_patience_is_counted_over_what_verls_validation_and_ours_have_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val-core/x": 1.0})
+    settings = ("best.metric=val/accuracy", "best.patience=2", "validation.every=2", "checkpoint.every_steps=2")
+    trainer = trainer_of(tmp_path, *settings)
+    trainer._run.run.dir.mkdir(parents=True)
+    trainer.config, trainer.total_training_steps = OmegaConf.create({"trainer": {"val_before_train": False}}), 24
+    trainer.resume_best(0)
+    for step, value in ((2, 0.5), (4, 0.75), (6, 0.6), (8, 0.7)):
+        trainer.global_steps = step
+        trainer.replay_buffer = SimpleNamespace(val_metrics={"val/accuracy": value})
+        assert trainer._validate() == {"val-core/x": 1.0}
+        trainer.stop_without_progress(step)
+        assert trainer.total_training_steps == (8 if step == 8 else 24)
+    assert trainer.goal_metrics(True) == {"best/step": 4, "best/value": 0.75, "best/waited": 2}
+    assert trainer.goal_metrics(False) == {}, "in a row without a validation"
