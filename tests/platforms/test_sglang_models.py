@@ -29,7 +29,9 @@ ROPES = {"qwen2": "yarn", "qwen3": "linear", "qwen3_moe": "yarn", "llama": "llam
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_served_model_computes_what_transformers_does(kind: str, tmp_path: Path):
     model = make_model(tmp_path / "model", **Case(kind=kind, rope=ROPES[kind], tied=kind == "llama").settings())
-    with SglangServer(model, get_platform("cpu"), dtype="float32", log_path=tmp_path / "log") as server:
+    with SglangServer(
+        model, get_platform("cpu"), dtype="float32", log_path=tmp_path / "log", max_running_requests=16
+    ) as server:
         sampling = {"temperature": 0, "max_new_tokens": 1}
         body = {"input_ids": sequences(), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
         answers = httpx.post(f"{server.url}/generate", json=body, timeout=120, trust_env=False).json()

@@ -20,11 +20,11 @@ from retool_mcore.data.chat import render
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.native_calls import reader
 from retool_mcore.rollout.protocol import open_protocol, serving_protocol
 from retool_mcore.rollout.tool_call import parse_hermes, parse_retool
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ScriptedEngine, call
 from tests.rollout.test_one_shot import Prints
 
@@ -70,7 +70,7 @@ async def test_a_rollout_goes_on_after_a_mentioned_tag(tokenizer, text: str, pro
         engine=ScriptedEngine(tokenizer, [said, "\\boxed{4}<|im_end|>"]),
         sandbox=Prints(["4"]),
         protocol=opened,
-        limits=Limits(max_response_tokens=900),
+        limits=limits_for(max_response_tokens=900),
         sampling=Sampling(),
         trajectory_id="t",
     )
@@ -135,7 +135,7 @@ async def test_hermes_tags_of_several_tokens_work(in_pieces):
         engine=ScriptedEngine(in_pieces, [said, "\\boxed{1}<|im_end|>"]),
         sandbox=Prints(["True"]),
         protocol=protocol,
-        limits=Limits(max_response_tokens=900),
+        limits=limits_for(max_response_tokens=900),
         sampling=Sampling(),
         trajectory_id="t",
     )

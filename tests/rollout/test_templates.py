@@ -17,10 +17,10 @@ from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.native_calls import READERS
 from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, TextOnly, ToolProtocol
+from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ScriptedEngine
 from tests.rollout.test_one_shot import Prints
 from tests.template_styles import STYLES, TAKEN, Style, tokenizer_in
@@ -51,7 +51,7 @@ async def play(tokenizer, protocol: ToolProtocol, *script: str) -> Trajectory:
         engine=ScriptedEngine(Pieces(tokenizer), script),
         sandbox=Prints(["x 4\n"] * len(script)),  # type: ignore[arg-type]
         protocol=protocol,
-        limits=Limits(max_response_tokens=3000),
+        limits=limits_for(max_response_tokens=3000),
         sampling=Sampling(),
         trajectory_id="t",
     )
