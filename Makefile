@@ -72,7 +72,7 @@ lint: install
 perf: install
 	test -d runs/task || $(BIN)/retool data task runs/task
 	$(BIN)/python -W ignore perf/interleave.py sft_tiny_cpu --base $(BASE)
-	$(BIN)/python -W ignore perf/interleave.py rl_tiny_cpu --base $(BASE) --rounds 1 --steps 8 \
+	$(BIN)/python -W ignore perf/interleave.py rl_tiny_cpu --base $(BASE) --rounds 1 --steps 5 \
 		--data runs/task/rl_train.parquet
 
 clean:

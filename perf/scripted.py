@@ -36,6 +36,9 @@ class Scripted(Hermes):
         super().__init__(tokenizer)
         self.stop_token_ids = ()
 
+    def ended(self, turn_ids: Sequence[int]) -> bool:
+        return True  # FixedTurns says "stop" where the plan does
+
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
         return Parsed(kind="tool_call", calls=code_calls(SNIPPET))
 
