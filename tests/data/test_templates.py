@@ -19,7 +19,7 @@ from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate.cases import _identity
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.protocol import protocol_of
-from retool_mcore.verl.keys.ppo import _actor_keys
+from retool_mcore.verl.keys.ppo import ppo_keys
 from retool_mcore.verl.keys.refused import RL_KEYS, SFT_KEYS
 from retool_mcore.verl.keys.sft import sft_sections
 from tests.template_styles import tokenizer_in
@@ -76,7 +76,9 @@ def test_lint_renders_with_the_arguments(qwen3: Path, tmp_path: Path):
 def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):
     rl, sft, platform = run_of(RlConfig, qwen3, OFF), run_of(SftConfig, qwen3, OFF), get_platform("cpu")
     text = tokenizer_of(rl.model).chat_template
-    assert _actor_keys(rl, platform)["actor_rollout_ref.model.custom_chat_template"] == text
+    ppo = run_of(RlConfig, qwen3, OFF, "algorithm.name=ppo", "critic.lr=1e-5")
+    assert ppo_keys(rl, platform)["actor_rollout_ref.model.custom_chat_template"] == text
+    assert ppo_keys(ppo, platform)["critic.model.custom_chat_template"] == text
     assert sft_sections(sft, platform)["model"]["custom_chat_template"] == text
     assert "custom_chat_template" not in sft_sections(run_of(SftConfig, qwen3), platform)["model"]
     assert RL_KEYS["actor_rollout_ref.model.custom_chat_template"] == "model.chat_template"
