@@ -90,34 +90,29 @@ def test_files_that_the_guides_name_are_there():
     assert not missing
 
 
+def _named_outside_platforms(names: set[str], tables: set[str]) -> list[str]:
+    """Where the package has one of ``names`` as a literal, but for platforms/ and ``tables``."""
+    package = ROOT / "retool_mcore"
+    return [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in package.rglob("*.py")
+        if "platforms" not in path.parts and str(path.relative_to(package)) not in tables
+        for node in ast.walk(_tree(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+
+
 def test_only_platforms_ask_for_the_name_of_a_device():
     """All else reads a platform's facts. The schema names the choices, the planner's table the data
     sheets.
     """
-    names, tables = {"cpu", "cuda", "npu", "ascend"}, {"config/shared.py", "planner/hardware.py"}
-    package = ROOT / "retool_mcore"
-    found = [
-        f"{path.relative_to(package)}:{node.lineno}"
-        for path in package.rglob("*.py")
-        if "platforms" not in path.parts and str(path.relative_to(package)) not in tables
-        for node in ast.walk(_tree(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and node.value in names
-    ]
-    assert not found
+    tables = {"config/shared.py", "planner/hardware.py"}
+    assert not _named_outside_platforms({"cpu", "cuda", "npu", "ascend"}, tables)
 
 
-def test_only_the_engines_own_file_and_platforms_ask_for_the_name_of_a_rollout_engine():
+def test_only_platforms_ask_for_the_name_of_a_rollout_engine():
     """All else reads a fact of `platforms/rollout_engines.py`. The tables list packages."""
-    names, tables = {"sglang", "vllm"}, {"run/fingerprint.py", "quickstart.py"}
-    package = ROOT / "retool_mcore"
-    found = [
-        f"{path.relative_to(package)}:{node.lineno}"
-        for path in package.rglob("*.py")
-        if "platforms" not in path.parts and str(path.relative_to(package)) not in tables
-        for node in ast.walk(_tree(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and node.value in names
-    ]
-    assert not found
+    assert not _named_outside_platforms({"sglang", "vllm"}, {"run/fingerprint.py", "quickstart.py"})
 
 
 def test_no_machine_leaks_into_the_repository():
