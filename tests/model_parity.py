@@ -68,12 +68,15 @@ ONE = [
     *(Case(kind=kind, rope=rope) for kind in KINDS for rope in SAMPLED if rope != "default"),
     *(Case(kind="qwen2", rope=rope, saved=True) for rope in ROPES if rope not in SAMPLED),
 ]
+HALVED = (("qwen2", "linear"), ("qwen3", "yarn"), ("qwen3_moe", "linear"), ("llama", "yarn"), ("mistral", "llama3"))
 TWO = [
     Case(kind="llama", rope="llama3", tied=True, layout={"tp": 2}, saved=True),
     Case(kind="llama", rope="llama3", tied=True, layout={"pp": 2}, saved=True),
     Case(kind="qwen2", rope="yarn with attention_factor", layout={"tp": 2}),
     Case(kind="qwen2", rope="yarn", layout={"pp": 2}),
     Case(kind="qwen2", rope="yarn", layout={"cp": 2}),
+    *(Case(kind=kind, rope=rope, tied=kind in TIED, layout={"tp": 2}, saved=True) for kind, rope in HALVED),
+    *(Case(kind=kind, rope=rope, layout={"pp": 2}, saved=True) for kind, rope in HALVED),
 ]
 
 
