@@ -12,6 +12,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import pre_tokenizers
 
 from retool_mcore.data.chat import Rendered, render
 from retool_mcore.data.files import write_parquet
@@ -164,7 +165,8 @@ def test_a_row_of_a_hundred_megabytes_is_left_out_without_being_tokenized(tmp_pa
     huge = {"messages": [TOOL_ROW["messages"][0], {"role": "assistant", "content": "x" * 100_000_000}], "tools": None}
     write_parquet(path, [TEXT_ROW, huge])
     made = build_tokenizer(tokenizer_rows())
-    made.backend_tokenizer.pre_tokenizer = None  # pyright: ignore  one word of any length would take hours
+    one_word = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.backend_tokenizer.pre_tokenizer = one_word  # pyright: ignore  of this length it would take hours
     data = load_sft(path, made, max_length_tokens=100)
     assert (len(data.examples), data.too_long) == (1, (1,))
 
