@@ -41,6 +41,7 @@ def trajectories(root: Path) -> list[dict]:
     return [json.loads(line) for line in (root / "rl" / "trajectories" / "trajectories.jsonl").open()]
 
 
+@pytest.mark.long
 def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tmp_path: Path, mark: str):
     """Its checkpoints are written by processes beside the workers; the first, of one rank, is read
     by two.

@@ -38,6 +38,7 @@ def sft_settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
     return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
 
 
+@pytest.mark.long
 def test_sft_over_two_nodes_loses_one_and_continues(task: Path, tmp_path: Path, mark: str):
     whole = run(argv_sft(*sft_settings(task, tmp_path, "run.name=whole")), mark)
     assert whole.returncode == 0, whole.stderr[-3000:]
