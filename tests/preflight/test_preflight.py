@@ -24,6 +24,7 @@ from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.findings import Finding, ok, run_checks
 from retool_mcore.preflight.start import check_surroundings
 from retool_mcore.run.fingerprint import differing, file_hash, fingerprint
+from tests.plain_chatml import PLAIN_CHATML
 
 ROOT = Path(__file__).parents[2]
 RL = ROOT / "configs" / "rl_tiny_cpu.toml"
@@ -183,14 +184,11 @@ def test_the_clock_answers():
     assert levels(list(machine.clock())) in (["ok"], ["warning"])
 
 
-def test_a_tokenizer_without_the_tags(task: Path, tmp_path: Path):
-    folder = tmp_path / "model"
-    shutil.copytree(task / "model", folder)
-    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    (folder / "tokenizer.json").write_text(text.replace("</tool_call>", "</toolcall>"), encoding="utf-8")
-    run = good(task, f"model.path={folder}")
+def test_a_template_without_tool_turns(task: Path, tmp_path: Path):
+    (tmp_path / "plain.jinja").write_text(PLAIN_CHATML, encoding="utf-8")
+    run = good(task, f"model.chat_template={tmp_path / 'plain.jinja'}")
     found = run_checks([("tokenizer", lambda: inputs.tokenizer(run))], lambda _: None)
-    assert levels(found) == ["error"] and "tool_call" in found[0].text
+    assert levels(found) == ["error"] and "tool" in found[0].text, found
 
 
 def test_tools_are_offered_or_told_once(task: Path):

@@ -36,7 +36,7 @@ def test_the_answer_is_judged_only_where_somebody_asks(monkeypatch: pytest.Monke
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("judged")
 
-    monkeypatch.setattr("retool_mcore.reward.response.check", never)
+    monkeypatch.setattr("retool_mcore.reward.response.judge", never)
     assert own(lambda response: {"score": 1.0, "acc": 1})(RIGHT)["acc"] == 1.0
 
 
