@@ -187,7 +187,8 @@ async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continue
         for span in ledger.spans:
             ids = ledger.response_ids[span.start : span.end]
             if span.role == "model":
-                assert not set(ids[:-1]) & set(hermes.stop_token_ids)
+                stops = [at for at, token_id in enumerate(ids[:-1], 1) if token_id in hermes.stop_token_ids]
+                assert not [at for at in stops if hermes.ended(ids[:at])], "a turn goes on past a call's end"
                 assert all(logprob < 0 for logprob in ledger.logprobs[span.start : span.end])
 
 
