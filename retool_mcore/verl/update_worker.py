@@ -86,7 +86,7 @@ class UpdateWorker(TrainingWorker):
         self.free_room()
         loss_function = partial(avoid_zero_tokens, partial(sum_over_tokens, loss_function))
         output = self._engine_train_batch(data, loss_function=loss_function)
-        if tu.get(data, KEEP_LOG_PROBS, default=False) and "log_probs" in output["model_output"]:
+        if tu.get(data, KEEP_LOG_PROBS, default=False) and "log_probs" in output.get("model_output", {}):
             self.log_probs.append(output["model_output"]["log_probs"])
         return output
 
