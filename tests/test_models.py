@@ -98,7 +98,8 @@ def sft_by_name(
     """`retool sft` of a hub name, without network and with data that is not there."""
     settings = [f"model.path={name}", "data.train_file=absent.parquet", "data.val_file=absent.parquet"]
     argv = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *settings, *words]
-    own = os.environ | {"HF_HUB_CACHE": str(cache)} | dict([hub])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own = kept | {"HF_HUB_CACHE": str(cache)} | dict([hub])
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=own)
 
 

@@ -60,7 +60,7 @@ def fetch_config(name: str) -> dict[str, Any]:
     except (OSError, HFValidationError, HfHubHTTPError, httpx.HTTPError) as error:
         raise CheckpointError(
             f"model.path = {name!r} is no folder here, and its config.json can be had neither from the hub nor from "
-            f"its cache: {str(error).strip().partition(chr(10))[0]} Correct the name, fetch the model where there is "
+            f"its cache: {str(error).strip().partition(chr(10))[0].rstrip('.')}. Correct the name, fetch the model where there is "
             f"a network (hf download {name}), or set model.path to its folder."
         ) from error
 
