@@ -58,10 +58,11 @@ def fetch_config(name: str) -> dict[str, Any]:
             httpx.head(client.hf_hub_url(name, "config.json"), timeout=_HUB_S)
         return _config_json(Path(client.hf_hub_download(name, "config.json")).parent)
     except (OSError, HFValidationError, HfHubHTTPError, httpx.HTTPError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
         raise CheckpointError(
             f"model.path = {name!r} is no folder here, and its config.json can be had neither from the hub nor from "
-            f"its cache: {str(error).strip().partition(chr(10))[0].rstrip('.')}. Correct the name, fetch the model where there is "
-            f"a network (hf download {name}), or set model.path to its folder."
+            f"its cache: {why}. Correct the name, fetch the model where there is a network (hf download {name}), or "
+            "set model.path to its folder."
         ) from error
 
 
