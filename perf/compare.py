@@ -32,6 +32,7 @@ from rich.table import Table
 from scipy.stats import t as students_t
 
 from retool_mcore.cli.common import guarded
+from retool_mcore.config.base import leaves
 from retool_mcore.errors import ConfigError
 
 CONFIDENCE = 0.99
@@ -116,15 +117,8 @@ def require_comparable(head: dict[str, Any], base: dict[str, Any], changed: tupl
 
 def _differing(head: dict[str, Any], base: dict[str, Any], part: str) -> dict[str, tuple[Any, Any]]:
     """What differs in a part of the provenance, of the keys that both records have."""
-    ours, theirs = (_leaves(record["provenance"].get(part, {})) for record in (head, base))
+    ours, theirs = (leaves(record["provenance"].get(part, {})) for record in (head, base))
     return {key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def token_times(record: dict[str, Any]) -> list[float]:

@@ -22,6 +22,14 @@ def is_tables(value: object) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(map(is_table, cast("list[object]", value)))
 
 
+def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a table and of the tables in it, by "section.key"."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= leaves(value, f"{prefix}{key}.") if is_table(value) else {f"{prefix}{key}": value}
+    return found
+
+
 class Section(BaseModel):
     """A frozen table of the TOML file; unknown keys and coerced types are errors.
 

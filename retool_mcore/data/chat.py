@@ -311,6 +311,7 @@ def require_tool_turns(tokenizer: PreTrainedTokenizerBase) -> None:
     probe_call(tokenizer)
 
 
+@lru_cache(maxsize=8)  # also of a refusal, which probe_call does not keep
 def renders_tool_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether ``require_tool_turns`` would accept the template. Cached per tokenizer."""
     try:

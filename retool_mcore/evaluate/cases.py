@@ -88,9 +88,8 @@ def evaluate_many(
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
                 rollout = config.rollout.model_copy(update={"tool": case.tool})
-                protocol = protocol_of(
-                    rollout, tokenizer_of(config.model, case.model)
-                )  # before the servers start, as it may fail
+                # Before the servers start, as it may fail.
+                protocol = protocol_of(rollout, tokenizer_of(config.model, case.model))
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
                 asyncio.run(work.run(partial(on_sample, case.name)))
             report = {

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
-from retool_mcore.config.base import is_table
+from retool_mcore.config.base import leaves
 from retool_mcore.errors import CheckpointError
 from retool_mcore.run.best import read_best
 from retool_mcore.run.folder import write_whole
@@ -176,7 +176,7 @@ def find_resume(config: RunConfig) -> Saved | None:
 def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
     """Print one line that names every setting that differs from the checkpoint's."""
     if saved.settings:
-        before, now = _leaves(saved.settings), _leaves(json.loads(json.dumps(config.model_dump())))
+        before, now = leaves(saved.settings), leaves(json.loads(json.dumps(config.model_dump())))
         keys = [key for key in {**now, **before} if key not in PLACES and now.get(key, UNSET) != before.get(key, UNSET)]
         changed = [f"{key} was {before.get(key, UNSET)!r}, now {now.get(key, UNSET)!r}" for key in keys]
     else:
@@ -187,19 +187,12 @@ def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> 
 
 
 def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:
-    before, now = ADDED | _leaves(saved.identity), _leaves(identity(config))
+    before, now = ADDED | leaves(saved.identity), leaves(identity(config))
     return [
         (key, f"{key} was {before.get(key, NOT_RECORDED)!r}, now {value!r}")
         for key, value in now.items()
         if before.get(key, NOT_RECORDED) != value and (key in before or key not in LATER)
     ]
-
-
-def _leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _leaves(value, f"{prefix}{key}.") if is_table(value) else {f"{prefix}{key}": value}
-    return found
 
 
 def _check_layout(saved: Saved, config: RunConfig) -> None:

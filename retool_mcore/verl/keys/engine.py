@@ -7,7 +7,7 @@ from typing import Any
 from retool_mcore.config import RunConfig
 from retool_mcore.data.templates import template_of
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import OWN_PART, Key, values
+from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, values
 
 # verl trains adapters on Megatron through Megatron-Bridge alone (workers/config/megatron_peft.py).
 # With mbridge it ignores lora_rank, and asserts on lora.rank once it has started.
@@ -32,13 +32,13 @@ def _balances(run: RunConfig, *_: Any) -> bool:
     return run.experts.load_balancing != "none"
 
 
-def chat_template(run: RunConfig, *_: Any) -> str | None:
-    """verl makes its tokenizers with it, and writes it into checkpoints."""
-    return template_of(run.model)
+def chat_template(run: RunConfig, *_: Any) -> Any:
+    """verl makes its tokenizers with it, and writes it into checkpoints.
 
-
-def has_own_template(run: RunConfig, *_: Any) -> bool:
-    return template_of(run.model) is not None  # None: the model's own, whose text may not be here
+    Not set where it is the model's own, whose text may not be here.
+    """
+    template = template_of(run.model)
+    return NOT_SET if template is None else template
 
 
 def _in_fp8(run: RunConfig, *_: Any) -> bool:
@@ -192,7 +192,7 @@ OPTIMIZER = (
 # Of verl's HFModelConfig, for SFT and the actor; the functions take the run and its platform.
 MODEL = (
     Key("path", "model.path", lambda run, _: run.model.path),
-    Key("custom_chat_template", "model.chat_template", chat_template, when=has_own_template),
+    Key("custom_chat_template", "model.chat_template", chat_template),
     Key("external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("use_remove_padding", None, True),
     Key("use_fused_kernels", "memory.fused_cross_entropy", lambda run, _: run.memory.fused_cross_entropy),

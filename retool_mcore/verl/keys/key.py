@@ -21,7 +21,7 @@ class Key:
 
     ``value`` is what the key is set to, or a function that makes it of what ``values`` is given.
     Without it the key is refused alone. ``when`` says for which runs it is set; for others verl's
-    own default stands.
+    own default stands; so it does where a function returns NOT_SET.
     """
 
     path: str
@@ -35,11 +35,12 @@ def values(keys: Iterable[Key], *given: Any, under: str = "") -> dict[str, Any]:
 
     ``given`` is passed to each key's functions.
     """
-    return {
-        under + key.path: key.value(*given) if callable(key.value) else key.value
+    made = (
+        (under + key.path, key.value(*given) if callable(key.value) else key.value)
         for key in keys
-        if key.value is not NOT_SET and (key.when is None or key.when(*given))
-    }
+        if key.when is None or key.when(*given)
+    )
+    return {path: value for path, value in made if value is not NOT_SET}
 
 
 def refused(keys: Iterable[Key], *, under: str = "") -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from retool_mcore.config import RlConfig
 from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.engine import chat_template, has_own_template
+from retool_mcore.verl.keys.engine import chat_template
 from retool_mcore.verl.keys.key import OWN_PART, Key
 from retool_mcore.verl.keys.rollout import NODES, TRAINER_MODES, VERL
 from retool_mcore.verl.run_settings import RUN_CONFIG
@@ -56,7 +56,7 @@ ACTOR = (
 # Set for PPO, which has a critic, and refused for all.
 CRITIC = (
     Key("critic.model.path", "model.path", lambda run, _: run.model.path),
-    Key("critic.model.custom_chat_template", "model.chat_template", chat_template, when=has_own_template),
+    Key("critic.model.custom_chat_template", "model.chat_template", chat_template),
     Key("critic.model.external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("critic.model.use_remove_padding", None, True),
     Key("critic.ppo_mini_batch_size", "train.mini_batch_prompts"),  # verl takes the actor's
