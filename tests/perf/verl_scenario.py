@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import verl
 from omegaconf import DictConfig, OmegaConf
-from scripted import ScriptedAgentLoop, turn_lengths
+from scripted import ScriptedAgentLoop, seed_of_row, turn_lengths
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.tools.tool_registry import load_all_tools
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
@@ -38,7 +38,7 @@ from retool_mcore.verl.keys.ppo import check_ppo_tree
 from retool_mcore.verl.trainer import PHASES
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(4)
+ROWS = range(4)  # of the data; a row seeds its plan
 TOKEN = 300  # what the scripted engine samples
 
 
@@ -67,12 +67,10 @@ def composed(config: RlConfig, folder: Path) -> tuple[DictConfig, DictConfig]:
         return defaults, hydra.compose("ppo_trainer", overrides=hydra_words(verl_keys(config, folder)))
 
 
-async def trajectory(loop: Any, client: Client) -> dict[str, Any]:
+async def trajectory(loop: Any, client: Client, place: dict[str, int]) -> dict[str, Any]:
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     row = {"raw_prompt": [{"role": "user", "content": "1 + 1?"}], "reward_model": {"ground_truth": "2"}}
-    output = await loop.run(
-        sampling, **row, extra_info={}, uid="u", session_id=0, global_steps=1, row=0, held_out=False
-    )
+    output = await loop.run(sampling, **row, **place, extra_info={}, uid="u", global_steps=1, held_out=False)
     ids, mask = output.response_ids, output.response_mask
     return {
         "turns": client.turns,
@@ -99,17 +97,18 @@ async def both(tree: DictConfig, config: RlConfig, tokenizer: Any) -> dict[str, 
     ours_tree: Any = OmegaConf.create(OmegaConf.to_container(tree))
     ours_tree.trainer.retool_config = str(config.run.config_file)
     found: dict[str, Any] = {"verl": [], "ours": []}
-    for seed in SEEDS:
+    for row in ROWS:
+        place = {"row": row, "session_id": 0}
         client = Client()
         loop = hydra.utils.instantiate(
             entry, trainer_config=DictConfigWrap(tree), server_manager=client, tools=tools, **parts
         )
-        loop.lengths = turn_lengths(random.Random(seed), loop.response_length)
-        found["verl"].append(await trajectory(loop, client))
+        draw = random.Random(seed_of_row(config.run.seed, place))
+        loop.lengths = turn_lengths(draw, loop.response_length)
+        found["verl"].append(await trajectory(loop, client, place))
         client = Client()
         ours = ScriptedAgentLoop(DictConfigWrap(ours_tree), client, **parts)
-        ours.draw = random.Random(seed)
-        found["ours"].append(await trajectory(ours, client))
+        found["ours"].append(await trajectory(ours, client, place))
     return found
 
 
