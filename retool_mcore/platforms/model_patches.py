@@ -60,7 +60,11 @@ def _tied(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _whole(original: Callable[..., None]) -> Callable[..., None]:
-    """Load a checkpoint only if each of its tensors has a place in the model."""
+    """Load a checkpoint only if each of its tensors has a place in the model.
+
+    A critic's output layer is its value head, which no language model's checkpoint has. mbridge
+    leaves it out, too, but reads the language model's head before that, and a tied model has none.
+    """
 
     @wraps(original)
     def load_weights(self: Any, models: Any, weights_path: str, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +72,17 @@ def _whole(original: Callable[..., None]) -> Callable[..., None]:
         values = json.loads(config.read_text(encoding="utf-8"))
         if values.get("model_type") in FAMILIES:
             check_tensors(self._get_safetensor_io(weights_path).load_hf_weight_names(), values, weights_path)
-        original(self, models, weights_path, *args, **kwargs)
+        critic = not getattr(self.hf_config, "tie_word_embeddings", False)  # verl unties its configuration
+        if not (critic and values.get("tie_word_embeddings", False)):
+            return original(self, models, weights_path, *args, **kwargs)
+        all_weights = self._weight_name_mapping_mcore_local_to_global
+        self._weight_name_mapping_mcore_local_to_global = lambda model: {
+            local: name for local, name in all_weights(model).items() if name != "output_layer.weight"
+        }
+        try:
+            return original(self, models, weights_path, *args, **kwargs)
+        finally:
+            del self._weight_name_mapping_mcore_local_to_global
 
     return load_weights
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,9 +39,26 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     one += [job("actor_one", "actor", auto=True)]
     two = [job(f"actor_{name}", "actor", layout, auto=True) for name, layout in LAYOUTS.items()]
     two += [job(f"critic_{name}", "critic", LAYOUTS[name], auto=True) for name in ("dp2", "tp2")]
+    tied, untied = tied_and_untied(folder)
+    one += [{**job(f"critic_{path.name}", "critic", auto=False), "model": str(path)} for path in (tied, untied)]
+    two += [{**job("critic_tied_tp2", "critic", {"tp": 2}, auto=False), "model": str(tied)}]
     with ThreadPoolExecutor() as pool:
         launches = [pool.submit(launch, one, 1, folder / "one"), pool.submit(launch, two, 2, folder / "two")]
         return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
+
+
+def tied_and_untied(folder: Path) -> tuple[Path, Path]:
+    """Two models that differ in their head alone: the first one's is its embedding."""
+    import transformers
+
+    tied = make_model(folder / "tied", tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tied)
+    config = transformers.AutoConfig.from_pretrained(tied, tie_word_embeddings=False)
+    other = transformers.AutoModelForCausalLM.from_config(config)
+    other.load_state_dict({**model.state_dict(), "lm_head.weight": other.lm_head.weight.detach()})
+    other.save_pretrained(folder / "untied")
+    transformers.AutoTokenizer.from_pretrained(tied).save_pretrained(folder / "untied")
+    return tied, folder / "untied"
 
 
 @pytest.mark.parametrize("name", ["actor_one", *(f"actor_{layout}" for layout in LAYOUTS), "critic_dp2", "critic_tp2"])
@@ -54,6 +72,15 @@ def test_updates_are_those_of_a_run_that_recomputes_nothing(runs: dict[str, dict
     rows = want["after"][:: 2 if name.endswith("dp2") else 1]
     for row, expected in zip(got["after"], rows, strict=True):
         assert row[:-1] == pytest.approx(expected[:-1], abs=2e-4)
+
+
+@pytest.mark.parametrize("name", ["critic_tied", "critic_tied_tp2"])
+def test_a_critic_begins_with_the_body_of_a_tied_model(runs: dict[str, dict[str, Any]], name: str):
+    """A tied model's checkpoint has no head to leave out."""
+    want, got = runs["critic_untied"], runs[name]
+    for row, expected in zip(got["before"], want["before"], strict=True):
+        assert row[:-1] == pytest.approx(expected[:-1], abs=2e-4)
+    assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
 
 
 def passes(runs: dict[str, dict[str, Any]], name: str) -> Iterable[list[list[int]]]:
