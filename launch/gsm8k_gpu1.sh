@@ -23,7 +23,7 @@ done
 retool=("$PYTHON" -m retool_mcore)
 PROTOCOL=$("${retool[@]}" data protocol "$MODEL") || exit 2
 sft=("$SFT_CONFIG" "run.root=$OUT" run.name=sft "model.path=$MODEL" "data.train_file=$OUT/data/sft.parquet"
-  "data.val_file=$OUT/data/sft_val.parquet" "${KEYS[@]}" $SFT_KEYS)
+  "validation.files=[\"$OUT/data/sft_val.parquet\"]" "${KEYS[@]}" $SFT_KEYS)
 rl=("$RL_CONFIG" "run.root=$OUT" "rollout.protocol=$PROTOCOL" "data.train_file=$OUT/data/rl.parquet"
   "validation.files=[\"$OUT/data/validation.parquet\"]" "${KEYS[@]}" $RL_KEYS)
 

@@ -18,7 +18,7 @@ esac
 export PYTHON DRY_RUN
 source launch/stages.sh
 
-needed=$("$PYTHON" -m retool_mcore get "$SFT_CONFIG" $SFT_KEYS data.train_file data.val_file)
+needed=$("$PYTHON" -m retool_mcore get "$SFT_CONFIG" $SFT_KEYS data.train_file validation.files)
 needed+=" $("$PYTHON" -m retool_mcore get "$RL_CONFIG" $RL_KEYS data.train_file) $BENCHMARKS"
 for file in $needed; do
   [ -e "$file" ] || { stage data "$file" "$PYTHON" -m retool_mcore data fetch; break; }

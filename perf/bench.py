@@ -72,14 +72,12 @@ def bench(
     total = warmup + steps
     words = list(settings["set"])
     words += [f"model.path={model}"] if model else []
-    is_rl = settings["kind"] == "rl"
     if data:
-        held_out = f"validation.files=[{json.dumps(data)}]" if is_rl else f"data.val_file={data}"
+        held_out = f"validation.files=[{json.dumps(data)}]"
         words += [f"data.train_file={data}", held_out, "data.allow_overlap=true"]
     if settings.get("scripted"):
         words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / 'scripted_loop.yaml'}")
-    never = ["validation.every=0" if is_rl else "train.val_every_steps=0"]
-    never += ["checkpoint.every_steps=0", "checkpoint.export=false"]
+    never = ["validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false"]
     words += [f"train.steps={total}", *never, *(overrides or ())]
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]

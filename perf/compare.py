@@ -46,7 +46,8 @@ MORE_MEMORY, MORE_MEMORY_GIB = 0.02, 0.25  # both must be exceeded: a small run'
 LATER_START, LATER_START_S = 0.5, 10.0  # both: a start is measured once, and disks have caches
 # Settings that say where a run's files are and how long it goes on, not what a step does.
 FREE = (
-    "model.path", "data.train_file", "data.val_file", "data.allow_overlap", "validation.files", "train.steps",
+    "model.path", "data.train_file", "data.allow_overlap", "validation.files", "validation.every", "train.steps",
+    "data.val_file", "train.val_every_steps",  # what baselines of before 26 November 2026 call the two of [validation]
     "train.stall_s", "train.max_engine_restarts", "checkpoint", "verl_overrides",
 )  # fmt: skip
 

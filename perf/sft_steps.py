@@ -5,6 +5,7 @@ The same sequences in the same order, timing of a step and count of FLOPs as lau
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,8 +26,8 @@ from retool_mcore.verl.sft_engine import SftEngine, time_optimizer
 
 def config_of(case: str, model: str, data: str, steps: int, overrides: Sequence[str] = ()) -> SftConfig:
     settings = read_case(case)
-    words = [*settings["set"], f"model.path={model}", f"data.train_file={data}", f"data.val_file={data}"]
-    words += [f"train.steps={steps}", "data.allow_overlap=true", *overrides]
+    words = [*settings["set"], f"model.path={model}", f"data.train_file={data}"]
+    words += [f"validation.files=[{json.dumps(data)}]", f"train.steps={steps}", "data.allow_overlap=true", *overrides]
     return load_config(SftConfig, ROOT / settings["config"], words)
 
 

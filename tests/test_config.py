@@ -153,9 +153,10 @@ def test_what_those_rules_allow_loads():
         ("train.val_every_steps=5", "train.val_every_steps is now every = ... in the section [validation]"),
     ],
 )
-def test_a_setting_that_has_moved_says_where_it_is(old: str, new: str):
+@pytest.mark.parametrize(("kind", "path"), [(SftConfig, SFT), (RlConfig, RL)])
+def test_a_setting_that_has_moved_says_where_it_is(kind: type[SftConfig | RlConfig], path: Path, old: str, new: str):
     with pytest.raises(ConfigError) as caught:
-        load_config(RlConfig, RL, [old])
+        load_config(kind, path, [old])
     assert new in str(caught.value)
 
 

@@ -96,7 +96,7 @@ def sft_by_name(
     name: str, cache: Path, *words: str, hub: tuple[str, str] = ("HF_HUB_OFFLINE", "1")
 ) -> subprocess.CompletedProcess[str]:
     """`retool sft` of a hub name, without network and with data that is not there."""
-    settings = [f"model.path={name}", "data.train_file=absent.parquet", "data.val_file=absent.parquet"]
+    settings = [f"model.path={name}", "data.train_file=absent.parquet", 'validation.files=["absent.parquet"]']
     argv = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *settings, *words]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own = kept | {"HF_HUB_CACHE": str(cache)} | dict([hub])

@@ -12,7 +12,7 @@ from retool_mcore.config.shared import RunConfig
 
 
 class SftData(Section):
-    """The conversations that SFT learns from and is validated on."""
+    """The conversations that SFT learns from."""
 
     train_file: str
     """Parquet with rows {messages, tools}, as `retool data sft` writes them.
@@ -20,14 +20,11 @@ class SftData(Section):
     One file, a folder of them, or a pattern such as "data/part-*.parquet".
     """
 
-    val_file: str
-    """Parquet like train_file; the validation loss is measured on it."""
-
     max_length_tokens: PositiveInt
     """Longest row in tokens, rendered with the model's chat template; longer ones are left out."""
 
     allow_overlap: bool = False
-    """True: over a tenth of the problems of val_file may be trained on."""
+    """True: over a tenth of the problems of a file of validation.files may be trained on."""
 
 
 class SftTrain(Section):
@@ -42,9 +39,6 @@ class SftTrain(Section):
     micro_batch_tokens: PositiveInt
     """Budget in tokens of a packed micro-batch on one rank, forward and backward."""
 
-    val_every_steps: StepInterval
-    """Steps between two validations, and one after the last step; 0: never."""
-
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
     """Seconds without any sign of life after which the run ends; 0: never.
 
@@ -53,9 +47,20 @@ class SftTrain(Section):
     """
 
 
+class SftValidation(Section):
+    """What the loss is measured on beside training, and when."""
+
+    files: list[str] = Field(min_length=1)
+    """Parquet, as data.train_file; the loss is that of all their rows."""
+
+    every: StepInterval
+    """Steps between two validations, and one after the last step; 0: never."""
+
+
 class SftConfig(RunConfig):
     data: SftData
     train: SftTrain
+    validation: SftValidation
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -68,11 +73,11 @@ class SftConfig(RunConfig):
     @property
     def data_files(self) -> list[tuple[str, str]]:
         train = [("data.train_file", path) for path in parquet_files(self.data.train_file)]
-        return [*train, ("data.val_file", self.data.val_file)]
+        return [*train, *(("validation.files", path) for path in self.validation.files)]
 
     @property
     def validated(self) -> tuple[str, int]:
-        return "train.val_every_steps", self.train.val_every_steps
+        return "validation.every", self.validation.every
 
     @property
     def validation_metrics(self) -> dict[str, str]:

@@ -85,10 +85,12 @@ def data(config: RunConfig) -> Iterator[Finding]:
         yield warning("data", "not read: its length in tokens depends on the tokenizer, which is not here")
         return
     loaded = tokenizer_of(config.model)
+    held_out = config.validation.files
     if isinstance(config, SftConfig):
         forms = " and ".join(check_protocols(config, loaded))
         yield ok("data", f"rows of protocol {forms}, which the model serves" if forms else "rows in words alone")
-        for name, path in (("data.train_file", config.data.train_file), ("data.val_file", config.data.val_file)):
+        files = [("data.train_file", config.data.train_file), *(("validation.files", path) for path in held_out)]
+        for name, path in files:
             rows = load_sft(path, loaded, config.data.max_length_tokens)
             yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
             if note := rows.left_out(config.data.max_length_tokens):
@@ -101,7 +103,8 @@ def data(config: RunConfig) -> Iterator[Finding]:
         yield ok("data", f"every prompt fits data.max_prompt_tokens = {config.data.max_prompt_tokens}")
         yield from (warning("data", note) for note in notes)
     if isinstance(config, SftConfig) and not config.data.allow_overlap:
-        require_disjoint(config.data.train_file, config.data.val_file)
+        for path in held_out:
+            require_disjoint(config.data.train_file, path)
     yield ok("data", "validation problems may overlap: data.allow_overlap" if config.data.allow_overlap else
              "training and validation share no more problems than may happen by chance")  # fmt: skip
 

@@ -42,7 +42,8 @@ def check_data(config: RunConfig) -> list[str]:
     """
     if isinstance(config, SftConfig):
         if not config.data.allow_overlap:
-            require_disjoint(config.data.train_file, config.data.val_file)
+            for file in config.validation.files:
+                require_disjoint(config.data.train_file, file)
         return []
     assert isinstance(config, RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     if config.reward.function:

@@ -120,9 +120,9 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     tokenizer = tokenizer_of(config.model)
     check_protocols(config, tokenizer)
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
-    val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
+    held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
     if rank == 0:
-        tell_left_out((data, val_data), config.data.max_length_tokens, console)
+        tell_left_out((data, *held_out), config.data.max_length_tokens, console)
     resume = checkpoint.find_resume(config)
     timer = PhaseTimer()
     worker = megatron_worker(config, platform)
@@ -132,7 +132,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     batches = PackedBatches(
         data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank, hidden_size=engine.shape.hidden
     )
-    val_batches = validation_batches(val_data, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
+    val_batches = validation_batches(held_out, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
     done = resume.step if resume is not None else 0
     if resume is not None:
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
@@ -158,7 +158,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
             with timer.span("forward_backward"):
                 metrics = engine.train_batch(sequences)
             require_finite(metrics, step)
-            if _is_due(step, config.train.val_every_steps, config.train.steps):
+            if _is_due(step, config.validation.every, config.train.steps):
                 with timer.span("validate"):
                     metrics["val_loss"] = engine.validation_loss(val_batches)
                 best.validated(step, metrics)
@@ -191,15 +191,18 @@ def step_rates(metrics: Mapping[str, float], times: Mapping[str, float], platfor
     return found if busy_percent is None else found | {"gpu_percent": busy_percent}
 
 
-def validation_batches(data: SftDataset, global_batch: int, *, dp_size: int, dp_rank: int) -> list[list[Rendered]]:
-    """This rank's part of every validation row, in batches.
+def validation_batches(
+    files: Sequence[SftDataset], global_batch: int, *, dp_size: int, dp_rank: int
+) -> list[list[Rendered]]:
+    """This rank's part of every row of all ``files``, in batches.
 
     A batch has about ``global_batch`` rows over all ranks. Raises DataError when there are fewer
     rows than ranks.
     """
-    examples = data.examples
+    examples = [example for data in files for example in data.examples]
     if len(examples) < dp_size:
-        raise DataError(f"{data.source} has {len(examples)} usable rows, fewer than the {dp_size} data-parallel ranks")
+        names = ", ".join(data.source for data in files)
+        raise DataError(f"{names} has {len(examples)} usable rows, fewer than the {dp_size} data-parallel ranks")
     num_batches = max(1, len(examples) // global_batch)
     bounds = [len(examples) * i // num_batches for i in range(num_batches + 1)]
     return [list(examples[start + dp_rank : end : dp_size]) for start, end in pairwise(bounds)]

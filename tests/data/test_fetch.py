@@ -55,7 +55,7 @@ def test_every_data_file_of_the_shipped_configurations_is_made():
     named: set[str] = set()
     for path in (ROOT / "configs").glob("*.toml"):
         run = tomllib.loads(path.read_text())
-        named |= {run["data"]["train_file"], *run.get("validation", {}).get("files", [run["data"].get("val_file")])}
+        named |= {run["data"]["train_file"], *run["validation"]["files"]}
     made = {f"data/{file}" for published in (SFT, *RL) for file in published.files}
     assert {name for name in named if not name.startswith("runs/")} <= made
 

@@ -181,7 +181,7 @@ def test_a_missing_file_is_not_looked_for_on_a_hub(tmp_path):
 def test_sft_does_not_start_on_its_own_validation_set(tmp_path):
     make_task(tmp_path / "task", seed=1, spec=TaskSpec(sft_train=20, sft_val=8, rl_train=4, rl_val=4, eval=4))
     train = tmp_path / "task" / "sft_train.parquet"
-    settings = [f"model.path={tmp_path}/task/model", f"data.train_file={train}", f"data.val_file={train}"]
+    settings = [f"model.path={tmp_path}/task/model", f"data.train_file={train}", f'validation.files=["{train}"]']
     command = [sys.executable, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", f"run.root={tmp_path}", *settings]
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2, refused.stderr

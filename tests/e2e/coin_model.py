@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AddedToken
 
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.task_model import build_tokenizer, write_model
@@ -23,29 +25,53 @@ from retool_mcore.data.tasks import tokenizer_rows
 
 SURE = 2.0  # weight of a transition; the norm before the head gives every state the length sqrt(128) = 11.3
 PROMPTS = 64
+TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
-def write_coin_task(folder: Path, *, calls: bool = False, wrong_goes_on: int = 0) -> tuple[str, ...]:
+@dataclass(frozen=True, kw_only=True)
+class CallForm:
+    """How a call is written: by tokens that the model's tokenizer then has, each of them one.
+
+    ``starts``: what a turn of the model may begin after.
+    """
+
+    call: tuple[str, ...]
+    starts: tuple[str, ...] = ("\n",)
+    end: str = "<|im_end|>"
+    template: str = ""  # of tests/templates; "" is the tokenizer's own
+    special: tuple[str, ...] = ()
+
+
+def write_coin_task(
+    folder: Path, *, calls: bool = False, form: CallForm | None = None, wrong_goes_on: int = 0
+) -> tuple[str, ...]:
     """Model and data in ``folder``; returns the settings that name them.
 
     The model says ``\\boxed{1}`` or ``\\boxed{2}``. ``calls``: or, as often, something that mostly
-    is a call in the paper's form first. ``wrong_goes_on``: a wrong answer's 2 is repeated so many
-    times on average.
+    is a call in the paper's form first; with ``form``, always one in that form.
+    ``wrong_goes_on``: a wrong answer's 2 is repeated so many times on average.
     """
     tokenizer = build_tokenizer(tokenizer_rows())
+    starts, end = (form.starts, form.end) if form else (("\n",), "<|im_end|>")
+    texts = [f"\\boxed{{1}}{end}", f"\\boxed{{2}}{end}"]
+    if form:
+        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in form.special])
+        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in form.call])
+        tokenizer.eos_token = end
+        texts.append("".join(form.call))
+    elif calls:
+        texts.append("<code>print(7)</code>")
     write_model(folder / "model", tokenizer, seed=0)
-    texts = ["\n\\boxed{1}<|im_end|>", "\n\\boxed{2}<|im_end|>"]
-    if calls:
-        texts.append("\n<code>print(7)</code>")
     following: dict[int, dict[int, float]] = {}
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        for token_id, then in pairwise(ids):
+        begins = [(tokenizer.encode(start, add_special_tokens=False)[-1], ids[0]) for start in starts]
+        for token_id, then in [*begins, *pairwise(ids)]:
             following.setdefault(token_id, {})[then] = SURE
     if wrong_goes_on:
         (two,) = tokenizer.encode("2", add_special_tokens=False)
         following[two][two] = SURE + math.log(wrong_goes_on) / math.sqrt(128)
-    (end_id,) = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    (end_id,) = tokenizer.encode(end, add_special_tokens=False)
     _write_transitions(folder / "model" / "model.safetensors", following, end_id)
     for split in ("train", "val"):
         questions = [f"Heads or tails, {split} toss {number}?" for number in range(PROMPTS if split == "train" else 2)]
@@ -61,7 +87,8 @@ def write_coin_task(folder: Path, *, calls: bool = False, wrong_goes_on: int = 0
         ]
         write_parquet(folder / f"{split}.parquet", rows)
     files = (f"data.train_file={folder}/train.parquet", f'validation.files=["{folder}/val.parquet"]')
-    return (f"model.path={folder}/model", *files)
+    template = (f"model.chat_template={TEMPLATES / form.template}",) if form and form.template else ()
+    return (f"model.path={folder}/model", *template, *files)
 
 
 def _write_transitions(path: Path, following: Mapping[int, Mapping[int, float]], end_id: int) -> None:

@@ -55,7 +55,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def argv(task: Path, root: Path, *more: str) -> list[str]:
     files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
-    steps = ("train.steps=10", "train.val_every_steps=0", "checkpoint.every_steps=4", "train.global_batch=16")
+    steps = ("train.steps=10", "validation.every=0", "checkpoint.every_steps=4", "train.global_batch=16")
     return argv_sft(f"run.root={root}", f"model.path={task}/model", *files, *steps, "parallel.tp=2", *more)
 
 

@@ -92,7 +92,7 @@ def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_long
     task: Path, tmp_path: Path, mark: str
 ):
     files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
-    often = ("train.val_every_steps=1", "checkpoint.every_steps=1", "checkpoint.keep=1", "train.global_batch=16")
+    often = ("validation.every=1", "checkpoint.every_steps=1", "checkpoint.keep=1", "train.global_batch=16")
     # The loss falls, so that by the highest the first step is the best, and patience is spent at
     # the third.
     goal = ("best.metric=val_loss", "best.mode=max", "best.patience=2", "checkpoint.asynchronous=true")

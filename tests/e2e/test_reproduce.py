@@ -25,7 +25,8 @@ def test_one_command_goes_from_a_model_to_its_report(task: Path, tmp_path: Path,
         "BENCHMARKS": str(task / "eval.parquet"),
         "SAMPLES": "3",
         "SFT_CONFIG": "configs/sft_tiny_cpu.toml",
-        "SFT_KEYS": f"train.steps=2 data.train_file={task}/sft_train.parquet data.val_file={task}/sft_val.parquet",
+        "SFT_KEYS": f"train.steps=2 data.train_file={task}/sft_train.parquet "
+        f'validation.files=["{task}/sft_val.parquet"]',
         "RL_CONFIG": "configs/rl_tiny_cpu.toml",
         "RL_KEYS": f'train.steps=1 data.train_file={task}/rl_train.parquet validation.files=["{task}/rl_val.parquet"]',
     }

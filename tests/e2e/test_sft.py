@@ -39,7 +39,7 @@ EXACT = ("loss", "grad_norm", "lr", "tokens", "loss_tokens", "val_loss")
 
 def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
     files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
-    steps = ("train.steps=8", "train.val_every_steps=4", "checkpoint.every_steps=4", "train.global_batch=16")
+    steps = ("train.steps=8", "validation.every=4", "checkpoint.every_steps=4", "train.global_batch=16")
     return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
 
 
@@ -147,8 +147,8 @@ def test_real_input_fifty_steps_on_traces_built_from_gsm8k(tmp_path: Path, mark:
     val = tmp_path / "val.parquet"
     write_parquet(val, rows[:16])
     write_parquet(built, rows[16:])
-    files = (f"data.train_file={built}", f"data.val_file={val}", "data.max_length_tokens=1024")
-    size = ("train.steps=50", "train.global_batch=8", "train.val_every_steps=25", "checkpoint.every_steps=25")
+    files = (f"data.train_file={built}", f'validation.files=["{val}"]', "data.max_length_tokens=1024")
+    size = ("train.steps=50", "train.global_batch=8", "validation.every=25", "checkpoint.every_steps=25")
     argv = argv_sft(f"run.root={tmp_path}", f"model.path={tmp_path / 'model'}", *files, *size, "run.name=gsm8k")
     done = run(argv, mark, timeout_s=600)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -46,7 +46,7 @@ def settings(task: Path, model: str, data: str = "") -> list[str]:
     files = (data, data) if data else ("sft_train", "sft_val")
     return [
         f"model.path={task}/{model}", f"run.root={task}/runs", "data.allow_overlap=true",
-        f"data.train_file={task}/{files[0]}.parquet", f"data.val_file={task}/{files[1]}.parquet",
+        f"data.train_file={task}/{files[0]}.parquet", f'validation.files=["{task}/{files[1]}.parquet"]',
     ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from retool_mcore.run.export import export, export_at_end, find_weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 VALUES = st.dictionaries(st.integers(1, 60), st.floats(-1, 1).map(lambda value: round(value, 2)), max_size=20)
-GOAL = ("best.metric=val_loss", "train.val_every_steps=10", "checkpoint.every_steps=10", "checkpoint.keep=1")
+GOAL = ("best.metric=val_loss", "validation.every=10", "checkpoint.every_steps=10", "checkpoint.keep=1")
 
 
 def run_in(tmp_path: Path, *overrides: str) -> SftConfig:
@@ -122,7 +122,7 @@ def test_a_rank_that_does_not_write_decides_alike(tmp_path: Path):
 
 
 def test_what_a_kill_took_is_known_to_be_missing(tmp_path: Path):
-    config = run_in(tmp_path, "train.steps=25", "train.val_every_steps=10")
+    config = run_in(tmp_path, "train.steps=25", "validation.every=10")
     BestKeeper(config, 0).validated(10, {"val_loss": 1.0})
     assert [step for step in range(26) if lacks_value(config, step)] == [20, 25]
     without = load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [f"run.root={tmp_path}"])

@@ -1,0 +1,41 @@
+"""Rows of SFT's files: which are validated on, and which are left out, with a note."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from retool_mcore.data.chat import Rendered
+from retool_mcore.data.sft import SftDataset
+from retool_mcore.errors import DataError
+from retool_mcore.train.sft import tell_left_out, validation_batches
+
+
+def test_a_note_for_each_file_that_has_rows_too_long():
+    whole, cut = SftDataset("val.parquet", (), ()), SftDataset("runs/train.parquet", (), (3, 7))
+    terminal = io.StringIO()
+    tell_left_out((cut, whole), 512, Console(file=terminal, width=40))
+    assert terminal.getvalue() == (
+        "note: runs/train.parquet: 2 of 2 rows are longer than data.max_length_tokens = 512 and left out, the first of "
+        "them row 3\n"
+    )
+
+
+def one_token_rows(source: str, tokens: range) -> SftDataset:
+    return SftDataset(source, [Rendered([token], [1]) for token in tokens], ())
+
+
+def test_validation_takes_every_row_of_every_file_once():
+    """Nine rows of two files on two ranks: batches go over the end of a file."""
+    files = [one_token_rows("a.parquet", range(3)), one_token_rows("b.parquet", range(3, 9))]
+    of_ranks = [validation_batches(files, 4, dp_size=2, dp_rank=rank) for rank in range(2)]
+    tokens = [[[row.token_ids[0] for row in batch] for batch in batches] for batches in of_ranks]
+    assert tokens == [[[0, 2], [4, 6, 8]], [[1, 3], [5, 7]]]
+
+
+def test_files_with_fewer_rows_than_ranks_are_refused_by_name():
+    files = [one_token_rows("a.parquet", range(1)), one_token_rows("b.parquet", range(1))]
+    with pytest.raises(DataError, match=r"a\.parquet, b\.parquet has 2 usable rows, fewer than the 4"):
+        validation_batches(files, 4, dp_size=4, dp_rank=0)
