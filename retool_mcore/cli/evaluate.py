@@ -146,7 +146,7 @@ def _cases(models: list[str], tool: str) -> list[Case]:
     cases: list[Case] = []
     for text in models:
         name, sign, path = text.partition("=")
-        name, path = (name, path) if sign else (Path(text).name or "model", text)
+        name, path = (name, path) if sign else (_name_of(text), text)
         if tool in ("on", "both"):
             cases.append(Case(name=name, model=path))
         if tool in ("off", "both"):
@@ -155,6 +155,14 @@ def _cases(models: list[str], tool: str) -> list[Case]:
     if double := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"several models are called {', '.join(sorted(double))}. Give names: --model NAME=DIRECTORY")
     return cases
+
+
+def _name_of(model: str) -> str:
+    """What a model is called that was given no name: a run's export is called as its run."""
+    parts = [part for part in Path(model).parts if part not in ("/", ".", "..")]
+    if len(parts) > 1 and parts[-1] == "export":
+        parts.pop()
+    return parts[-1] if parts else "model"
 
 
 class _Bars:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
@@ -145,8 +146,17 @@ def all_commands() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        help="Train, score and serve ReTool models.",
+        rich_markup_mode="markdown",  # its own markup would take [validation] for a style, and leave it out
+        help="Train and score ReTool models.",
     )
+
+    @whole.callback()
+    def options(  # pyright: ignore[reportUnusedFunction]  typer calls it
+        version: Annotated[
+            bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="print the version and end")
+        ] = False,
+    ) -> None: ...
+
     rooms = (app, config_app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
     for commands in rooms:
         whole.registered_commands.extend(commands.registered_commands)
@@ -158,6 +168,12 @@ def all_commands() -> typer.Typer:
         help="Score models: `retool eval CONFIG ...`; compare two: `retool eval compare A B`.",
     )
     return whole
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"retool_mcore {installed_version('retool_mcore')}")
+        raise typer.Exit()
 
 
 def main() -> None:

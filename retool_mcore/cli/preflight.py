@@ -25,10 +25,12 @@ def preflight(
     config: Config,
     overrides: Overrides = None,
     platform: PlatformName = None,
+    *,
     cluster: Annotated[bool, typer.Option("--cluster", help="only the nodes of the Ray cluster that runs")] = False,
     wait_s: Annotated[float, typer.Option(help="with --cluster: how long to wait for the nodes")] = 30.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="also print what is well")] = False,
 ) -> None:
-    """Check all that a run needs and print one line each: ok, warning or error.
+    """Check all that a run needs and print a line for each error and warning, with what to do.
 
     Exits with 2 when there is an error.
     """
@@ -39,17 +41,19 @@ def preflight(
     terminal = sys.stdout
     with redirect_stdout(sys.stderr):  # what the engines print when they are imported
         checks = _cluster_checks(run, chosen, wait_s) if cluster else _checks(run, chosen)
-        found = run_checks(checks, partial(_tell, terminal))
+        found = run_checks(checks, partial(_tell, terminal, verbose))
     counts = {
         severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "ok")
     }
-    typer.echo(f"{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} ok")
+    listed = "" if verbose else "; -v lists them"
+    typer.echo(f"{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} checks are ok{listed}")
     if counts["error"]:
         raise typer.Exit(2)
 
 
-def _tell(terminal: object, finding: Finding) -> None:
-    typer.echo(str(finding), file=terminal)  # type: ignore[arg-type]
+def _tell(terminal: object, verbose: bool, finding: Finding) -> None:
+    if verbose or finding.severity != "ok":
+        typer.echo(str(finding), file=terminal)  # type: ignore[arg-type]
 
 
 def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:

@@ -53,7 +53,7 @@ def test_shapes_come_from_a_folder_or_a_likely_name(tmp_path: Path):
     assert of_model("Qwen/Qwen2.5-7B-Instruct") is SEVEN
     assert of_model("runs/sft_qwen2.5_32b_h200x8/export") is THIRTY_TWO
     with pytest.raises(ConfigError, match="its shape is not known"):
-        of_model("runs/mine/export")
+        of_model(str(tmp_path / "mine" / "export"))
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         of_model(str(tmp_path))
     moe = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -59,13 +59,15 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_good_run_passes_as_a_command(task: Path):
-    done = command("preflight", str(RL), *settings(task))
+    short, done = (command("preflight", str(RL), *settings(task), *words) for words in ([], ["-v"]))
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and lines[-1].startswith("0 errors"), done.stdout + done.stderr[-2000:]
     assert all(line.split()[0] in ("ok", "warning", "0") for line in lines)
     names = " ".join(line[8:24].strip() for line in lines[:-1])
     looked_at = "settings versions devices disk shared_memory open_files clock model tokenizer data sandbox patch"
     assert all(name.replace("_", " ") in names for name in looked_at.split())
+    problems = [line for line in lines[:-1] if not line.startswith("ok")]
+    assert short.stdout.splitlines() == [*problems, f"{lines[-1]}; -v lists them"]
 
 
 def test_errors_are_lines_and_the_exit_code(task: Path):
