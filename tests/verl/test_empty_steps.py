@@ -114,9 +114,7 @@ REJECTED = ("algorithm.old_log_prob=rollout", "algorithm.rejection=token_k2", "a
     [WEIGHTED, REJECTED, (*WEIGHTED, "algorithm.kl_coef=0.25"), ("algorithm.loss_agg=seq-mean-token-mean",)],
     ids=["weighted", "rejected", "with a divergence", "by response"],
 )
-@pytest.mark.parametrize(
-    "ranks", [[[[1], [0, 2, 3]]], [[[1, 2]], [[0, 3]]]], ids=["one rank", "a rank of nothing"]
-)
+@pytest.mark.parametrize("ranks", [[[[1], [0, 2, 3]]], [[[1, 2]], [[0, 3]]]], ids=["one rank", "a rank of nothing"])
 def test_a_micro_batch_of_nothing_but_padding_adds_nothing(settings: tuple[str, ...], ranks: list[list[list[int]]]):
     """As verl packs an update, beside the update in one micro-batch, by the loss that workers use.
 
