@@ -6,7 +6,7 @@ Otherwise the golden trees would be their only witness, and a golden tree says t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import make_dataclass
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,13 +141,14 @@ def test_the_engine_takes_the_memory_and_the_requests_that_the_run_file_gives_it
     class Started(Exception):
         pass
 
-    def start(**words: Any) -> None:
-        raise Started(words)
+    @dataclass(init=False)  # verl asks which fields SGLang's has
+    class Arguments:
+        def __init__(self, **words: Any) -> None:
+            raise Started(words)
 
     settings = ("rollout.engine_memory_fraction=0.37", "rollout.max_running_requests=24", "rollout.engine_tp=2")
     config = omega_conf_to_dataclass(tree("cluster.gpus_per_node=2", *settings).actor_rollout_ref.rollout)
-    monkeypatch.setattr(module, "ServerArgs", make_dataclass("ServerArgs", ["nothing"]))
-    monkeypatch.setattr(module.ServerArgs, "__init__", lambda _, **words: start(**words))
+    monkeypatch.setattr(module, "ServerArgs", Arguments)
     model = SimpleNamespace(local_path="m", trust_remote_code=False, hf_config=None, lora_rank=0)
     server = SimpleNamespace(
         config=config, model_config=model, nnodes=1, node_rank=0, base_gpu_id=0, lora_as_adapter=False,
