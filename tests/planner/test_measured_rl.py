@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.published import PUBLISHED
+from retool_mcore.planner.generation import Engines, wave
 from retool_mcore.planner.hardware import parse
 from retool_mcore.planner.lengths import Lengths, of_rl_rows, of_run_dir
 from retool_mcore.planner.plan import Plan, make_plan
@@ -146,3 +149,25 @@ def test_lengths_by_hand():
     assert few.spread == pytest.approx(sum(each**2 for each in few.quantiles(1000)) / 1000 / 1000**2, rel=0.001)
     same = Lengths(shortest=500, mean=500, longest=500, limit=500)
     assert same.quantiles(3) == [500] * 3 and same.spread == 1.0
+
+
+def test_a_wave_by_hand():
+    """Two rounds of equal responses, and one in which they end one after another."""
+
+    def wave_of(lengths: Lengths, slots: int, step: Callable[[float, float], float]) -> float:
+        engines = Engines(shape=SEVEN, hardware=parse("h200x1"), tp=1, fp8=False, count=1, responses=64, ahead=0.0,
+                          max_running=slots, kv_tokens=10**9, lengths=lengths)  # fmt: skip
+        with mock.patch.object(Engines, "step_s", lambda _, at_once, context: step(at_once, context)):
+            return wave.__wrapped__(engines, 64)
+
+    equal = Lengths(shortest=100, mean=100, longest=100, prompt=10, limit=100)
+    assert wave_of(equal, 32, lambda at_once, context: 1.0) == pytest.approx(200), "32 at once, twice 100 tokens"
+    assert wave_of(equal, 32, lambda at_once, context: at_once) == pytest.approx(64 * 100)
+    assert wave_of(equal, 32, lambda at_once, context: context) == pytest.approx(64 * (10 + 50) * 100)
+    half = replace(equal, sampled=0.5)  # tools wrote the other half: it is in the cache, and nobody waits for it
+    assert wave_of(half, 64, lambda at_once, context: 1.0) == pytest.approx(50)
+    assert wave_of(half, 64, lambda at_once, context: context) == pytest.approx(64 * (10 + 50) * 50)
+    even = Lengths.evenly(100, 200)
+    assert wave_of(even, 64, lambda at_once, context: 1.0) == pytest.approx(200), "as long as the longest"
+    assert wave_of(even, 64, lambda at_once, context: at_once) == pytest.approx(64 * 100, rel=0.001)
+    assert 64 * 100 / 16 + 50 < wave_of(even, 16, lambda at_once, context: 1.0) < 64 * 100 / 16 + 200
