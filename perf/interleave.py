@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 from bench import ROOT, read_case
-from compare import DEFAULT_THRESHOLD, judge, later_start, more_memory, ratio_of_times
+from compare import DEFAULT_THRESHOLD, judge, later_start, more_memory, ratio_of_times, what_it_shows
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.errors import ConfigError
@@ -59,6 +59,7 @@ def interleave(
         f"{case}: time of a token {ratio:.3f} of {base}'s, interval {low:.3f} to {high:.3f}, {rounds} runs of each, "
         f"threshold {threshold:.0%}: {verdict}"
     )
+    typer.echo(what_it_shows(pairs, threshold))
     grown = [words for better in (more_memory, later_start) for words in _in_all(better, pairs)]
     for words in grown:
         typer.echo(words)

@@ -7,11 +7,10 @@ SFT is fitted to two rows of "SFT of a 7B shape on 2 H200" (perf/history.jsonl, 
 kept, with its profile, and CP 2 before its cross-entropy was changed. The other rows of that table
 are predictions, and tests/planner holds them to 10 % of memory and 20 % of time.
 
-RL is fitted to one run of the 1.5B shape, TP 2, on two H200, with 64 responses of 1024 tokens and
-8.7 s per step, of which generation takes 4.7, old log-probabilities 1.1 and the update 2.0. The
-plan meets these figures because it is fitted to them, so they test nothing. A run of the 7B shape
-is a test: only its weight sync was fitted (0.71 s, of which moving the weights into the engine
-takes 0.4).
+RL's generation, five constants, is fitted to five rows of "RL on H200" in perf/RESULTS.md: the 7B
+shape in bfloat16 (the mean of five runs), in FP8 and in mode "partial_rollout", its quarter in
+"sync" and in "async". What a step costs beyond passes is fitted to the same rows. The other rows
+are predictions. tests/planner holds all recorded rows to 5 % of a step.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ class Constant:
 
 
 SFT_7B = "fitted: SFT 7B, CP 2, 2 x H200"
-RL_1_5B = "fitted: RL 1.5B, TP 2, 2 x H200"
-RL_7B = "fitted: RL 7B, TP 2, 2 x H200"
+RL_7B = "fitted: RL 7B, 2 x H200"
+RL_FP8 = "fitted: RL 7B in FP8, 2 x H200"
+RL_ROWS = "fitted: RL of 7B and of its quarter, 2 x H200"
+RL_SMALL = "fitted: RL 7B in FP8 on 2 x H200, and of 0.5B on one H100"
 SFT_A3B = "fitted: SFT of a quarter of Qwen3-30B-A3B, EP 2, 2 x H200"
 RL_A3B = "fitted: RL of an eighth of Qwen3-30B-A3B, EP 2, 2 x H200"
 
@@ -50,24 +51,36 @@ CALIBRATION = {
     "buffers_gib": Constant(3.7, f"{SFT_7B}; communication buffers, workspaces, fragments"),
     "logits_bytes": Constant(8.0, f"{SFT_7B}; for each logit: bfloat16, float32, and what backward makes of them"),
     "fused_logits_bytes": Constant(2.1, f"{SFT_7B}; the same with memory.fused_cross_entropy"),
-    "decode_layer_s": Constant(1.25e-4, f"{RL_1_5B}; so much of a decoding step for each layer, all-reduces apart"),
+    "weights_read": Constant(0.76, "measured: bare SGLang, 7B; of the memory's rate, by a decoding step's products"),
+    "cache_read": Constant(0.557, f"{RL_ROWS}; the same of its attention"),
+    "decode_step_s": Constant(1.6e-4, f"{RL_ROWS}; a decoding step beyond its layers and requests"),
+    "decode_request_s": Constant(1.0e-5, f"{RL_ROWS}; so much for each request: its sampling and its answer"),
+    "decode_layer_s": Constant(3.0e-5, f"{RL_ROWS}; so much for each layer, all-reduces apart"),
+    "decode_fp8_s": Constant(2.2e-5, f"{RL_FP8}; what a layer in FP8 adds to it: tokens are cast"),
     "all_reduce_s": Constant(1e-5, "assumed: a small sum over an engine's GPUs, two of which a layer has in a step"),
-    "infer_phase_s": Constant(0.8, f"{RL_1_5B}; old log-probabilities beyond their passes"),
-    "update_s": Constant(1.05, f"{RL_1_5B}; an update beyond its passes"),
-    "sync_s": Constant(0.3, f"{RL_7B}; a weight sync beyond its bytes"),
-    "sync_rate": Constant(38e9, f"{RL_7B}; bytes of weights a second into one engine"),
-    "sync_expert_s": Constant(6e-4, f"{RL_A3B}; a weight sync for each matrix of an expert"),
+    "infer_phase_s": Constant(1.2, f"{RL_7B}; old log-probabilities beyond their passes"),
+    "update_s": Constant(0.13, f"{RL_SMALL}; an update beyond its passes"),
+    "update_response_s": Constant(4.4e-3, f"{RL_SMALL}; the same for each response: it is fetched, packed and sent"),
+    "advantage_s": Constant(0.13, f"{RL_SMALL}; advantages and the rest of the driver's part in a step"),
+    "advantage_response_s": Constant(5.2e-4, f"{RL_SMALL}; the same for each response"),
+    "replay_value_s": Constant(2.4e-8, f"{RL_A3B}; the driver's part for each expert of a layer of a token replayed"),
+    "metrics_s": Constant(0.44, f"{RL_SMALL}; metrics and trajectory files between two steps"),
+    "metrics_token_s": Constant(8e-7, f"{RL_SMALL}; the same for each token"),
+    "sync_s": Constant(0.07, f"{RL_ROWS}; a weight sync beyond its bytes"),
+    "sync_rate": Constant(42e9, f"{RL_ROWS}; bytes of weights a second into one engine"),
+    "sync_running_s": Constant(0.6, f"{RL_ROWS}; a weight sync while responses run, which stop and go on"),
+    "sync_expert_s": Constant(7e-4, f"{RL_A3B}; a weight sync for each matrix of an expert"),
     "usable_memory": Constant(0.95, "assumed: share of the device's memory that training may fill; 0.91 has run"),
     "engine_gib": Constant(
         13.0, "assumed: SGLang's own rule for its fraction leaves so much of such a device to graphs and activations"
     ),
     "asleep_gib": Constant(3.0, "assumed: an engine's context and graphs, while it sleeps beside the training"),
-    "host_rate": Constant(20e9, "assumed: bytes a second between one device and the host"),
+    "host": Constant(0.55, f"{RL_7B}, the idle actor on the host; share of the rate between device and host reached"),
     "calls": Constant(4.0, "assumed: tool calls of a response; the paper's later runs make about so many"),
     "execution_cpu_s": Constant(
         0.0133, "measured: one execution that imports sympy, perf/history.jsonl; print takes 0.0055"
     ),
-    "tool_wait_s": Constant(0.2, "assumed: what a call adds to a response's time"),
+    "tool_wait_s": Constant(0.036, "measured: RL 7B, 2 x H200; what a call of sympy adds to a response's time"),
 }
 
 # Seconds from the command to the first step of RL of the 7B shape on two H200 with cold caches, by

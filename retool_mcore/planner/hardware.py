@@ -29,6 +29,7 @@ class Device:
     bandwidth: float  # of the device's memory, in bytes
     link: float  # to the devices of its node
     network: float  # to other nodes
+    host_link: float  # to the host, in one direction
     fused: bool  # the platform's layers fuse activation and residual, and keep less for backward
     # True: rollout.engine_memory_fraction is a share of all memory and covers all that the engine
     # needs (vLLM). False: it is a share of what is free when the engine starts, and activations and
@@ -49,6 +50,7 @@ DEVICES = {
             bandwidth=3.35e12,
             link=450e9,
             network=50e9,
+            host_link=64e9,
             fused=True,
             engine_counts_all=False,
             cp_cuts_heads=False,
@@ -62,6 +64,7 @@ DEVICES = {
             bandwidth=4.8e12,
             link=450e9,
             network=50e9,
+            host_link=64e9,
             fused=True,
             engine_counts_all=False,
             cp_cuts_heads=False,
@@ -75,6 +78,7 @@ DEVICES = {
             bandwidth=1.6e12,
             link=196e9,
             network=25e9,
+            host_link=32e9,
             fused=False,
             engine_counts_all=True,
             cp_cuts_heads=True,

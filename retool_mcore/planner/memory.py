@@ -130,11 +130,12 @@ def rollout_memory(
     """Memory of one device during rollouts. When the cache is below 0, the engine does not fit.
 
     The engine's weights and cache take ``engine_memory_fraction`` of what is free beside the actor
-    when the engine starts (SGLang), or of the whole device (vLLM).
+    when the engine starts (SGLang), or of the whole device (vLLM). With ``rollout.gpus`` there is
+    no actor beside it.
     """
     weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
     stays = train.fp8_copies if memory.offload_idle else train.idle  # verl does not know of Transformer Engine's copies
-    training = stays + calibrated("buffers_gib")
+    training = 0.0 if rollout.gpus else stays + calibrated("buffers_gib")
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
     return RolloutMemory(

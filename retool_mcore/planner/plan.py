@@ -9,12 +9,13 @@ from typing import Any
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
+from retool_mcore.planner.generation import decode
 from retool_mcore.planner.hardware import Hardware
+from retool_mcore.planner.lengths import Lengths, assumed
 from retool_mcore.planner.memory import RolloutMemory, TrainMemory, rollout_memory, train_memory
 from retool_mcore.planner.steptime import (
-    Lengths,
     Work,
-    decode,
+    driver_s,
     offload_s,
     optimizer_s,
     pass_s,
@@ -86,8 +87,9 @@ class Plan:
 
     @property
     def training_gib(self) -> float:
-        """Memory of a device while it trains, with a sleeping rollout engine beside it."""
-        return self.train.total + (calibrated("asleep_gib") if self.rollout else 0.0)
+        """Memory of a device while it trains, beside a sleeping engine if they share it."""
+        shared = isinstance(self.config, RlConfig) and not self.config.rollout.gpus
+        return self.train.total + (calibrated("asleep_gib") if shared else 0.0)
 
     @property
     def need_gib(self) -> float:
@@ -142,28 +144,40 @@ class Plan:
         return parts
 
 
+def trainers(config: SftConfig | RlConfig, hardware: Hardware) -> Hardware:
+    """The devices that train: all, or those that mode "async" leaves to the trainer."""
+    own = config.rollout.gpus if isinstance(config, RlConfig) else 0
+    return Hardware(hardware.device, hardware.count - own)
+
+
 def make_plan(
-    config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, *, mean_tokens: float | None = None
+    config: SftConfig | RlConfig,
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    mean_tokens: float | None = None,
+    lengths: Lengths | None = None,
 ) -> Plan:
-    """Plan a run as it is configured."""
+    """Plan a run as it is configured; without ``lengths`` some are assumed."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
-    dp = hardware.count // parallel.model_parallel
+    training = trainers(config, hardware)
+    dp = training.count // parallel.model_parallel
     train = train_memory(
         shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused,
         fp8=config.model.fp8 != "off",
     )  # fmt: skip
+    lengths = lengths or assumed(config, mean_tokens)
     if isinstance(config, RlConfig):
-        return _rl_plan(config, shape, hardware, dp=dp, train=train, mean_tokens=mean_tokens)
-    mean = mean_tokens or config.max_sequence_tokens / 4
-    work = Work.of(config.train.global_batch, mean)
+        return _rl_plan(config, shape, hardware, dp=dp, train=train, lengths=lengths)
+    work = Work.of(config.train.global_batch, lengths.sequence, calibrated("spread"))
     phases = {
-        "train": _train_s(config, shape, hardware, work, updates=1, mean=mean),
-        "optimizer": optimizer_s(shape, hardware, parallel, memory, dp),
+        "train": _train_s(config, shape, training, work, updates=1, lengths=lengths),
+        "optimizer": optimizer_s(shape, training, parallel, memory, dp),
     }
     return Plan(
         config=config, dp=dp, train=train, rollout=None, phases=phases, parts={"an update": sum(phases.values())},
-        mean_tokens=mean, tokens_per_step=work.tokens, steps=config.train.steps, device_gib=hardware.device.memory_gib,
-        notes=_mean_note(mean_tokens, mean, "a quarter of data.max_length_tokens"),
+        mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
+        device_gib=hardware.device.memory_gib, notes=(lengths.note,) if lengths.note else (),
     )  # fmt: skip
 
 
@@ -174,54 +188,72 @@ def _rl_plan(
     *,
     dp: int,
     train: TrainMemory,
-    mean_tokens: float | None,
+    lengths: Lengths,
 ) -> Plan:
-    r, parallel, memory = config.rollout, config.parallel, config.memory
-    rollout = rollout_memory(shape, train, memory, r, device=hardware.device)
-    mean_prompt = config.data.max_prompt_tokens / 2
-    mean = mean_tokens or mean_prompt + r.max_response_tokens / 2
-    responses = config.train.prompts_per_step * r.group_size
-    decoding = decode(shape, hardware, config, rollout, max(1.0, mean - mean_prompt))
-    work = Work.of(responses, mean)
-    updates = config.train.prompts_per_step // config.train.mini_batch_prompts
-    micro_batches = work.tokens / dp / (config.train.micro_batch_tokens * parallel.cp)
-    fp8 = config.model.fp8 != "off"
-    forward = pass_s(
-        shape, hardware, parallel, work, passes=1, micro_batches=math.ceil(micro_batches), fp8=fp8
-    ) * stretch(shape, parallel, micro_batches)
-    training = _train_s(config, shape, hardware, work, updates=updates, mean=mean)
-    optimizer = updates * optimizer_s(shape, hardware, parallel, memory, dp)
-    phases = {
-        "generate": decoding.seconds,
-        **({"old_log_prob": forward + calibrated("infer_phase_s")} if config.algorithm.old_log_prob == "actor" else {}),
-        "update": training + optimizer + calibrated("update_s"),
-        "weight_sync": sync_s(shape),
-    }
-    parts = {"a turn": decoding.longest_turn_s, "an update": phases["update"] / updates}
-    if "old_log_prob" in phases:
-        parts["the pass over old log-probabilities"] = phases["old_log_prob"]
-    if memory.offload_idle:
-        phases["offload"] = offload_s(train)
+    rollout = rollout_memory(shape, train, config.memory, config.rollout, device=hardware.device)
+    responses = config.train.prompts_per_step * config.rollout.group_size
+    work = Work.of(responses, lengths.sequence, lengths.spread)
+    training = _training_phases(config, shape, hardware, dp=dp, train=train, work=work, lengths=lengths)
+    training_s = sum(training.values())
+    decoding = decode(shape, hardware, config, rollout, lengths, training_s=training_s)
+    parts = {"a turn": decoding.longest_turn_s, "an update": training["update"] / config.train.updates_per_step}
+    if "old_log_prob" in training:
+        parts["the pass over old log-probabilities"] = training["old_log_prob"]
+    mode, engines = config.train.mode, (config.rollout.gpus or hardware.count) // config.rollout.engine_tp
     notes = (
-        *_mean_note(mean_tokens, mean, "half of the longest prompt and of the longest response"),
+        *((lengths.note,) if lengths.note else ()),
         f"generation waits for {decoding.limit}: {decoding.concurrency:.0f} responses at once in each of "
-        f"{hardware.count // r.engine_tp} engines, {decoding.tokens_per_s:,.0f} tokens/s in all",
+        f"{engines} engines, {decoding.tokens_per_s:,.0f} tokens/s in all",
+        *([f'mode "{mode}": generate is what the trainer waits'] if mode == "async" else []),
     )
+    sampling_s = decoding.seconds + (training_s if mode == "async" else 0.0)
     return Plan(
-        config=config, dp=dp, train=train, rollout=rollout, phases=phases, parts=parts,
-        mean_tokens=mean, tokens_per_step=work.tokens, steps=config.train.steps, device_gib=hardware.device.memory_gib,
-        notes=notes, sandbox=_sandboxes(config, decoding.seconds) if r.tool else None,
+        config=config, dp=dp, train=train, rollout=rollout, phases={"generate": decoding.seconds} | training,
+        parts=parts, mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
+        device_gib=hardware.device.memory_gib, notes=notes,
+        sandbox=_sandboxes(config, sampling_s, lengths.calls) if config.rollout.tool else None,
     )  # fmt: skip
 
 
+def _training_phases(
+    config: RlConfig,
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    dp: int,
+    train: TrainMemory,
+    work: Work,
+    lengths: Lengths,
+) -> dict[str, float]:
+    """Seconds of a step beyond its generation; the last of them pass between it and the next."""
+    parallel, memory, devices = config.parallel, config.memory, trainers(config, hardware)
+    updates, fp8 = config.train.updates_per_step, config.model.fp8 != "off"
+    micro_batches = work.tokens / dp / (config.train.micro_batch_tokens * parallel.cp)
+    phases: dict[str, float] = {}
+    if config.algorithm.old_log_prob == "actor":
+        count = math.ceil(micro_batches)
+        forward = pass_s(shape, devices, parallel, work, passes=1, micro_batches=count, fp8=fp8)
+        phases["old_log_prob"] = forward * stretch(shape, parallel, micro_batches) + calibrated("infer_phase_s")
+    passes = _train_s(config, shape, devices, work, updates=updates, lengths=lengths)
+    responses = config.train.prompts_per_step * config.rollout.group_size
+    phases["update"] = passes + responses * calibrated("update_response_s")
+    phases["update"] += updates * (optimizer_s(shape, devices, parallel, memory, dp) + calibrated("update_s"))
+    phases["weight_sync"] = sync_s(shape, running=config.train.mode != "sync")
+    if memory.offload_idle:
+        phases["offload"] = offload_s(train, devices)
+    replayed = shape.layers * shape.experts_per_token if config.algorithm.router_replay == "R3" else 0
+    phases["advantage"], phases["metrics"] = driver_s(responses, work.tokens, replayed)
+    return phases
+
+
 def _train_s(
-    config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, work: Work, *, updates: int, mean: float
+    config: SftConfig | RlConfig, shape: ModelShape, hardware: Hardware, work: Work, *, updates: int, lengths: Lengths
 ) -> float:
     """Seconds of the forward and backward passes of one step, which makes ``updates`` updates."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
     twice = 0.0
     if memory.recompute == "auto":
-        twice = Lengths(mean=mean, longest=config.max_sequence_tokens).recomputed(shape, parallel, memory, micro)
+        twice = lengths.recomputed(shape, parallel, memory, micro)
     passes = passes_of(memory, math.ceil(shape.layers / parallel.pp), twice)
     micro_batches = work.tokens * parallel.tp * parallel.pp / hardware.count / micro / updates
     seconds = pass_s(
@@ -231,14 +263,10 @@ def _train_s(
     return seconds * stretch(shape, parallel, micro_batches)
 
 
-def _mean_note(given: float | None, mean: float, rule: str) -> tuple[str, ...]:
-    return () if given else (f"mean length {mean:,.0f} tokens is assumed, {rule}; --mean-tokens sets it",)
-
-
-def _sandboxes(config: RlConfig, seconds: float) -> Sandboxes:
-    calls = config.train.prompts_per_step * config.rollout.group_size * calibrated("calls") / seconds
-    nodes = config.cluster.nodes
-    cores = calls * calibrated("execution_cpu_s") / nodes
+def _sandboxes(config: RlConfig, seconds: float, calls: float | None) -> Sandboxes:
+    of_response = calibrated("calls") if calls is None else calls
+    calls_per_s = config.train.prompts_per_step * config.rollout.group_size * of_response / seconds
+    cores = calls_per_s * calibrated("execution_cpu_s") / config.cluster.nodes
     # Calls come in bursts, because all responses of a step start together. So the number of workers
     # is twice the mean load, and at least 4.
-    return Sandboxes(calls_per_s=calls, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))
+    return Sandboxes(calls_per_s=calls_per_s, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))

@@ -10,7 +10,8 @@ from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.model.activations import layers_to_recompute, token_memory
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.hardware import DEVICES_PER_NODE, Hardware
-from retool_mcore.planner.plan import Plan, make_plan
+from retool_mcore.planner.lengths import Lengths
+from retool_mcore.planner.plan import Plan, make_plan, trainers
 
 SIZES = (1, 2, 4, 8)
 MICRO_BATCH_STEP = 1024
@@ -19,9 +20,7 @@ FRACTIONS = tuple(percent / 100 for percent in range(30, 95, 5))
 Config = SftConfig | RlConfig
 
 
-def proposals(
-    config: Config, shape: ModelShape, hardware: Hardware, mean_tokens: float | None, limit: int = 5
-) -> list[Plan]:
+def proposals(config: Config, shape: ModelShape, hardware: Hardware, lengths: Lengths, limit: int = 5) -> list[Plan]:
     """The fastest settings of each layout (TP, PP, CP, EP) that fits, best layout first.
 
     Batch, lengths and the optimizer's precision stay the run's own. The optimizer goes to the host
@@ -30,8 +29,8 @@ def proposals(
     """
     found: list[Plan] = []
     for on_cpu in (0.0, 1.0):
-        for layout in _layouts(_with(config, "memory", optimizer_on_cpu=on_cpu), shape, hardware):
-            plan = _fastest(layout, shape, hardware, mean_tokens)
+        for layout in _layouts(_with(config, "memory", optimizer_on_cpu=on_cpu), shape, trainers(config, hardware)):
+            plan = _fastest(layout, shape, hardware, lengths)
             found += [plan] if plan is not None else []
         if found:
             break
@@ -42,11 +41,11 @@ def _rank(plan: Plan) -> tuple[float, float]:
     return round(plan.step_s, 3), plan.need_gib
 
 
-def _fastest(config: Config, shape: ModelShape, hardware: Hardware, mean_tokens: float | None) -> Plan | None:
+def _fastest(config: Config, shape: ModelShape, hardware: Hardware, lengths: Lengths) -> Plan | None:
     """The fastest plan of one layout that fits, or None."""
 
     def plans(variants: Iterator[Config]) -> list[Plan]:
-        return [make_plan(varied, shape, hardware, mean_tokens=mean_tokens) for varied in variants]
+        return [make_plan(varied, shape, hardware, lengths=lengths) for varied in variants]
 
     trainings = [plan for plan in plans(_trainings(config, shape)) if plan.training_fits]
     best = min(trainings, key=lambda plan: (plan.step_s, plan.train.total), default=None)
@@ -116,11 +115,13 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
 def _rollouts(config: RlConfig, shape: ModelShape, hardware: Hardware) -> Iterator[RlConfig]:
     """Yield the ways to place the idle actor, split an engine over GPUs, and size its share.
 
-    vLLM's engines on NPUs keep their engine_tp, because decoding was fitted to SGLang on H200.
+    vLLM's engines on NPUs keep their engine_tp, because decoding was fitted to SGLang on H200. An
+    actor that does not share its devices with engines stays where it is.
     """
-    for offload in (False, True):
+    serving = config.rollout.gpus or hardware.count
+    for offload in (config.memory.offload_idle,) if config.rollout.gpus else (False, True):
         for tp in SIZES if hardware.device.decoding_fitted else (config.rollout.engine_tp,):
-            if hardware.count % tp or shape.kv_heads % tp:
+            if serving % tp or shape.kv_heads % tp:
                 continue
             for fraction in FRACTIONS:
                 changed = _with(config, "memory", offload_idle=offload)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
-from retool_mcore.config import Memory, Parallel, RlConfig
-from retool_mcore.model.activations import layers_to_recompute, token_memory
+from retool_mcore.config import Memory, Parallel
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Hardware
 from retool_mcore.planner.memory import (
     STATE_BYTES,
-    RolloutMemory,
     TrainMemory,
     activation_bytes,
     params_of_rank,
     state_params_of_rank,
 )
-
-SAMPLES = 64  # lengths that stand for all lengths of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +25,9 @@ class Work:
     squares: float
 
     @staticmethod
-    def of(sequences: float, mean_tokens: float) -> Work:
-        return Work(tokens=sequences * mean_tokens, squares=sequences * mean_tokens**2 * calibrated("spread"))
+    def of(sequences: float, mean_tokens: float, spread: float) -> Work:
+        """``spread``: the mean square of the lengths over the square of their mean."""
+        return Work(tokens=sequences * mean_tokens, squares=sequences * mean_tokens**2 * spread)
 
 
 def pass_s(
@@ -110,7 +106,7 @@ def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memor
     own = state_params_of_rank(shape, parallel, dp)
     messages = 6 * (params - own) / (hardware.link(ranks * parallel.tp) * calibrated("link"))
     states = 2 * (STATE_BYTES[memory.adam_states] + 4) * own
-    host = states * memory.optimizer_on_cpu / calibrated("host_rate")
+    host = states * memory.optimizer_on_cpu / (hardware.device.host_link * calibrated("host"))
     return messages + states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * calibrated("memory")) + host
 
 
@@ -124,34 +120,6 @@ def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> floa
     return bubble * (layers / parallel.pp + shape.head_params) / ((layers + shape.head_params) / parallel.pp)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Sequence lengths, spread evenly around their mean.
-
-    They reach up to the longest or down to nothing, whichever is nearer to the mean.
-    """
-
-    mean: float
-    longest: float
-
-    def recomputed(self, shape: ModelShape, parallel: Parallel, memory: Memory, micro_batch_tokens: int) -> float:
-        """Share of all layers' forward work that ``memory.recompute = "auto"`` does twice.
-
-        A sequence above the budget of a micro-batch has one to itself. Shorter sequences are packed
-        up to the budget and keep all activations.
-        """
-        high = min(self.longest, 2 * self.mean)
-        low, layers = 2 * self.mean - high, ceil(shape.layers / parallel.pp)
-        rest, input_share = token_memory(shape, fused_cross_entropy=memory.fused_cross_entropy)
-        lengths = [low + (high - low) * (number + 0.5) / SAMPLES for number in range(SAMPLES)]
-        twice = 0.0
-        for length in lengths:
-            tokens = ceil(length / parallel.cp)
-            wanted = layers_to_recompute(tokens, micro_batch_tokens, layers, rest=rest, input_share=input_share)
-            twice += length * min(wanted, layers) / layers
-        return twice / sum(lengths)
-
-
 def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
     """A training pass in forward passes; ``recomputed`` is ``Lengths.recomputed``, for "auto"."""
     if memory.recompute == "auto":
@@ -161,87 +129,30 @@ def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
     return 3.0 + (min(1.0, memory.recompute_layers / layers_of_stage) if memory.recompute_layers else 1.0)
 
 
-def offload_s(train: TrainMemory) -> float:
+def offload_s(train: TrainMemory, hardware: Hardware) -> float:
     """Seconds to move the idle actor's state between device and host.
 
     The weights go in and out for the old log-probabilities, the update and the weight sync, the
     optimizer's states for the update.
     """
-    return 2 * (3 * train.weights + train.optimizer) * GIB / calibrated("host_rate")
+    return 2 * (3 * train.weights + train.optimizer) * GIB / (hardware.device.host_link * calibrated("host"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    seconds: float
-    longest_turn_s: float  # a turn of the longest response, among as many as an engine samples at once
-    concurrency: float  # concurrent responses in one engine
-    tokens_per_s: float  # of all engines
-    limit: str  # what decoding waits for
-
-
-def decode(
-    shape: ModelShape, hardware: Hardware, config: RlConfig, rollout: RolloutMemory, mean_response: float
-) -> Decoding:
-    """Decode all responses of one step; never faster than the longest response alone."""
-    tp = config.rollout.engine_tp
-    engines = hardware.count // tp
-    responses = config.train.prompts_per_step * config.rollout.group_size / engines
-    context = config.data.max_prompt_tokens / 2 + mean_response / 2
-    fits = rollout.kv_tokens / (config.data.max_prompt_tokens / 2 + mean_response)
-    at_once = max(1.0, min(config.rollout.max_running_requests, responses, fits))
-    fp8 = config.rollout.precision == "fp8"
-    step_s = _decode_step_s(shape, hardware, tp, at_once, context, fp8=fp8)
-    steady_s = responses * mean_response / at_once * step_s
-    longest_s = config.rollout.max_response_tokens * _decode_step_s(shape, hardware, tp, 1, context, fp8=fp8)
-    prefill = 2 * shape.compute_params * responses * config.data.max_prompt_tokens / 2
-    prefill_s = (
-        prefill / (tp * hardware.device.flops * calibrated("gemm")) / config.rollout.group_size
-    )  # a group shares its prefix
-    tools_s = calibrated("calls") * calibrated("tool_wait_s") if config.rollout.tool else 0.0
-    seconds = max(steady_s, longest_s) + prefill_s + tools_s
-    limits = {
-        config.rollout.max_running_requests: "rollout.max_running_requests",
-        responses: "responses",
-        fits: "cache",
-    }
-    limit = "the longest response" if longest_s > steady_s else limits[min(limits)]
-    return Decoding(
-        seconds=seconds, longest_turn_s=config.rollout.max_response_tokens * step_s, concurrency=at_once,
-        tokens_per_s=engines * responses * mean_response / seconds, limit=limit,
-    )  # fmt: skip
-
-
-def _decode_step_s(
-    shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float, *, fp8: bool
-) -> float:
-    touched = _touched_params(shape, at_once)
-    weights = 2 * touched - (touched - shape.head_params if fp8 else 0)  # the head's stay as they are
-    moved = (weights + at_once * context * shape.kv_bytes) / tp
-    memory_s = moved / (hardware.device.bandwidth * calibrated("memory"))
-    compute_s = 2 * shape.compute_params * at_once / (tp * hardware.device.flops * calibrated("gemm"))
-    sums_s = 0.0
-    if tp > 1:
-        sent = 2 * 2 * shape.hidden * at_once * (tp - 1) / tp
-        sums_s = 2 * (calibrated("all_reduce_s") + sent / (hardware.link(tp) * calibrated("link")))
-    return max(memory_s, compute_s) + shape.layers * (calibrated("decode_layer_s") + sums_s)
-
-
-def _touched_params(shape: ModelShape, at_once: float) -> float:
-    """Weights read to decode one token of each of ``at_once`` sequences.
-
-    An expert is read if at least one of the tokens is routed to it.
-    """
-    if not shape.experts:
-        return shape.compute_params
-    experts = 3 * shape.hidden * shape.ffn * shape.layers
-    read = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** at_once)
-    return shape.compute_params + experts * (read - shape.experts_per_token)
-
-
-def sync_s(shape: ModelShape) -> float:
+def sync_s(shape: ModelShape, *, running: bool) -> float:
     """Seconds to send the actor's weights into the engines; each gathers the whole model.
 
-    Experts are sent matrix by matrix.
+    Experts are sent matrix by matrix. ``running``: responses are stopped for it, and go on.
     """
     matrices = 3 * shape.experts * shape.layers
-    return calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate") + matrices * calibrated("sync_expert_s")
+    seconds = calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate") + matrices * calibrated("sync_expert_s")
+    return seconds + (calibrated("sync_running_s") if running else 0.0)
+
+
+def driver_s(responses: float, tokens: float, replayed: float) -> tuple[float, float]:
+    """Seconds of the driver alone, while devices wait: in a step, and for metrics between two.
+
+    ``replayed``: experts that each token brings for the actor to take again.
+    """
+    inside = calibrated("advantage_s") + responses * calibrated("advantage_response_s")
+    inside += tokens * replayed * calibrated("replay_value_s")
+    return inside, calibrated("metrics_s") + tokens * calibrated("metrics_token_s")

@@ -39,8 +39,6 @@ def model(config: RunConfig) -> Iterator[Finding]:
 def stall(config: RunConfig) -> Iterator[Finding]:
     """train.stall_s against the run's plan, where model and devices are known to the planner."""
     assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
-    if isinstance(config, RlConfig) and config.train.mode == "async":
-        return  # not planned
     try:
         plan = make_plan(config, of_model(config.model.path), of_run(config))
     except (ConfigError, CheckpointError):

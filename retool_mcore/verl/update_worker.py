@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
 from verl.workers.engine_workers import TrainingWorker
 
 from retool_mcore.run import alive
@@ -28,14 +29,28 @@ KEEP_LOG_PROBS = "retool_keep_log_probs"  # in a batch's non-tensor data
 
 
 def avoid_zero_tokens(loss_function: Any, *, data: TensorDict, **rest: Any) -> Any:
-    """The loss of a micro-batch of an update that may have no token in its loss.
+    """The loss of a micro-batch that may have no token in its loss, as may its whole update.
 
-    Masks of whole responses can leave such an update. verl divides by its number of tokens, and the
-    loss and its gradient would be 0 / 0.
+    Masks of whole responses leave such, and so do rows that only pad a batch. verl divides by the
+    update's number of tokens, and the loss and its gradient would be 0 / 0. Of a micro-batch
+    without a token verl takes no weights: it raises. Here its loss is that of all its tokens times
+    0, so that ranks go through the same passes and report the same metrics.
     """
     if tu.get_non_tensor_data(data, key="batch_num_tokens", default=None) == 0:
         tu.assign_non_tensor(data, batch_num_tokens=1)
-    return loss_function(data=data, **rest)
+    mask = data.get("response_mask", None)
+    if mask is None or mask.values().any():
+        return loss_function(data=data, **rest)
+    data = data.clone(recurse=False)
+    data["response_mask"] = torch.ones_like(mask)
+    loss, metrics = loss_function(data=data, **rest)
+    nothing = {name: Metric(metric.aggregation, 0.0) for name, metric in metrics.items() if isinstance(metric, Metric)}
+    return 0.0 * loss, metrics | nothing
+
+
+def loss_of_micro_batch(loss_function: Any) -> Any:
+    """What the engine calls for each micro-batch in place of verl's ``loss_function``."""
+    return partial(avoid_zero_tokens, partial(sum_over_tokens, loss_function))
 
 
 class UpdateWorker(TrainingWorker):
@@ -84,8 +99,7 @@ class UpdateWorker(TrainingWorker):
         verl's worker keeps only loss and metrics of the output.
         """
         self.free_room()
-        loss_function = partial(avoid_zero_tokens, partial(sum_over_tokens, loss_function))
-        output = self._engine_train_batch(data, loss_function=loss_function)
+        output = self._engine_train_batch(data, loss_function=loss_of_micro_batch(loss_function))
         if tu.get(data, KEEP_LOG_PROBS, default=False) and "log_probs" in output.get("model_output", {}):
             self.log_probs.append(output["model_output"]["log_probs"])
         return output

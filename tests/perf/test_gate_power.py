@@ -13,21 +13,21 @@ from tests.perf.modules import compare, interleave, scripted
 RUNS, STEPS, NOISE = 1000, 20, 0.02
 
 
-def records(draw: np.random.Generator, factor: float) -> tuple[dict[str, Any], dict[str, Any]]:
+def records(draw: np.random.Generator, factor: float, steps: int = STEPS) -> tuple[dict[str, Any], dict[str, Any]]:
     """Two runs of the same steps, some of which have four times the tokens of others."""
-    tokens = draw.uniform(1000, 4000, STEPS)
+    tokens = draw.uniform(1000, 4000, steps)
     work_s = tokens**1.3
     pair = []
     for scale in (factor, 1.0):
-        times = work_s * scale * np.exp(draw.normal(0, NOISE, STEPS))
+        times = work_s * scale * np.exp(draw.normal(0, NOISE, steps))
         pair.append({"steps": [{"tokens": n, "time_step_s": s} for n, s in zip(tokens, times, strict=True)]})
     return pair[0], pair[1]
 
 
-def share_of(verdict: str, factor: float) -> float:
+def share_of(verdict: str, factor: float, steps: int = STEPS) -> float:
     draw = np.random.default_rng(7)
     said = [
-        compare.judge(*compare.ratio_of_times([records(draw, factor)]), compare.DEFAULT_THRESHOLD, "")[0]
+        compare.judge(*compare.ratio_of_times([records(draw, factor, steps)]), compare.DEFAULT_THRESHOLD, "")[0]
         for _ in range(RUNS)
     ]
     return sum(each.startswith(verdict) for each in said) / RUNS
@@ -42,9 +42,32 @@ def test_no_difference_raises_an_alarm_in_fewer_than_one_of_a_hundred():
     assert share_of("no difference", 1.0) > 0.99
 
 
+@pytest.mark.parametrize(("steps", "told"), [(3, 0.281), (4, 0.131), (8, 0.0526), (20, 0.0296)])
+def test_what_so_many_steps_show_is_told_as_it_is(steps: int, told: float):
+    """RL's baselines have three: not 3 %, of which three steps find less than one run in ten."""
+    pair = records(np.random.default_rng(1), 1.0, steps)
+    counted, least = compare.least_shown([pair], compare.DEFAULT_THRESHOLD)
+    assert counted == steps and least == pytest.approx(told, rel=0.005)
+    assert share_of("slower", 1 + least, steps) == pytest.approx(0.9, abs=0.03)
+    found = share_of("slower", 1.03, steps)
+    assert found < 0.1 if steps == 3 else found >= (0.9 if steps >= 20 else 0)
+    said = compare.what_it_shows([pair], compare.DEFAULT_THRESHOLD)
+    assert f"a difference of {least:.1%}" in said and ("not of 3%" in said) == (steps < 20)
+
+
+def test_steps_of_other_work_show_less_and_rounds_add_up():
+    draw = np.random.default_rng(1)
+    pairs = [records(draw, 1.0, 5) for _ in range(4)]
+    assert compare.least_shown(pairs, 0.03) == compare.least_shown([records(draw, 1.0, 20)], 0.03)
+    other = [(records(draw, 1.0, 5)[0], base) for _, base in pairs]
+    assert compare.least_shown(other, 0.03)[0] == 20
+    assert compare.least_shown([(pairs[0][0], records(draw, 1.0, 3)[0])], 0.03)[0] == 3
+
+
 def test_a_single_step_decides_nothing():
     one = {"steps": [{"tokens": 10.0, "time_step_s": 2.0}]}, {"steps": [{"tokens": 10.0, "time_step_s": 1.0}]}
     assert compare.judge(*compare.ratio_of_times([one]), 0.03, "") == ("no difference", 0)
+    assert "nothing" in compare.what_it_shows([one], 0.03)
 
 
 def test_time_outside_the_step_counts_by_the_clock_and_validation_does_not():

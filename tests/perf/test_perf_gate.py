@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,15 @@ def test_only_an_unexplained_difference_beyond_the_threshold_fails(
     done = compare(tmp_path, record(scale), *more)
     assert done.exit_code == code, done.stderr
     assert said in done.stdout
+
+
+def test_the_gate_says_what_so_few_steps_can_show():
+    """The RL baseline has three: beside itself there is no difference, and no proof of none."""
+    said = " ".join(run_compare(str(RL_7B), str(RL_7B)).stdout.split())
+    assert "no difference" in said
+    assert re.search(r"shown by 3 steps at 2% of noise, in 90% of runs: a difference of 28\.1%, not of 3%", said)
+    said = " ".join(run_compare(str(SFT_7B), str(SFT_7B)).stdout.split())
+    assert re.search(r"shown by \d+ steps at 2% of noise", said)
 
 
 def test_a_run_that_was_asked_to_stop_counts_with_the_steps_it_measured(tmp_path: Path):

@@ -237,11 +237,30 @@ def test_the_mapping_table_is_printed_for_ascend():
     assert "| on CUDA |" not in command("configs/rl_qwen2.5_7b_h200x8.toml").stdout
 
 
-def test_engines_with_devices_of_their_own_are_not_planned_as_if_they_shared_them():
-    config = "configs/rl_qwen2.5_7b_h200x8.toml"
-    words = ("rollout.gpus=4", "train.mini_batch_prompts=256", "parallel.tp=2")
-    done = command(config, "train.mode=async", *words)
-    assert done.returncode == 2 and "rollout.gpus = 4 of the GPUs" in done.stderr, done.stderr
+def test_engines_with_devices_of_their_own_leave_the_others_to_the_trainer():
+    """Mode "async" on 8: four train, four sample, and neither has the other beside it."""
+    words = ("train.mode=async", "rollout.gpus=4", "train.mini_batch_prompts=256", "parallel.tp=2")
+    run = rl("rl_qwen2.5_7b_h200x8", *words)
+    plan, sync = make_plan(run, SEVEN, parse("h200x8")), make_plan(rl("rl_qwen2.5_7b_h200x8"), SEVEN, parse("h200x8"))
+    assert (plan.dp, plan.training_gib) == (2, plan.train.total) and sync.training_gib > sync.train.total
+    assert plan.rollout and plan.rollout.training == 0.0
+    assert plan.rollout.kv_cache == pytest.approx(run.rollout.engine_memory_fraction * 139.8 - plan.rollout.weights)
+    assert "in each of 4 engines" in plan.notes[1] and "what the trainer waits" in plan.notes[2]
+    assert plan.phases["old_log_prob"] > 1.9 * sync.phases["old_log_prob"]
+    done = command("configs/rl_qwen2.5_7b_h200x8.toml", *words)
+    assert done.returncode == 0 and "tp 2 pp 1 cp 1 dp 2" in done.stdout, done.stderr
+    done = command("configs/rl_qwen2.5_7b_h200x8.toml", *words, "--hardware", "h200x4")
+    assert done.returncode == 2 and "does not divide the 0 devices of h200x4 that train" in done.stderr
+
+
+def test_a_previous_run_and_a_mean_exclude_each_other(tmp_path: Path):
+    done = command("configs/sft_qwen2.5_7b_h200x8.toml", "--like", str(tmp_path), "--mean-tokens", "3000")
+    assert done.returncode == 2 and "both say how long sequences are: give one" in done.stderr
+    lines = '{"step": 1, "tokens": 64000}\n{"step": 2, "tokens": 128000}\n'
+    (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "config.toml").write_bytes((CONFIGS / "sft_qwen2.5_7b_h200x8.toml").read_bytes())
+    done = command("configs/sft_qwen2.5_7b_h200x8.toml", "train.global_batch=64", "--like", str(tmp_path))
+    assert "one step, s (192,000 tokens)" in done.stdout, "a batch twice as large of the same sequences"
 
 
 def test_an_engine_in_fp8_holds_its_layers_in_one_byte():

@@ -16,9 +16,10 @@ from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import of_run, parse
+from retool_mcore.planner.lengths import Lengths, assumed
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.search import proposals
-from retool_mcore.planner.steptime import Lengths, stretch
+from retool_mcore.planner.steptime import stretch
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -43,7 +44,7 @@ def test_every_shipped_rl_configuration_is_nearly_the_best_there_is(path: Path):
     config = load_config(RlConfig, path)
     shape, hardware = of_model(config.model.path), of_run(config)
     plan = make_plan(config, shape, hardware)
-    best = proposals(config, shape, hardware, None)[0]
+    best = proposals(config, shape, hardware, assumed(config, None))[0]
     assert plan.fits
     assert plan.step_s <= 1.03 * best.step_s, f"{plan.step_s:.0f} s, and {best.config} takes {best.step_s:.0f} s"
 
@@ -55,7 +56,7 @@ def test_every_shipped_sft_configuration_is_near_the_best_there_is(path: Path):
     """
     config = load_config(SftConfig, path)
     shape, hardware = of_model(config.model.path), of_run(config)
-    best = proposals(config, shape, hardware, None)[0]
+    best = proposals(config, shape, hardware, assumed(config, None))[0]
     assert make_plan(config, shape, hardware).step_s <= 1.07 * best.step_s
 
 
@@ -74,7 +75,7 @@ def test_what_a_configuration_says_of_its_plan_is_so(path: Path):
 
 def found(name: str, *settings: str, hardware: str = "h200x8") -> list[Plan]:
     config = rl(name, *settings)
-    return proposals(config, of_model(config.model.path), parse(hardware), None, limit=100)
+    return proposals(config, of_model(config.model.path), parse(hardware), assumed(config, None), limit=100)
 
 
 def test_proposals_fit_with_a_margin_divide_and_are_sorted():
@@ -89,7 +90,7 @@ def test_proposals_fit_with_a_margin_divide_and_are_sorted():
         longest = plan.config.max_sequence_tokens
         assert plan.micro_batch_tokens * plan.parallel.cp >= longest or plan.memory.recompute == "auto"
     config = sft("sft_qwen2.5_7b_h200x8")
-    assert proposals(config, PUBLISHED["Qwen2.5-72B"], parse("h100x1"), None) == []
+    assert proposals(config, PUBLISHED["Qwen2.5-72B"], parse("h100x1"), assumed(config, None)) == []
 
 
 def test_proposals_are_runs_that_the_schema_takes():
@@ -144,12 +145,15 @@ def test_auto_costs_what_long_responses_recompute():
     """Lengths of 1 to 18 k, a budget of 12 k: the third above it recompute as far as they are
     longer.
     """
-    lengths, memory = Lengths(mean=9216, longest=18432), Memory(recompute="auto", fused_cross_entropy=True)
+    lengths, memory = Lengths.evenly(9216, 18432), Memory(recompute="auto", fused_cross_entropy=True)
     assert lengths.recomputed(SEVEN, Parallel(), memory, 18432) == 0.0
     rest, input_share = token_memory(SEVEN, fused_cross_entropy=True)
-    every = range(9, 18432, 18)
-    layers = [min(28, layers_to_recompute(tokens, 12288, 28, rest=rest, input_share=input_share)) for tokens in every]
-    want = sum(tokens * wanted / 28 for tokens, wanted in zip(every, layers, strict=True)) / sum(every)
+
+    def twice(every: range) -> float:
+        layers = (layers_to_recompute(tokens, 12288, 28, rest=rest, input_share=input_share) for tokens in every)
+        return sum(tokens * min(28, wanted) / 28 for tokens, wanted in zip(every, layers, strict=True)) / sum(every)
+
+    want = twice(range(9, 18432, 18))
     assert lengths.recomputed(SEVEN, Parallel(), memory, 12288) == pytest.approx(want, abs=0.005)
     assert 0.13 < want < 0.17
     assert lengths.recomputed(SEVEN, Parallel(cp=2), memory, 6144) == pytest.approx(want, abs=0.005)
@@ -158,7 +162,8 @@ def test_auto_costs_what_long_responses_recompute():
         settings = (f"memory.recompute={recompute}", f"train.micro_batch_tokens={tokens}")
         plan = make_plan(rl("rl_qwen2.5_7b_h200x8", *settings), SEVEN, parse("h200x8"))
         updates[recompute] = plan.phases["update"]
-    assert (updates["auto"] - updates["none"]) / (updates["full"] - updates["none"]) == pytest.approx(want, abs=0.005)
+    found = (updates["auto"] - updates["none"]) / (updates["full"] - updates["none"])
+    assert found == pytest.approx(twice(range(1024 + 8, 1024 + 16384, 16)), abs=0.005)  # a prompt before each response
 
 
 def test_a_pipeline_waits_for_its_last_stage_which_has_the_head():

@@ -126,6 +126,15 @@ def test_the_engine_samples_as_the_run_file_says(tokenizer, tmp_path: Path, monk
         assert params["logprobs"] is True
 
 
+def test_a_validation_samples_as_its_own_section_says(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not as training does, whose temperature, top_p and group size are other ones."""
+    training = ("rollout.temperature=0.7", "rollout.top_p=0.9", "rollout.group_size=3")
+    own = ("validation.temperature=0.3", "validation.top_p=0.8", "validation.n=2")
+    stored, asked = sampled(rl(tmp_path, *training, *own), tokenizer, monkeypatch, validate=True)
+    assert len(stored) == 2 and len(asked) == 2 * len(TURNS)
+    assert {(params["temperature"], params["top_p"]) for params in asked} == {(0.3, 0.8)}
+
+
 def test_turns_and_trajectories_tell_the_watchdog_that_the_run_is_alive(
     tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

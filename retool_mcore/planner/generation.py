@@ -1,0 +1,190 @@
+"""Seconds that the engines take for a step's responses: a wave of them, or a steady stream."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import lru_cache
+
+from retool_mcore.config import RlConfig
+from retool_mcore.model.shape import ModelShape
+from retool_mcore.planner.calibration import calibrated
+from retool_mcore.planner.hardware import Hardware
+from retool_mcore.planner.lengths import Lengths
+from retool_mcore.planner.memory import RolloutMemory
+from retool_mcore.planner.steptime import sync_s
+
+REPRESENTED = 128  # responses that stand for all of an engine's
+GOLDEN = 0.6180339887  # multiples of it, less their whole part, are spread evenly in any order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    seconds: float  # of a step: all of it, or in mode "async" what the trainer waits
+    longest_turn_s: float  # a turn of the longest response, among as many as an engine samples at once
+    concurrency: float  # the most concurrent responses in one engine; in mode "async", how many on average
+    tokens_per_s: float  # of all engines, while they sample
+    limit: str  # what decoding waits for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines:
+    """Equal engines, and the responses that each has in a step."""
+
+    shape: ModelShape
+    hardware: Hardware
+    tp: int
+    fp8: bool
+    count: int
+    responses: float  # of a step, in one engine
+    ahead: float  # batches in flight beside the one that a step waits for
+    max_running: int
+    kv_tokens: int  # of one engine
+    lengths: Lengths
+
+    @staticmethod
+    def of(config: RlConfig, shape: ModelShape, hardware: Hardware, kv_tokens: int, lengths: Lengths) -> Engines:
+        r, t = config.rollout, config.train
+        count = (r.gpus or hardware.count) // r.engine_tp
+        return Engines(
+            shape=shape, hardware=hardware, tp=r.engine_tp, fp8=r.precision == "fp8", count=count,
+            responses=t.prompts_per_step * r.group_size / count,
+            ahead=0.0 if t.mode == "sync" else t.prefetch_batches,
+            max_running=r.max_running_requests, kv_tokens=kv_tokens, lengths=lengths,
+        )  # fmt: skip
+
+    @property
+    def slots(self) -> tuple[float, str]:
+        """How many responses an engine samples at once, and what limits it."""
+        limits = {
+            self.max_running: "rollout.max_running_requests",
+            self.responses * (1 + self.ahead): "responses",
+            self.kv_tokens / self.lengths.context: "cache",
+        }
+        return max(1.0, min(limits)), limits[min(limits)]
+
+    def step_s(self, at_once: float, context: float) -> float:
+        return decode_step_s(self.shape, self.hardware, self.tp, at_once, context, fp8=self.fp8)
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds of one engine to compute the cache of ``tokens``."""
+        rate = self.tp * self.hardware.device.flops * calibrated("gemm")
+        return 2 * self.shape.compute_params * tokens / rate
+
+
+def decode(
+    shape: ModelShape, hardware: Hardware, config: RlConfig, rollout: RolloutMemory, lengths: Lengths, *,
+    training_s: float,
+) -> Decoding:  # fmt: skip
+    """Decode all responses of one step; ``training_s``: what the trainer does in it.
+
+    In "partial_rollout" the next batches' responses are sampled beside a step's own, so that a wave
+    serves more than one step.
+    """
+    engines = Engines.of(config, shape, hardware, rollout.kv_tokens, lengths)
+    (slots, limit), tokens = engines.slots, engines.count * engines.responses * lengths.mean
+    if config.train.mode == "async":
+        seconds, slots = stream(engines, training_s, sync_s(shape, running=True))
+        return Decoding(
+            seconds=seconds - training_s, longest_turn_s=lengths.limit * engines.step_s(slots, slots * lengths.context),
+            concurrency=slots, tokens_per_s=tokens / seconds, limit="the trainer" if seconds == training_s else limit,
+        )  # fmt: skip
+    batches = 1 + engines.ahead
+    wave_s = wave(engines, engines.responses * batches)
+    alone_s, turn_s = wave(engines, 1), lengths.limit * engines.step_s(slots, slots * lengths.context)
+    prefill_s = engines.prefill_s(engines.responses * lengths.prompt / config.rollout.group_size)  # shared in a group
+    seconds = wave_s / batches + prefill_s + _tools_s(config, lengths)
+    return Decoding(
+        seconds=seconds, longest_turn_s=turn_s, concurrency=slots, tokens_per_s=tokens / seconds,
+        limit="the longest response" if wave_s < 2 * alone_s else limit,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)  # a search asks for the same engines beside many ways to train
+def wave(engines: Engines, responses: float) -> float:
+    """Seconds until the last of an engine's ``responses`` ends, where each starts as another ends.
+
+    All that run get a token in each decoding step. One of them is as long as any may become.
+    """
+    lengths, (slots, _) = engines.lengths, engines.slots
+    count = max(1, round(min(responses, REPRESENTED)))
+    weight = responses / count
+    drawn = [*lengths.quantiles(count)[:-1], lengths.limit]
+    order = sorted(range(count), key=lambda number: (number + 0.5) * GOLDEN % 1)
+    waiting = [drawn[number] * lengths.sampled for number in order]
+    places = max(1, round(min(slots, responses) / weight))
+    ends: list[tuple[float, float]] = []  # the steps at which responses end and started
+    now, started, seconds = 0.0, 0.0, 0.0
+    while waiting or ends:
+        while waiting and len(ends) < places:
+            heapq.heappush(ends, (now + waiting.pop(), now))
+            started += now
+        steps, running = ends[0][0] - now, len(ends)
+        context = running * (lengths.prompt + (now + steps / 2) / lengths.sampled) - started / lengths.sampled
+        seconds += steps * engines.step_s(running * weight, context * weight)
+        now = ends[0][0]
+        while ends and ends[0][0] <= now:
+            started -= heapq.heappop(ends)[1]
+    return seconds
+
+
+def stream(engines: Engines, training_s: float, pause_s: float) -> tuple[float, float]:
+    """Seconds of a step in mode "async", and how many responses an engine then has at once.
+
+    A batch is in flight from its start to the end of its training, and so many batches are in
+    flight: so a step takes at least that time over their number. A weight sync pauses engines for
+    ``pause_s``, and they then compute the cache of their running responses again.
+    """
+    lengths, (slots, _) = engines.lengths, engines.slots
+    at_once, seconds = min(slots, engines.responses), training_s
+    for _ in range(50):
+        step_s = engines.step_s(at_once, at_once * lengths.context)
+        stopped_s = pause_s + engines.prefill_s(at_once * lengths.context)
+        token_s = lengths.sampled * step_s / max(0.1, 1 - stopped_s / seconds)
+        batch_s = lengths.limit * token_s + training_s
+        filled_s = engines.responses * lengths.mean * lengths.sampled * step_s / slots + stopped_s
+        seconds = max(training_s, batch_s / (1 + engines.ahead), filled_s)
+        at_once = (at_once + min(slots, engines.responses * lengths.mean * token_s / seconds)) / 2
+    return seconds, at_once
+
+
+def _tools_s(config: RlConfig, lengths: Lengths) -> float:
+    if not config.rollout.tool:
+        return 0.0
+    return calibrated("calls") * calibrated("tool_wait_s") if lengths.tool_s is None else lengths.tool_s
+
+
+def decode_step_s(
+    shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float, *, fp8: bool
+) -> float:
+    """Seconds to decode a token of each of ``at_once`` sequences, of ``context`` tokens in all.
+
+    The products wait for their weights or for arithmetic; attention, which comes after them, waits
+    for the cache.
+    """
+    touched = _touched_params(shape, at_once)
+    weights = 2 * touched - (touched - shape.head_params if fp8 else 0)  # the head's stay as they are
+    bandwidth = tp * hardware.device.bandwidth
+    products_s = max(
+        weights / (bandwidth * calibrated("weights_read")),
+        2 * shape.compute_params * at_once / (tp * hardware.device.flops * calibrated("gemm")),
+    )
+    cache_s = context * shape.kv_bytes / (bandwidth * calibrated("cache_read"))
+    layer_s = calibrated("decode_layer_s") + (calibrated("decode_fp8_s") if fp8 else 0.0)
+    if tp > 1:
+        sent = 2 * 2 * shape.hidden * at_once * (tp - 1) / tp
+        layer_s += 2 * (calibrated("all_reduce_s") + sent / (hardware.link(tp) * calibrated("link")))
+    requests_s = calibrated("decode_step_s") + at_once * calibrated("decode_request_s")
+    return requests_s + products_s + cache_s + shape.layers * layer_s
+
+
+def _touched_params(shape: ModelShape, at_once: float) -> float:
+    """Weights read to decode one token of each of ``at_once`` sequences.
+
+    An expert is read if at least one of the tokens is routed to it.
+    """
+    if not shape.experts:
+        return shape.compute_params
+    experts = 3 * shape.hidden * shape.ffn * shape.layers
+    read = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** at_once)
+    return shape.compute_params + experts * (read - shape.experts_per_token)
