@@ -9,8 +9,9 @@ are predictions, and tests/planner holds them to 10 % of memory and 20 % of time
 
 RL's generation, five constants, is fitted to five rows of "RL on H200" in perf/RESULTS.md: the 7B
 shape in bfloat16 (the mean of five runs), in FP8 and in mode "partial_rollout", its quarter in
-"sync" and in "async". What a step costs beyond passes is fitted to the same rows. The other rows
-are predictions. tests/planner holds all recorded rows to 5 % of a step.
+"sync" and in "async". What a step costs beyond passes is fitted to the same rows. tests/planner
+holds all recorded rows to 5 % of a step: of those named here that shows that one set of constants
+does for all, and no more.
 """
 
 from __future__ import annotations
