@@ -27,6 +27,7 @@ from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.rollout_engines import VLLM
+from retool_mcore.platforms.stores import STORE_PATCH
 from retool_mcore.platforms.versions import requirement
 
 CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
@@ -148,7 +149,7 @@ class Ascend(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
-        return (MICRO_BATCH_PATCH,)  # applied where memory.recompute = "auto" asks for it
+        return (STORE_PATCH, MICRO_BATCH_PATCH)  # the second where memory.recompute = "auto" asks for it
 
     def mapping(self) -> str:
         return limits.markdown()

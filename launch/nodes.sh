@@ -105,7 +105,9 @@ start_sandbox() {
     --processes $(((workers + 15) / 16)) ${python:+--python "$python"} ${modules:+--preload ${modules// / --preload }}
     ${SANDBOX_OPTIONS:-})
   [ -z "$DRY_RUN" ] || { start "${serve[@]}"; return; }
-  mkdir -p -m 700 "$folder"
+  (umask 077 && mkdir -p "$folder")
+  [ -n "${SANDBOX_DIR:-}" ] || [ -O "${folder%/*}" ] || fail "${folder%/*} is another user's, who could answer in the" \
+    "sandbox's place. Name a folder of yours in SANDBOX_DIR."
   rm -f "$folder/sandbox.sock"
   start "${serve[@]}" >"$folder/log" 2>&1
   for _ in $(seq 300); do [ -S "$folder/sandbox.sock" ] && return 0; kill -0 "${started[-1]}" 2>/dev/null || break; sleep 0.1; done

@@ -50,7 +50,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
 
     check_run(run, get_platform(run.run.platform))
     check_data(run)
-    torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone"]
+    torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone", "--local-addr", "127.0.0.1"]
     ranks = ["--nproc-per-node", str(run.cluster.gpus_per_node), "--module", "retool_mcore.cli.sft_rank"]
     argv = [*torchrun, *ranks, str(config), *settings]
     os.execv(argv[0], argv)  # torchrun replaces this process, and handles signals and the exit code

@@ -58,6 +58,7 @@ def _tell(terminal: object, verbose: bool, finding: Finding) -> None:
 
 def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
     from retool_mcore.preflight import inputs, machine
+    from retool_mcore.preflight.network import open_ports
 
     checks: list[tuple[str, Check]] = [
         ("settings", partial(machine.settings, run, platform)),
@@ -69,6 +70,7 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("shared memory", partial(machine.shared_memory, platform)),
         ("open files", partial(machine.limits, platform)),
         ("clock", machine.clock),
+        ("network", partial(open_ports, run)),
         ("model", partial(inputs.model, run)),
         ("tools", partial(inputs.tools, run)),
         ("tokenizer", partial(inputs.tokenizer, run)),

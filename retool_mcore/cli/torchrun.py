@@ -3,7 +3,8 @@
 python -m retool_mcore.cli.torchrun [torchrun's options] PROGRAM [arguments]
 
 When a rank ends with a clear error, torchrun itself adds a traceback of its own, and the error is
-no longer the last that a user reads.
+no longer the last that a user reads. And its store listens on the address of --master-addr or
+--local-addr alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun  # pyright: ignore[reportUnknownVariableType]  half typed
 
+    from retool_mcore.platforms.stores import STORE_PATCH
+
+    STORE_PATCH.apply()
     # Of ranks that failed it logs what ChildFailedError says again.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 
 def from_pretrained(path: str) -> PreTrainedTokenizerBase:
-    """Read a tokenizer. Raises whatever transformers raises; see ``chat.load_tokenizer``."""
+    """Read a tokenizer; code that comes with it is not run. Raises whatever transformers raises.
+
+    See ``chat.load_tokenizer``.
+    """
     from transformers import AutoTokenizer
 
-    return cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(path))
+    return cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(path, trust_remote_code=False))
 
 
 def name_of(tokenizer: PreTrainedTokenizerBase) -> str:

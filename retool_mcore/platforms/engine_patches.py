@@ -16,6 +16,7 @@ from typing import Any
 from retool_mcore.platforms.model_patches import MODEL_PATCHES
 from retool_mcore.platforms.packing import PACKING_PATCHES
 from retool_mcore.platforms.patches import Patch
+from retool_mcore.platforms.pickles import INDEX_PATCH
 from retool_mcore.platforms.versions import requirement
 from retool_mcore.process import die_with_parent
 
@@ -146,6 +147,7 @@ MICRO_BATCH_PATCH = Patch(  # memory.recompute = "auto" applies this one on ever
 )
 ENGINE_PATCHES = (
     MICRO_BATCH_PATCH,
+    INDEX_PATCH,
     *MODEL_PATCHES,
     *PACKING_PATCHES,
     Patch(

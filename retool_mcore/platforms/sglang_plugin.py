@@ -9,8 +9,9 @@ import os
 
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.platforms.patches import apply_all
+from retool_mcore.platforms.stores import STORE_PATCH
 
 
 def load() -> None:
     if name := os.environ.get(PLATFORM_ENV):
-        apply_all(get_platform(name).sglang_patches())
+        apply_all((STORE_PATCH, *get_platform(name).sglang_patches()))

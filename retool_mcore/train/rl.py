@@ -25,6 +25,7 @@ from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
+from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.plugin import assert_loaded
@@ -42,6 +43,8 @@ def train(config: RlConfig) -> None:
     fix.
     """
     exit_on_sigterm()
+    if config.cluster.nodes == 1:
+        keep_to_loopback()
     require_cluster(config)
     platform = get_platform(config.run.platform)
     check_run(config, platform)

@@ -30,6 +30,7 @@ from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
+from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
@@ -53,6 +54,8 @@ def train(config: SftConfig) -> None:
     Every rank of a torchrun calls it. Raises ReToolError subclasses for whatever the user can fix.
     """
     die_with_parent()
+    if config.cluster.nodes == 1:
+        keep_to_loopback()
     platform = get_platform(config.run.platform)
     check_run(config, platform)
     check_data(config)

@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.tensors import untrained_copies
+from retool_mcore.platforms.pickles import files_are_data
 from retool_mcore.process import die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     try:
         if new_seed is not None:
             manager.checkpoint_load_contents = [content for content in contents if content != "extra"]
-        with _own_schedule(engine):
+        with _own_schedule(engine), files_are_data():
             engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents

@@ -1,7 +1,7 @@
 """verl's entry point (group ``verl.plugins``), which ``import verl`` imports in every process.
 
 It is cheap, and does nothing unless the process belongs to a run of ours. In such a process it
-registers the run's platform with verl.
+registers the run's platform with verl, and keeps torch's store to its own address.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import os
 
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
+from retool_mcore.platforms.stores import STORE_PATCH
 
 
 def _load() -> None:
     if name := os.environ.get(PLATFORM_ENV):
+        STORE_PATCH.apply()
         get_platform(name).extend_verl()
 
 

@@ -26,6 +26,7 @@ from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
 
 from retool_mcore.config import RlConfig
+from retool_mcore.platforms.engine_key import KEY_PATCH
 from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.verl.keys.rollout import trajectories_in_flight
 from retool_mcore.verl.run_settings import settings_of_run
@@ -52,6 +53,10 @@ class MeasuredReplica(SGLangReplica):
     def max_concurrency(self) -> int:
         """The number of requests that Ray hands one server at the same time."""
         return requests_at_once(settings_of_run(str(Path(self.config.router_config_path).with_name("config.toml"))))
+
+    async def launch_servers(self) -> None:
+        await super().launch_servers()
+        await asyncio.gather(*(worker.__ray_call__.remote(_send_key) for worker in self.workers))
 
     async def relaunch(self) -> None:
         """Start the servers again on the same devices, under the same names, with new ports.
@@ -87,6 +92,11 @@ async def _gone(server: Any) -> None:
             await asyncio.sleep(GONE_PAUSE_S)
         except RayActorError:
             return
+
+
+def _send_key(_: Any) -> None:
+    """In a process that sends weights to the servers: with their key from now on."""
+    KEY_PATCH.apply()
 
 
 def _forget_engine(worker: CheckpointEngineWorker) -> None:

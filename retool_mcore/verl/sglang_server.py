@@ -14,8 +14,12 @@ from typing import Any
 
 import ray
 import torch
+from sglang.srt.entrypoints.http_server import app
+from sglang.srt.utils.auth import add_api_key_middleware
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+from retool_mcore.platforms.engine_key import engine_key
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +69,8 @@ class MeasuredServer(SGLangHttpServer):
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         self.loop = asyncio.get_running_loop()
+        if key := engine_key():  # what SGLang's own start of a server does with --api-key
+            add_api_key_middleware(app, api_key=key, admin_api_key=None)
         await super().launch_server(*args, **kwargs)
         if self.node_rank:
             return

@@ -33,6 +33,7 @@ from retool_mcore.errors import ReToolError
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
+from retool_mcore.platforms.pickles import files_are_data
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.verl import (
@@ -324,7 +325,8 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
         if saved is not None and not saved.has_random_states_of(self._run):
             for group in self._saved_groups():
                 group.load_random_states_afresh(seed_at(self._run.run.seed, saved.step))
-        super()._load_checkpoint()
+        with files_are_data():
+            super()._load_checkpoint()
         clear_orphans()
         self.resume_best(saved.step if saved is not None else 0)
 

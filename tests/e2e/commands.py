@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from retool_mcore.run.metrics import read_metrics
+from tests.sockets import listening, reachable_from_elsewhere
 
 ROOT = Path(__file__).parents[2]
 MARK = "RETOOL_TEST_MARK"  # in the environment of every process that a test starts, directly or not
@@ -89,6 +90,16 @@ def marked_processes(mark: str) -> dict[int, str]:
         if f"{MARK}={mark}".encode() in environment.split(b"\0") and command:
             found[int(entry.name)] = command
     return found
+
+
+def assert_only_loopback_listens(mark: str, at_least: int) -> list[str]:
+    """Of the marked processes; returns the addresses, at least so many."""
+    commands = marked_processes(mark)
+    found = listening(commands)
+    open_ones = {each: [commands[pid][:60] for pid in found[each]] for each in reachable_from_elsewhere(found)}
+    assert not open_ones, f"other machines reach {open_ones}"
+    assert len(found) >= at_least, f"only {sorted(found)}: is the run not up?"
+    return sorted(found)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:

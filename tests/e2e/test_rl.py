@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -18,6 +20,7 @@ from tests.e2e.commands import (
     argv_rl,
     assert_nothing_left,
     assert_one_error,
+    assert_only_loopback_listens,
     kill,
     last_step,
     marked_processes,
@@ -26,10 +29,12 @@ from tests.e2e.commands import (
     started,
     wait_until,
 )
+from tests.sockets import listening
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 START_S = 300
+REFUSED = ("update_weights_from_tensor", "generate", "abort_request", "flush_cache")
 
 
 def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
@@ -49,6 +54,8 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
     argv, run_dir = argv_rl(*settings(task, tmp_path, *own)), tmp_path / "rl"
     with started(argv, mark) as driver:
         wait_until(lambda: last_step(run_dir) >= 3, "step 3", START_S)
+        assert_only_loopback_listens(mark, at_least=20)
+        assert_the_engines_server_asks_for_a_key(mark)
         scheduler = [pid for pid, command in marked_processes(mark).items() if "sglang::scheduler" in command]
         kill(scheduler[0])
         assert driver.wait(timeout=240) != 0, "a dead engine must end the run with an error, not hang it"
@@ -81,6 +88,16 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
     assert 0 < first["time_start/engines_s"] < first["time_start_s"]
     assert_written_once(run_dir, [before, *rows])
     assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
+
+
+def assert_the_engines_server_asks_for_a_key(mark: str) -> None:
+    commands = marked_processes(mark)
+    answers = {}
+    for address, pids in listening(commands).items():
+        if any("ray::LateSettings" in commands[pid] or "ray::MeasuredServer" in commands[pid] for pid in pids):
+            with suppress(httpx.HTTPError):  # a port of Ray's
+                answers[address] = [httpx.post(f"http://{address}/{path}", json={}).status_code for path in REFUSED]
+    assert list(answers.values()) == [[401] * len(REFUSED)], answers
 
 
 def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:

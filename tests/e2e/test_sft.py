@@ -21,6 +21,7 @@ from tests.e2e.commands import (
     argv_sft,
     assert_nothing_left,
     assert_one_error,
+    assert_only_loopback_listens,
     kill,
     last_step,
     marked_processes,
@@ -98,8 +99,10 @@ def test_a_killed_run_continues_bit_exactly_and_exports(
 @pytest.mark.parametrize("ending", [lambda launcher: kill(launcher.pid), press_ctrl_c], ids=["kill -9", "Ctrl-C"])
 def test_ending_the_launcher_leaves_no_rank(ending: Callable[[Any], None], task: Path, tmp_path: Path, mark: str):
     run_dir = tmp_path / "sft_tiny_cpu"
-    with started(argv_sft(*settings(task, tmp_path)), mark, on_terminal=True) as launcher:
+    argv = argv_retool("sft", "configs/sft_tiny_cpu.toml", *settings(task, tmp_path))
+    with started(argv, mark, on_terminal=True) as launcher:
         wait_until(lambda: last_step(run_dir) >= 1, "step 1", 120)
+        assert_only_loopback_listens(mark, at_least=3)  # torchrun's store, and both ranks' gloo
         ending(launcher)
         assert_nothing_left(mark)
 

@@ -25,7 +25,7 @@ from unittest import mock
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
-from tests.platforms import model_probes, token_stops
+from tests.platforms import doors, model_probes, token_stops
 from tests.platforms.host_reads import known_tokens, reads
 
 
@@ -315,6 +315,7 @@ ENABLES = {
     SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
+    **doors.ENABLES,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "mbridge.core.bridge.broadcast_from_megatron_pp": Probes.weight_of_the_only_stage,
     "mbridge.core.bridge.broadcast_str_from_megatron_pp": Probes.weight_of_the_only_stage,
@@ -377,11 +378,10 @@ def main(folder: Path) -> None:
     platform.activate()
     probes = Probes(folder)
     import retool_mcore.platforms.cpu.engine  # noqa: F401  the patches of training processes
-    from retool_mcore.platforms import sglang_plugin
+    from retool_mcore.platforms.patches import apply_all
 
-    sglang_plugin.load()
-    with_all: dict[object, str] = {}
-    result = {}
+    apply_all(platform.patches())  # also those that processes apply when they first need them
+    with_all, result = dict[object, str](), {}
     for patch in platform.patches():
         probe = ENABLES.get(patch.target, Probes.train_and_resume)
         if probe not in with_all:

@@ -13,12 +13,16 @@ import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import ray
 from ray.util import list_named_actors
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.engine_key import engine_key
+
+PATHS = ("/update_weights_from_tensor", "/generate", "/abort_request", "/release_memory_occupation")
 
 
 class Stub:
@@ -97,6 +101,25 @@ def seeds_of(replica: Any) -> list[int]:
     return [each.engine_kwargs["sglang"]["random_seed"] for each in (*(one.config for one in made), shared)]
 
 
+def answers(module: Any) -> dict[str, list[int]]:
+    """What SGLang's server says to a request for each path: without the run's key, and with it."""
+    from starlette.testclient import TestClient
+
+    async def launched(self: Any) -> None:
+        """Nothing: the model is not there."""
+
+    with (
+        mock.patch.object(module.SGLangHttpServer, "launch_server", launched),
+        mock.patch.dict(os.environ, RAY_AUTH_TOKEN="a secret"),
+    ):
+        server = object.__new__(module.MeasuredServer)
+        server.node_rank = 1  # of the first one, requests are counted
+        asyncio.run(server.launch_server())
+        client = TestClient(module.app, raise_server_exceptions=False)
+        keys = [{}, {"Authorization": "Bearer a guess"}, {"Authorization": f"Bearer {engine_key()}"}]
+        return {path: [client.post(path, json={}, headers=key).status_code for key in keys] for path in PATHS}
+
+
 def _named() -> list[str]:
     return [name for name in list_named_actors() if name.startswith("sglang_server_")]
 
@@ -126,7 +149,7 @@ def main() -> dict[str, Any]:
     many = sglang_server.actor_class(busy).options(max_concurrency=ours.requests_at_once(paper)).remote()
     found["started of 1536"] = controlled(many, 1536)
     found |= {"before": before, "after": ray.get(server.told.remote()), "same": same}
-    return {**found, "seeds": seeds_of(ours)}
+    return {**found, "seeds": seeds_of(ours), "answers": answers(sglang_server)}
 
 
 if __name__ == "__main__":

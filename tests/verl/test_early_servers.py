@@ -30,6 +30,13 @@ def test_no_request_of_training_waits_in_ray_where_nobody_counts_it(found: dict[
     assert found["started of 1536"] == 1536
 
 
+def test_its_http_server_answers_only_who_knows_the_runs_key(found: dict[str, Any]):
+    assert len(found["answers"]) == 4
+    for without, wrong, right in found["answers"].values():
+        assert (without, wrong) == (401, 401)
+        assert right not in (401, 403)
+
+
 def test_an_engine_with_gpus_of_its_own_has_one_too(found: dict[str, Any]):
     """Four GPUs of eight for engines of two each."""
     assert found["async"] == [0, 1]

@@ -12,9 +12,11 @@ from typing import Any
 from retool_mcore.config import EvaluationConfig, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
+from retool_mcore.platforms.engine_key import KEY_PATCH
 from retool_mcore.platforms.facts import DeviceFacts, HostFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam, apply_all
 from retool_mcore.platforms.rollout_engines import SGLANG
+from retool_mcore.platforms.stores import STORE_PATCH
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
 MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
@@ -81,7 +83,7 @@ class Cpu(Platform):
     def patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cpu import patches
 
-        return (*patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *self.sglang_patches())
+        return (STORE_PATCH, KEY_PATCH, *patches.PROCESS_PATCHES, *patches.ENGINE_PATCHES, *self.sglang_patches())
 
     def seams(self) -> Sequence[Seam]:
         from retool_mcore.platforms.cpu.patches import SEAMS

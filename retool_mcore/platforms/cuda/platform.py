@@ -15,9 +15,11 @@ from typing import Any
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import PLATFORM_ENV, SGLANG_PLUGINS, EnvVar, Platform, check_entry_points
+from retool_mcore.platforms.engine_key import KEY_PATCH
 from retool_mcore.platforms.facts import DeviceFacts, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, Seam
 from retool_mcore.platforms.rollout_engines import SGLANG
+from retool_mcore.platforms.stores import STORE_PATCH
 
 KERNELS = Path(__file__).parent / "kernels"  # modules that stand in for apex's, on the path only where apex is missing
 TRANSFORMER_ENGINE = "transformer_engine"
@@ -84,7 +86,8 @@ class Cuda(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
-        return (*self.training_patches(), *self.sglang_patches())
+        keys = (KEY_PATCH,) if self.sglang_patches() else ()
+        return (STORE_PATCH, *keys, *self.training_patches(), *self.sglang_patches())
 
     def training_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cuda.patches import TRAINING_PATCHES

@@ -1,0 +1,57 @@
+"""The sandbox's socket lies in a folder that only the user can enter."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scenario import ROOT
+
+# A stand-in answers for `retool get`: level and number of workers.
+SCRIPT = """
+source launch/nodes.sh
+id() { echo "$USER_ID"; }
+RUN=mine
+PYTHON=stand_in
+stand_in() { echo rlimits 1; }
+start_sandbox any.toml
+"""
+
+
+def started(**env: str) -> str:
+    done = subprocess.run(
+        ["bash", "-c", SCRIPT], cwd=ROOT, env=os.environ | env, capture_output=True, text=True, check=False
+    )
+    return f"{done.returncode} {done.stderr}"
+
+
+@pytest.fixture
+def user_id() -> Iterator[str]:
+    number = uuid.uuid4().hex
+    yield number
+    shutil.rmtree(f"/tmp/retool-sandbox-{number}", ignore_errors=True)
+
+
+def test_the_folders_are_the_users_alone(user_id: str, tmp_path: Path):
+    old = os.umask(0)
+    try:
+        assert started(USER_ID=user_id, SANDBOX_DIR="").startswith("0 ")
+        assert started(USER_ID=user_id, SANDBOX_DIR=str(tmp_path / "own")).startswith("0 ")
+    finally:
+        os.umask(old)
+    for folder in (Path(f"/tmp/retool-sandbox-{user_id}"), tmp_path / "own"):
+        assert [each.stat().st_mode & 0o777 for each in (folder, folder / "mine")] == [0o700, 0o700]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_that_another_user_made_is_refused(user_id: str):
+    Path(f"/tmp/retool-sandbox-{user_id}").mkdir(mode=0o777)
+    os.chown(f"/tmp/retool-sandbox-{user_id}", 65534, 65534)
+    told = started(USER_ID=user_id, SANDBOX_DIR="")
+    assert f"error: /tmp/retool-sandbox-{user_id} is another user's" in told and "SANDBOX_DIR" in told

@@ -1,0 +1,81 @@
+"""Where torch's store listens, and what a checkpoint's index may do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import tempfile
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from retool_mcore.platforms.engine_key import KEY_PATCH
+from tests.sockets import listening
+
+
+def where_the_store_listens(_: object, host: str = "127.0.0.1") -> str:
+    """The address of a store on ``host`` that another store of this process and port shares."""
+    from torch._C._distributed_c10d import TCPStore
+
+    before = listening([os.getpid()])
+    store = TCPStore(host, 0, is_master=True, multi_tenant=True, timeout=timedelta(seconds=10))
+    shared = TCPStore(host, store.port, is_master=True, multi_tenant=True, timeout=timedelta(seconds=10))
+    shared.set("word", "said")
+    (mine,) = set(listening([os.getpid()])) - set(before)
+    assert store.get("word") == b"said"
+    address, _, port = mine.rpartition(":")
+    assert int(port) == store.port == shared.port
+    return address
+
+
+class Calls:
+    """Pickled, it calls a function when it is read."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def read_an_index(index: object) -> object:
+    """What torch's reader makes of a checkpoint's index."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / ".metadata").write_bytes(pickle.dumps(index))
+        return FileSystemReader(folder).read_metadata()
+
+
+def what_an_index_calls(_: object) -> str:
+    called = Path(tempfile.gettempdir()) / f"called-{os.getpid()}"
+    with suppress(pickle.UnpicklingError, AttributeError):  # the second: it is no index
+        read_an_index(Calls(os.mkdir, str(called)))
+    if not called.exists():
+        return "nothing"
+    called.rmdir()
+    return "mkdir"
+
+
+def what_verl_says_to_a_server(_: object) -> str:
+    from verl.workers.rollout.sglang_rollout.http_server_engine import AsyncHttpServerAdapter
+
+    adapter = AsyncHttpServerAdapter.__new__(AsyncHttpServerAdapter)
+    adapter.max_connections, adapter.timeout = 4, 1.0
+
+    async def headers() -> str:
+        async with adapter._get_session() as session:
+            return repr(dict(session.headers))
+
+    with mock.patch.dict(os.environ, RAY_AUTH_TOKEN="a secret"):
+        return asyncio.run(headers())
+
+
+ENABLES = {
+    KEY_PATCH.target: what_verl_says_to_a_server,
+    "torch.distributed.TCPStore.__init__": where_the_store_listens,
+    "torch.distributed.checkpoint.filesystem.pickle": what_an_index_calls,
+}
