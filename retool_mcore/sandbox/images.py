@@ -113,6 +113,11 @@ class WarmImage:
         return cast("str | None", self.facts["path_under_tmp"])
 
     @property
+    def led_out(self) -> str:
+        """A directory of its Python's that leads out of a closed one (``reach.py``), or ""."""
+        return cast(str, self.facts.get("led_out", ""))
+
+    @property
     def missing(self) -> list[str]:
         """The packages of the image that its Python has not, once it has started."""
         return cast(list[str], self.facts["missing"])

@@ -195,7 +195,7 @@ class LocalSandbox(Sandbox):
                 "%s has not %s: code that imports them fails. Install them there.",
                 self._interpreter.executable, ", ".join(missing),
             )  # fmt: skip
-        for warning in levels.warnings(level, self._full[0].path_under_tmp):
+        for warning in levels.warnings(level, self._full[0].path_under_tmp, self._full[0].led_out):
             logger.warning("%s", warning)
 
     def _make_slot(self, level: Level, number: int) -> WorkerSlot:

@@ -14,9 +14,6 @@ from retool_mcore.sandbox.cgroup import MemoryCgroup
 from retool_mcore.sandbox.removal import move_aside, remove_directory
 from retool_mcore.sandbox.state import StateDirectory
 
-# Above the uids that distributions hand out and below `nobody`; the pid spreads the sandboxes of
-# one machine over the range.
-_FIRST_UID, _NUM_UIDS = 61_000, 4_000
 # Entries that are deleted at once; a larger tree is deleted by a thread, so that code which leaves
 # many files delays nobody else.
 _MAX_ENTRIES_AT_ONCE = 100
@@ -29,8 +26,8 @@ logger = logging.getLogger(__name__)
 class WorkerSlot:
     """One place to execute at, used by one execution (or session) at a time.
 
-    ``uid`` is set only at levels landlock and rlimits, where this process is root; ``directory`` at
-    every level but namespaces.
+    ``uid`` is set where this process is root, but not at gvisor, where runsc gives up root itself;
+    ``directory`` at every level but namespaces.
     """
 
     uid: int | None = None
@@ -40,15 +37,15 @@ class WorkerSlot:
 
     @classmethod
     def make(cls, level: Level, number: int, state: StateDirectory) -> WorkerSlot:
-        """Slot ``number``. Raises OSError when a cgroup cannot be made."""
+        """Slot ``number``.
+
+        Raises OSError when a cgroup cannot be made, SandboxUnavailable when no uid is left.
+        """
         cgroup = state.cgroups.slot(number) if state.cgroups else None
         cgroup_fd = cgroup.open() if cgroup else None
-        if level == Level.NAMESPACES:
-            return cls(cgroup=cgroup, cgroup_fd=cgroup_fd)
-        if level == Level.GVISOR:  # runsc gives up root by itself
-            return cls(directory=state.path / f"slot{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
-        uid = _FIRST_UID + (os.getpid() * 64 + number) % _NUM_UIDS if os.geteuid() == 0 else None
-        return cls(uid=uid, directory=state.path / f"slot{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
+        uid = state.uids.of(number) if os.geteuid() == 0 and level != Level.GVISOR else None
+        directory = None if level == Level.NAMESPACES else state.path / f"slot{number}"
+        return cls(uid=uid, directory=directory, cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
         """Set the limit, make the directory for the next execution. Raises SandboxUnavailable."""
