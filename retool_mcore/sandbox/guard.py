@@ -60,10 +60,17 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None, is_full: Callable[[], bool], on_refusal: Callable[[int], None]
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        max_body_bytes: int,
+        is_full: Callable[[], bool],
+        on_refusal: Callable[[int], None],
     ) -> None:
         self._app = app
         self._wanted = None if token is None else f"bearer {token}".encode()
+        self._max_body_bytes = max_body_bytes
         self._is_full = is_full
         self._on_refusal = on_refusal
 
@@ -85,6 +92,9 @@ class Guard:
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
             if not hmac.compare_digest(kind.lower() + b" " + token, self._wanted):
                 return 401, f"a bearer token is wanted; clients of retool take it from {TOKEN_VARIABLE}."
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > self._max_body_bytes:
+            return 413, f"the body is announced with more than {self._max_body_bytes} bytes."
         if method == "POST" and path == "/run_code":
             content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if content_type not in (b"", b"application/json"):  # without one a web page sends an Origin

@@ -96,7 +96,8 @@ async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> N
             raise SandboxUnavailable(f"{gvisor.find_runsc()} did not start a container: {words}") from error
         raise
     finally:
-        await slot.clean()
+        slot.clean()
+        await slot.cleaned()
 
 
 async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from retool_mcore.errors import SandboxUnavailable
@@ -34,6 +34,7 @@ class WorkerSlot:
     directory: Path | None = None
     cgroup: MemoryCgroup | None = None
     cgroup_fd: int | None = None
+    removals: set[asyncio.Task[bool]] = field(default_factory=set[asyncio.Task[bool]], compare=False)
 
     @classmethod
     def make(cls, level: Level, number: int, state: StateDirectory) -> WorkerSlot:
@@ -68,8 +69,12 @@ class WorkerSlot:
         except OSError as error:
             raise SandboxUnavailable(f"the memory limit of a slot could not be set: {error}") from error
 
-    async def clean(self) -> None:
-        """Delete what the execution left in its directory. Never raises for what that is."""
+    def clean(self) -> None:
+        """Delete what the execution left in its directory. Never raises for what that is.
+
+        Of many entries a thread deletes the rest (``removals``): the slot can be used meanwhile,
+        and whoever waits for a result need not wait for it. ``cleaned`` waits.
+        """
         if self.directory is None or remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
             return
         try:
@@ -77,7 +82,14 @@ class WorkerSlot:
         except OSError as error:  # the next execution here finds out whether the slot can be used
             logger.warning("what an execution left in %s stays there: %s", self.directory, error)
             return
-        await asyncio.shield(asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES))
+        work = asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES)
+        self.removals.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(self.removals.discard)
+
+    async def cleaned(self) -> None:
+        """Wait until all is deleted that executions left here."""
+        if self.removals:
+            await asyncio.wait(self.removals)
 
     def oom_kills(self) -> int:
         """Processes killed at this slot for memory so far; 0 without a cgroup."""

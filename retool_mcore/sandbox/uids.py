@@ -47,7 +47,7 @@ class Uids:
                 self._starts.append(start)
                 return
         raise SandboxUnavailable(
-            f"the sandboxes of this machine hold all {COUNT} uids of executions. End some, or lower workers or sessions."
+            f"the sandboxes of this machine hold all {COUNT} uids of executions. End some, or lower workers, sessions."
         )
 
     def close(self) -> None:

@@ -62,6 +62,13 @@ async def still_works(sandbox: LocalSandbox) -> bool:
     return (await sandbox.execute("6 * 7")).stdout == "42\n"
 
 
+async def all_deleted(sandbox: LocalSandbox) -> None:
+    """Wait for what is deleted after the results are there."""
+    async with asyncio.timeout(60):
+        while sandbox.num_cleaning:
+            await asyncio.sleep(0.02)
+
+
 async def open_at(level: Level, **options: Any) -> LocalSandbox:
     """A sandbox at exactly ``level``; one attempt, so that a dying zygote is an error and not a
     retry.
