@@ -157,11 +157,11 @@ class GuardedProtocol(H11Protocol):
         if self._has_answered and not self._in_body:
             self.give_up()
             return
-        self._stop_waiting()
-        self.connections.discard(self)
-        if self.cycle is not None and not self.cycle.response_complete:  # the application waits for the body
+        if self._in_body:  # the application waits for the rest
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        self._stop_waiting()
+        self.connections.discard(self)
         self._refuse(self.transport)
 
     def give_up(self) -> None:

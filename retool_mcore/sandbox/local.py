@@ -74,9 +74,9 @@ class LocalSandbox(Sandbox):
         self._returning = set[asyncio.Task[None]]()
         self._closed = False
         self.num_zygote_deaths = 0
-        self.on_zygote_death: Callable[[], None] = lambda: None  # what a server counts them with
         self.num_session_waits = self.num_sessions_refused = 0  # new sessions that found no place at once, or none
-        self.count_session_wait: Callable[[bool], None] = lambda _: None  # what a server counts them with
+        self.on_zygote_death: Callable[[], None] = lambda: None  # what a server counts both with
+        self.count_session_wait: Callable[[bool], None] = lambda _: None
 
     @property
     def level(self) -> Level:
@@ -215,6 +215,8 @@ class LocalSandbox(Sandbox):
         session = request.session
         if session is not None and not self._num_sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
+        if request.code.startswith("\ufeff"):  # a byte order mark, which Python skips in files too
+            request = replace(request, code=request.code[1:])
         asked = time.monotonic()
         await self.open()
         async for attempt in tenacity.AsyncRetrying(
@@ -246,15 +248,11 @@ class LocalSandbox(Sandbox):
                 await self._leave_spare(slot)
         finally:
             if slot.removals:  # the caller has its result; the worker is free when all is deleted
-                self._returning.add(task := asyncio.ensure_future(self._give_back_cleaned(slot)))
-                task.add_done_callback(self._returning.discard)
+                self._returning.add(task := asyncio.ensure_future(slot.cleaned()))
+                task.add_done_callback(lambda task: (self._returning.discard(task), self._give_back(slot)))
             else:
                 self._give_back(slot)
         return replace(result, queue_s=queue_s)
-
-    async def _give_back_cleaned(self, slot: WorkerSlot) -> None:
-        await slot.cleaned()
-        self._give_back(slot)
 
     def _give_back(self, slot: WorkerSlot) -> None:
         self._slots.append(slot)

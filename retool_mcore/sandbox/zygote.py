@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox import confine, guardian, gvisor, kernel, packages, paths, pools, reach, runner
+from retool_mcore.sandbox import confine, guardian, gvisor, kernel, packages, paths, pools, reach, runner, tracebacks
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
 READY, STARTED, EXITED, FAILED, MISCONFIGURED = b"O", b"P", b"X", b"F", b"C"
@@ -101,6 +101,7 @@ class Zygote:
         if self._level == "landlock":
             pools.without_shared_directory()
             paths.redirect_shared_dirs(confine.visible_paths())
+        tracebacks.hide(self._hidden)
         missing = packages.import_defaults(light=self._light)
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
             del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
@@ -280,7 +281,6 @@ class Zygote:
             control,
             light=self._light,
             heavy=self._heavy,
-            hidden_prefixes=self._hidden,
             mapped_bytes=self._mapped_bytes,
         )
         interpreter.serve()
