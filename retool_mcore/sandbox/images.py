@@ -83,6 +83,7 @@ class WarmImage:
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
+        self._closed = False
         self._next_job = 1
         self._started: dict[int, asyncio.Future[int]] = {}
         self._exits: dict[int, asyncio.Future[Exit]] = {}
@@ -128,6 +129,8 @@ class WarmImage:
         Raises SandboxUnavailable that names the refusal, ConfigError for ``sandbox.preload``.
         """
         async with self._starting:
+            if self._closed:  # a call that is still under way must not bring the zygote back
+                raise SandboxUnavailable("the sandbox was closed.")
             if self._channel is None:
                 await self._start()
 
@@ -309,6 +312,7 @@ class WarmImage:
     async def close(self) -> None:
         """End the zygote and all its children, and wait for that."""
         async with self._starting:
+            self._closed = True
             process, self._process = self._process, None
             self._lost("the sandbox was closed")
             if process is None:

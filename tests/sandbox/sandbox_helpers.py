@@ -127,4 +127,8 @@ def _num_ready() -> int:
 def children_of(parent: int, marker: str) -> list[int]:
     """Pids of direct children whose command line contains ``marker``."""
     pids = [int(p) for task in Path(f"/proc/{parent}/task").iterdir() for p in (task / "children").read_text().split()]
-    return [pid for pid in pids if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found: list[int] = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it may end as it is looked at
+            found += [pid] if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
