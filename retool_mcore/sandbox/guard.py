@@ -19,6 +19,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.connections import RETRY_AFTER_S
 
 TOKEN_VARIABLE = "RETOOL_SANDBOX_TOKEN"
+FULL = "as many requests are waiting as this server takes. Try again later."
 _MIN_TOKEN_CHARS = 16
 _OPEN_PATHS = ("/health",)  # says only whether the server is up
 
@@ -100,8 +101,13 @@ class Guard:
             if content_type not in (b"", b"application/json"):  # without one a web page sends an Origin
                 return 415, f"content-type {content_type.decode('latin-1')!r}: send application/json."
             if self._is_full():
-                return 503, "as many requests are waiting as this server takes. Try again later."
+                return 503, FULL
         return None
+
+
+def retry_after(status: int) -> dict[str, str]:
+    """The header that belongs to an answer of ``status``."""
+    return {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
 
 
 def _own_origin(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
@@ -122,8 +128,7 @@ async def _answer(send: Send, status: int, reason: str) -> None:
     body = json.dumps({"status": "SandboxError", "message": reason, "detail": reason}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers.append((b"connection", b"close"))
-    if status == 503:
-        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+    headers += [(name.encode(), value.encode()) for name, value in retry_after(status).items()]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

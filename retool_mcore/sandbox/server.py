@@ -31,8 +31,7 @@ from starlette.requests import ClientDisconnect
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult
-from retool_mcore.sandbox.connections import RETRY_AFTER_S
-from retool_mcore.sandbox.guard import Guard
+from retool_mcore.sandbox.guard import FULL, Guard, retry_after
 from retool_mcore.sandbox.health import Health
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.processes import METRICS_ENV
@@ -124,12 +123,10 @@ def create_app(
 ) -> FastAPI:
     """The ASGI application around ``sandbox``, which must be open; the caller closes it.
 
-    With ``token`` every request must bear it. Beyond ``max_pending`` requests that wait or execute,
-    further ones are answered with 503, before their body is read if it can be. A request counts
-    once its body is there: who sends half of one keeps nobody from being served.
+    With ``token`` every request must bear it. Beyond ``max_pending`` requests whose body is there
+    further ones are answered with 503, before their own is read if it can be.
     """
-    metrics = _metrics_of(sandbox)
-    metrics.process_restarts.inc(is_replacement)
+    metrics = _metrics_of(sandbox, is_replacement=is_replacement)
     health = Health(sandbox)
     app = FastAPI(title="retool sandbox")
     num_pending = 0
@@ -146,15 +143,14 @@ def create_app(
         assert isinstance(error, _Refused), "registered for this type only"
         metrics.refused.labels(code=str(error.status_code)).inc()
         answer = RunCodeResponse(status="SandboxError", message=str(error)).model_dump() | {"detail": str(error)}
-        headers = {"retry-after": str(RETRY_AFTER_S)} if error.status_code == 503 else None
-        return JSONResponse(answer, status_code=error.status_code, headers=headers)
+        return JSONResponse(answer, status_code=error.status_code, headers=retry_after(error.status_code))
 
     @app.post("/run_code")
     async def run_code(request: Request) -> Response:
         nonlocal num_pending
-        body = await _read_body(request)
+        body = await _read_body(request)  # who sends half of one keeps nobody from being served
         if num_pending >= max_pending:
-            raise _Refused(503, "as many requests are waiting as this server takes. Try again later.")
+            raise _Refused(503, FULL)
         num_pending += 1
         metrics.pending.set(num_pending)
         try:
@@ -184,9 +180,10 @@ def create_app(
     return app
 
 
-def _metrics_of(sandbox: LocalSandbox) -> Metrics:
+def _metrics_of(sandbox: LocalSandbox, *, is_replacement: bool) -> Metrics:
     """New metrics that count what happens in ``sandbox``."""
     metrics = Metrics()
+    metrics.process_restarts.inc(is_replacement)
     memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
     metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
     sandbox.on_zygote_death = metrics.zygote_deaths.inc

@@ -64,7 +64,7 @@ class Zygote:
         self._tasks = (0.0, 0)
         self._task_fd = self._statm_fd = self._maps_fd = -1
         self._mapped_bytes = 0
-        self._hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
+        self.hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
 
     def set_up(self) -> None:
         """Confine the zygote, import the image, tell the supervisor.
@@ -79,7 +79,7 @@ class Zygote:
         if self._level == "gvisor":
             kernel.adopt_orphans()
             packages.require_installed(self._preload)
-            self._root = gvisor.write_bundle(self._root, self._hidden, self._seccomp, self._heavy)
+            self._root = gvisor.write_bundle(self._root, self.hidden, self._seccomp, self._heavy)
             missing = packages.missing_defaults()
             facts = {"runsc": self._runsc, "path_under_tmp": confine.path_under_tmp(), "missing": missing}
             self._channel.send(READY + json.dumps(facts).encode())
@@ -101,7 +101,6 @@ class Zygote:
         if self._level == "landlock":
             pools.without_shared_directory()
             paths.redirect_shared_dirs(confine.visible_paths())
-        tracebacks.hide(self._hidden)
         missing = packages.import_defaults(light=self._light)
         for name in [name for name in sys.modules if name.partition(".")[0] == "retool_mcore"]:
             del sys.modules[name]  # this file still refers to our modules; the model's code has no use for them
@@ -355,6 +354,7 @@ def main(fd: int) -> NoReturn:
     os.close(fd)
     os.dup2(0, _CONTROL_FD)  # keeps our own fds off the number where children put their control socket
     zygote = Zygote(channel, marshal.loads(channel.recv(1 << 16)))
+    tracebacks.hide(zygote.hidden)
     try:
         zygote.set_up()
     except packages.PreloadError as error:

@@ -130,7 +130,7 @@ def _between_neighbours() -> list[Attack]:
 def _reaching_out(host: Path, port: int) -> list[Attack]:
     """Files, processes and the network outside of an execution."""
     parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
-    zero_ns = os.stat("/dev/zero").st_mtime_ns
+    zero_ns = os.stat("/dev/zero").st_mtime_ns  # a container has a node of its own, and an oom_score_adj
     before = {path: (os.stat(path).st_mode, os.stat(path).st_mtime_ns) for path in files}
 
     def unchanged(_: ExecResult) -> bool:
@@ -152,7 +152,6 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
         Attack(
             "becoming the last to be killed for memory, where the trainer lacks CAP_SYS_RESOURCE",
             tried("open('/proc/self/oom_score_adj', 'w').write('0')"),
-            # A container has a file of its own; at rlimits only that capability keeps the score.
             lambda result: result.level == Level.GVISOR or (says_refused(result) and result.level != Level.RLIMITS),
         ),
         Attack("learning that a host file exists", tried("os.stat('/etc/passwd')", f"os.stat({files[0]!r})")),
