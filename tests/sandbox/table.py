@@ -119,10 +119,10 @@ def _between_neighbours() -> list[Attack]:
     neighbours = (
         ("a neighbour takes all descriptors in flight: managers and pools go on", _MANY_IN_FLIGHT, _ONE_IN_FLIGHT),
         ("a neighbour takes all timers and queued signals", _MANY_TIMERS, _ONE_TIMER),
-        ("locks on library files are seen by neighbours", _LOCK + "time.sleep(9)", _LOCK),
+        ("locks on library files are seen by neighbours", _LOCK + "lock()\ntime.sleep(9)", _LOCK + "missed(lock)"),
     )
     return [
-        Attack(what, "import time\n" + code, neighbour="import time\n" + neighbour, neighbour_s=1.5)
+        Attack(what, _MISSED + code, neighbour="import time\n" + neighbour, neighbour_s=1.5)
         for what, neighbour, code in neighbours
     ]
 
@@ -193,6 +193,18 @@ _ABOVE = """
 import os
 MAIN, GUARDIAN = os.getpid(), os.getppid()
 """
+# On a busy machine the neighbour may not have taken all when the other comes.
+_MISSED = """
+import time
+def missed(take):
+    for _ in range(12):
+        try: take()
+        except OSError:
+            print("missed")
+            return
+        time.sleep(0.05)
+    print("refused")
+"""
 _MANY_IN_FLIGHT = """
 import socket
 kept = []
@@ -206,8 +218,7 @@ time.sleep(9)
 _ONE_IN_FLIGHT = """
 import socket
 ours, theirs = socket.socketpair()
-try: socket.send_fds(ours, [b"x"], [0]); print("refused")
-except OSError as error: print(error)
+missed(lambda: socket.send_fds(ours, [b"x"], [0]))
 """
 _MANY_TIMERS = """
 import ctypes
@@ -217,13 +228,14 @@ time.sleep(9)
 """
 _ONE_TIMER = """
 import ctypes
-print("refused" if ctypes.CDLL(None).timer_create(0, None, ctypes.byref(ctypes.c_void_p())) == 0 else "done")
+def take():
+    if ctypes.CDLL(None).timer_create(0, None, ctypes.byref(ctypes.c_void_p())): raise OSError
+missed(take)
 """
 _LOCK = """
 import fcntl
 file = open("/etc/ld.so.cache", "rb")
-try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print("refused")
-except OSError as error: print(error)
+def lock(): fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 """
 _CLIMB = """
 import os
