@@ -5,6 +5,8 @@ It stands before the application, and refuses before a body is read.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import ipaddress
 import json
@@ -21,6 +23,7 @@ from retool_mcore.sandbox.connections import RETRY_AFTER_S
 TOKEN_VARIABLE = "RETOOL_SANDBOX_TOKEN"
 FULL = "as many requests are waiting as this server takes. Try again later."
 _MIN_TOKEN_CHARS = 16
+_THROW_AWAY_S = 10.0
 _OPEN_PATHS = ("/health",)  # says only whether the server is up
 
 
@@ -82,7 +85,7 @@ class Guard:
             return
         status, reason = refusal
         self._on_refusal(status)
-        await _answer(send, status, reason)
+        await _answer(receive if status == 413 else None, send, status, reason)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -95,7 +98,7 @@ class Guard:
                 return 401, f"a bearer token is wanted; clients of retool take it from {TOKEN_VARIABLE}."
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > self._max_body_bytes:
-            return 413, f"the body is announced with more than {self._max_body_bytes} bytes."
+            return 413, f"the body is larger than {self._max_body_bytes} bytes."
         if method == "POST" and path == "/run_code":
             content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if content_type not in (b"", b"application/json"):  # without one a web page sends an Origin
@@ -123,8 +126,12 @@ def _own_origin(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
     return True
 
 
-async def _answer(send: Send, status: int, reason: str) -> None:
-    """The protocol's answer to a request that is not run; the connection ends with it."""
+async def _answer(receive: Receive | None, send: Send, status: int, reason: str) -> None:
+    """The protocol's answer to a request that is not run; the connection ends with it.
+
+    With ``receive`` not before its body has been thrown away, for a bounded time: a client that is
+    still sending would meet a reset connection, and not see the answer.
+    """
     body = json.dumps({"status": "SandboxError", "message": reason, "detail": reason}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers.append((b"connection", b"close"))
@@ -132,4 +139,10 @@ async def _answer(send: Send, status: int, reason: str) -> None:
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
+    if receive is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_THROW_AWAY_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
