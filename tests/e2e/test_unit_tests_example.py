@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_rl_unlearns_the_habit_that_fails_the_hidden_tests(tmp_path: Path, mark:
     assert done.returncode == 0, done.stderr[-3000:]
     settings = (f"run.root={tmp_path}", "run.name=rl", f"model.path={tmp_path}/sft/export", "validation.before=true")
     files = (f"data.train_file={task}/rl_train.parquet", f'validation.files=["{task}/rl_val.parquet"]')
-    done = run(["python", "launch/rl.py", CONFIG, *settings, *files], mark, 1200)
+    done = run([sys.executable, "launch/rl.py", CONFIG, *settings, *files], mark, 1200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert_nothing_left(mark)
     before, *rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
