@@ -6,6 +6,7 @@ A problem asks for f(x) = a * x + b or a * x - b. Rows of SFT show a submission 
 code that is wrong (its constant is forgotten) in half of the rows: what RL is to unlearn.
 """
 
+import itertools
 import json
 import random
 import sys
@@ -24,10 +25,10 @@ INPUTS = (2, 3, 7)
 
 
 def problems(seed: int) -> Iterator[tuple[str, str, str, str]]:
-    """Question, right code, wrong code and the tests, without end."""
-    draw = random.Random(f"unit tests {seed}")
-    while True:
-        a, b, sign = draw.randint(2, 9), draw.randint(1, 9), draw.choice("+-")
+    """Question, right code, wrong code and the tests. No two are the same, as splits must not be."""
+    numbers = list(itertools.product(range(11, 100), range(11, 100), "+-"))  # of one width: tiny models copy them
+    random.Random(f"unit tests {seed}").shuffle(numbers)
+    for a, b, sign in numbers:
         cases = [[[x], a * x + b if sign == "+" else a * x - b] for x in INPUTS]
         question = f"Write f(x), which returns {a} times x {'plus' if sign == '+' else 'minus'} {b}."
         code = f"f = lambda x: {a} * x"

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from configs.examples.unit_tests import Submit, score
-from configs.examples.unit_tests_data import make, problems
+from configs.examples.unit_tests_data import SIZES, make, problems
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.files import read_rows
 from retool_mcore.reward.own import OwnReward
@@ -123,5 +123,7 @@ async def test_the_data_pass_with_the_right_code_alone(tokenizer: Any, sandbox: 
         _, _, submission, output, _ = row["messages"]
         code = submission["tool_calls"][0]["function"]["arguments"]["code"]
         assert output["content"] == f"{3 if ' + ' in code or ' - ' in code else 0} of 3 tests passed"
+    questions = [each[0] for each in itertools.islice(problems(0), sum(SIZES.values()))]
+    assert len(set(questions)) == sum(SIZES.values()), "preflight refuses problems that splits share"
     ((_, row), *_) = read_rows(tmp_path / "rl_train.parquet", ["reward_model"])
     assert json.loads(row["reward_model"]["ground_truth"])["function"] == "f"
