@@ -25,7 +25,7 @@ INPUTS = (2, 3, 7)
 
 
 def problems(seed: int) -> Iterator[tuple[str, str, str, str]]:
-    """Question, right code, wrong code and the tests. No two are the same, as splits must not be."""
+    """Question, right code, wrong code and the tests; no two are the same: splits share none."""
     numbers = list(itertools.product(range(11, 100), range(11, 100), "+-"))  # of one width: tiny models copy them
     random.Random(f"unit tests {seed}").shuffle(numbers)
     for a, b, sign in numbers:
