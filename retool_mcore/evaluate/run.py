@@ -29,6 +29,7 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.metrics import summarize as summarize_behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt
 from retool_mcore.rollout.records import record, tokens
+from retool_mcore.rollout.tools import Given
 from retool_mcore.sandbox.base import Sandbox
 
 TRIES = 2  # of one sample, if outages drop it
@@ -156,6 +157,7 @@ async def sample_all(
                     limits=settings.limits,
                     sampling=_seeded(settings, problem, sample),
                     trajectory_id=f"{problem.id}-{sample}",
+                    given=Given(truth=problem.truth),
                 )
                 if not trajectory.dropped:
                     correct = await judge(trajectory, problem)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,8 +19,8 @@ from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Call
 from retool_mcore.rollout.tool_output import without_middle
-from retool_mcore.rollout.tools import Tool, ToolError, ToolResult
-from retool_mcore.sandbox.base import ExecResult, Sandbox, Status
+from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult
+from retool_mcore.sandbox.base import ExecResult, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,10 @@ class _Outcome:
 class Calls:
     """The tools as one trajectory has them. ``close`` it when the trajectory is over."""
 
-    def __init__(self, sandbox: Sandbox | None, protocol: ToolProtocol, limits: Limits, trajectory_id: str) -> None:
-        self._sandbox, self._protocol, self._limits = sandbox, protocol, limits
-        self._trajectory_id = trajectory_id
+    def __init__(self, protocol: ToolProtocol, limits: Limits, given: Given) -> None:
+        self._sandbox, self._protocol, self._limits = given.sandbox, protocol, limits
+        self._given, self._trajectory_id = given, given.trajectory_id
+        self.found: dict[str, dict[str, float]] = {}  # what the tools' ends returned, for the reward
         self._tools = {tool.name: tool for tool in protocol.tools}
         self._states: dict[str, asyncio.Task[Any]] = {}
         self._made: Counter[str] = Counter()
@@ -95,7 +97,9 @@ class Calls:
         if not started.done() or started.cancelled() or started.exception() is not None:
             return
         try:
-            await hooks.bounded(what, tool.end(started.result()), tool.hook_timeout_s)
+            found = await hooks.bounded(what, tool.end(started.result()), tool.hook_timeout_s)
+            if found is not None:
+                self.found[name] = _numbers(found)
         except Exception as error:  # noqa: BLE001  whatever the user's code raises
             hooks.count(what, error)
 
@@ -151,7 +155,7 @@ class Calls:
 
     async def _started_call(self, tool: Tool, call: Call) -> str | ToolResult:
         if tool.name not in self._states:  # one start, also for calls side by side
-            work = hooks.bounded(f"{tool.name}.start", tool.start(self._trajectory_id), tool.hook_timeout_s)
+            work = hooks.bounded(f"{tool.name}.start", tool.start(self._given), tool.hook_timeout_s)
             self._states[tool.name] = asyncio.ensure_future(work)
         state = await asyncio.shield(self._states[tool.name])
         return await tool.call(call.arguments, state)
@@ -179,6 +183,13 @@ class Calls:
             queue_s=outcome.queue_s,
             wall_s=outcome.wall_s,
         )
+
+
+def _numbers(found: Mapping[str, float]) -> dict[str, float]:
+    numbers = {str(name): float(value) for name, value in found.items()}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError(f"its end returned {numbers}, which are not all finite numbers")
+    return numbers
 
 
 def _checked(tool: Tool, answer: object) -> ToolResult:

@@ -6,9 +6,11 @@ What goes wrong in a hook costs one call or one trajectory, is logged, and is co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Generator, Iterable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 GRACE_S = 1.0  # for a hook that was cancelled to end
@@ -16,7 +18,7 @@ FoundT = TypeVar("FoundT")
 
 logger = logging.getLogger(__name__)
 
-faults: Counter[str] = Counter()  # of this process: "lookup.end TimeoutError" -> how often
+_counts: ContextVar[Counter[str] | None] = ContextVar("faults of one trajectory", default=None)
 _abandoned = set[asyncio.Task[Any]]()  # swallowed their cancellation; kept so that their end is seen
 
 
@@ -24,9 +26,21 @@ class HookAbandoned(TimeoutError):
     """A hook went on after it was cancelled, and is no longer waited for."""
 
 
+@contextlib.contextmanager
+def counting() -> Generator[Counter[str]]:
+    """Counts the faults of one trajectory: "lookup.end/TimeoutError" -> how often."""
+    token = _counts.set(counts := Counter[str]())
+    try:
+        yield counts
+    finally:
+        _counts.reset(token)
+
+
 def count(what: str, error: BaseException) -> None:
     """Log and count a fault of a user's code."""
-    faults[f"{what} {type(error).__name__}"] += 1
+    counts = _counts.get()
+    if counts is not None:
+        counts[f"{what}/{type(error).__name__}"] += 1
     logger.error("%s of rollout.tools failed: %s: %s", what, type(error).__name__, error, exc_info=error)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.rollout import hooks
 from retool_mcore.rollout.calls import CallResult, Calls
 from retool_mcore.rollout.engine import Engine, EngineTurn, EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Parsed
+from retool_mcore.rollout.tools import Given
 from retool_mcore.sandbox.base import Sandbox
 
 MAX_ABORTS = 600  # interruptions of one turn without a sampled token, one second apart; a weight update takes less time
@@ -46,6 +48,7 @@ class Trajectory:
     """A finished trajectory.
 
     ``drop_error`` names the outage that dropped it; a dropped trajectory is never trained on.
+    ``found`` is what its tools' ends returned, and ``faults`` counts those of their hooks.
     ``context_tokens`` counts the tokens sent to the engine over all requests, and ``cached_tokens``
     those of them in its prefix cache; both leave out requests whose answer does not report the
     cache.
@@ -58,6 +61,8 @@ class Trajectory:
     wall_s: float = 0.0
     context_tokens: int = 0
     cached_tokens: int = 0
+    found: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    faults: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def stop_reason(self) -> StopReason:
@@ -95,23 +100,27 @@ async def run_trajectory(
     limits: Limits,
     sampling: Sampling,
     trajectory_id: str,
+    given: Given | None = None,
 ) -> Trajectory:
     """Sample one trajectory from prompt_ids [T] to its end.
 
+    ``given``: what the run's own tools are told of the row.
     ``sandbox`` may be None for a text-only protocol. Never raises for what the model does, nor for
     an outage of sandbox or engine: such an outage returns the trajectory as dropped.
     """
     started = time.perf_counter()
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens), started_unix_s=time.time())
-    calls = Calls(sandbox, protocol, limits, trajectory_id)
+    calls = Calls(protocol, limits, replace(given or Given(), trajectory_id=trajectory_id, sandbox=sandbox))
     conversation = _Conversation(trajectory, engine, calls, protocol, limits, sampling, trajectory_id)
-    try:
-        reason = await conversation.run()
-    except (SandboxUnavailable, EngineUnavailable) as error:
-        trajectory.drop_error = f"{type(error).__name__}: {error}"
-        reason = StopReason.DROPPED
-    finally:
-        await calls.close()
+    with hooks.counting() as faults:
+        try:
+            reason = await conversation.run()
+        except (SandboxUnavailable, EngineUnavailable) as error:
+            trajectory.drop_error = f"{type(error).__name__}: {error}"
+            reason = StopReason.DROPPED
+        finally:
+            await calls.close()
+    trajectory.found, trajectory.faults = calls.found, dict(faults)
     trajectory.ledger.close(reason)
     trajectory.wall_s = time.perf_counter() - started
     return trajectory

@@ -54,6 +54,8 @@ class Behavior:
                         report its cache
     cached_tokens       of these, tokens that were in the engine's prefix cache
     tool_calls          executed calls of each tool beside the interpreter
+    tool_faults         faults of these tools' hooks that dropped no trajectory: "TOOL.end/KeyError"
+    found               numbers that these tools' ends returned, by tool, for a reward function
     """
 
     stop_reason: str
@@ -79,6 +81,8 @@ class Behavior:
     context_tokens: int = 0
     cached_tokens: int = 0
     tool_calls: Mapping[str, int] = field(default_factory=dict[str, int])
+    tool_faults: Mapping[str, int] = field(default_factory=dict[str, int])
+    found: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
@@ -95,6 +99,8 @@ class Behavior:
             last_call_ok=bool(results) and results[-1].ok,
             code_lines=sum(bool(line.strip()) for result in code for line in result.code.splitlines()),
             tool_calls=dict(Counter(result.tool for result in results if result.tool != TOOL_NAME)),
+            tool_faults=dict(trajectory.faults),
+            found={name: dict(numbers) for name, numbers in trajectory.found.items()},
             first_call_tokens=first.start + first.tokens if first else None,
             response_tokens=len(trajectory.ledger.response_ids),
             model_tokens=trajectory.ledger.model_tokens,
@@ -140,6 +146,7 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     cut_output_fraction     results shown cut / executed calls
     malformed/KIND, repaired/KIND                        per trajectory
     calls/TOOL              per trajectory, of each tool beside the interpreter
+    tool_faults/TOOL.HOOK/ERROR      per trajectory, of those tools
     stop/REASON             trajectories that ended for this reason / trajectories
     engine_s, tool_s        seconds per trajectory spent waiting for the engine, for the interpreter
     slowest_s               engine_s + tool_s of the trajectory that took longest
@@ -169,7 +176,8 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     for reason in StopReason:
         if reason != StopReason.DROPPED:
             out[f"stop/{reason}"] = sum(row.stop_reason == reason for row in rows) / count
-    for group, name in (("malformed", "malformed"), ("repairs", "repaired"), ("tool_calls", "calls")):
+    kinds = {"malformed": "malformed", "repairs": "repaired", "tool_calls": "calls", "tool_faults": "tool_faults"}
+    for group, name in kinds.items():
         totals: Counter[str] = Counter()
         for row in rows:
             totals.update(getattr(row, group))

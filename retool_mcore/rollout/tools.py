@@ -9,7 +9,8 @@
             return BOOK.get(arguments["word"], "nothing")
 
 One object serves all trajectories of a process. What belongs to one trajectory is made in
-``start``, handed to each of its calls, and given up in ``end``. Arguments are checked against
+``start``, handed to each of its calls, and given up in ``end``, which may return numbers for the
+reward. Arguments are checked against
 ``parameters`` before a call; what does not fit is told to the model, as is a ``ToolError``.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -26,12 +27,30 @@ from retool_mcore.config.named import load_named
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import ConfigError
 from retool_mcore.rollout import schemas
+from retool_mcore.sandbox.base import Sandbox
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # as OpenAI's schemas have it
 
 
 class ToolError(Exception):
     """A call that cannot be answered as it was asked; its text is told to the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a trajectory starts from, as a tool sees it. The model sees nothing of it.
+
+    ``truth`` is the row's reward_model.ground_truth, ``extra_info`` its column of that name; in
+    `retool eval` there is no ``data_source`` and no ``extra_info``, and in `retool rollout` no
+    ``truth`` either. ``sandbox`` is the run's; the interpreter's session in it, with
+    sandbox.sessions, is named as the trajectory.
+    """
+
+    trajectory_id: str = ""
+    truth: str = ""
+    data_source: str = ""
+    extra_info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sandbox: Sandbox | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +68,7 @@ class Tool(ABC):
     one attempt of a call, after which it is cancelled and the model is told; outages are retried.
     None: the call raises TimeoutError itself. ``hook_timeout_s``: of ``start`` and of ``end``. A
     hook that goes on after it was cancelled is left alone; faults are logged and counted
-    (``hooks.faults``).
+    (``behavior/tool_faults/*``; those that drop a trajectory are in rollout/dropped).
     """
 
     name: str
@@ -59,7 +78,7 @@ class Tool(ABC):
     timeout_s: float | None = 30.0
     hook_timeout_s: float = 30.0
 
-    async def start(self, trajectory_id: str) -> Any:
+    async def start(self, given: Given) -> Any:
         """The state of one trajectory, made before its first call of this tool."""
         return None
 
@@ -71,8 +90,12 @@ class Tool(ABC):
         retried for rollout.max_outage_s; any other exception drops the trajectory.
         """
 
-    async def end(self, state: Any) -> None:  # noqa: B027  not every tool has something to end
-        """The trajectory is over. Called where ``start`` was; what it raises is counted."""
+    async def end(self, state: Any) -> Mapping[str, float] | None:
+        """The trajectory is over. Called where ``start`` was; what it raises is counted.
+
+        The numbers that it returns are the reward function's: ``behavior["found"][NAME]``.
+        """
+        return None
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from retool_mcore.sandbox import kernel
+from retool_mcore.sandbox import kernel, uids
 from retool_mcore.sandbox.seccomp import for_process
 
 # The C functions behind the ``signal`` module. They do not turn their results into enums, which
@@ -28,6 +28,7 @@ NOBODY = 65534
 MAX_PROCESSES = 64
 MAX_OPEN_FILES = 256  # a pool of 32 workers takes two for each
 MAX_FILE_BYTES = 64 << 20
+MAX_PENDING_SIGNALS = 256  # queued ones and timers
 BOX = "/box"  # the working directory with its own mount namespace
 _TMPFS = "size=128m,nr_inodes=1024,mode=1777"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
@@ -69,23 +70,25 @@ def path_under_tmp() -> str | None:
 # ---------------------------------------------------------------- namespaces
 
 
-def _ids_of_root() -> bool:
-    """Whether this process is root in a user namespace that maps `nobody`: it can give up uid 0."""
+def _may_map(first: int, count: int) -> bool:
+    """Whether this process is root in a user namespace that has these ids."""
     if os.geteuid() != 0:
         return False
     with open("/proc/self/uid_map", encoding="ascii") as uid_map:
         ranges = [tuple(map(int, line.split())) for line in uid_map]
-    return any(first <= NOBODY < first + count for first, _, count in ranges)
+    return any(start <= first and first + count <= start + length for start, _, length in ranges)
 
 
-def enter_namespaces() -> bool:
+def enter_namespaces() -> tuple[bool, bool]:
     """Unshare the user, mount, pid, network, IPC and UTS namespaces.
 
-    The next child becomes pid 1 of the new pid namespace. Returns True when uid 0 is mapped too;
-    ``become_nobody`` must then drop it later.
+    The next child becomes pid 1 of the new pid namespace. Returns whether uid 0 is mapped too
+    (``become_nobody`` must then drop it later), and whether the uids of executions are.
     """
-    as_root = _ids_of_root()
+    as_root = _may_map(NOBODY, 1)  # to which uid 0 can be given up
+    own_uids = as_root and _may_map(uids.FIRST, uids.COUNT)
     uid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.geteuid()} 1"
+    uid_map += f"\n{uids.FIRST} {uids.FIRST} {uids.COUNT}" if own_uids else ""
     gid_map = f"0 0 1\n{NOBODY} {NOBODY} 1" if as_root else f"{NOBODY} {os.getegid()} 1"
     read_end, write_end = os.pipe()
     parent = os.getpid()
@@ -114,7 +117,7 @@ def enter_namespaces() -> bool:
         status = os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])
     if status:
         raise OSError(status, f"writing uid_map {uid_map!r}: {os.strerror(status)}")
-    return as_root
+    return as_root, own_uids
 
 
 def build_root(root: str) -> None:
@@ -132,7 +135,7 @@ def build_root(root: str) -> None:
         else:
             _bind(path, root, hardened | kernel.MOUNT_ATTR_NODEV)
     for device in _DEVICES:
-        _bind(device, root, kernel.MOUNT_ATTR_NOSUID)
+        _bind(device, root, hardened)  # read-only holds for mode and times of the node, which is the host's
     for directory in (BOX, "/proc"):
         os.mkdir(root + directory)
     os.symlink(BOX, root + "/dev/shm")
@@ -166,18 +169,25 @@ def become_nobody() -> None:
     kernel.raise_all_capabilities()
 
 
-def confine_in_namespaces(seccomp_program: bytes, *, proc: bool) -> None:
-    """Confine a child: its own /box, /proc and user namespace, no capabilities, limits, seccomp."""
+def confine_in_namespaces(seccomp_program: bytes, *, proc: bool, uid: int | None) -> None:
+    """Confine a child: its own /box, /proc and user namespace, no capabilities, limits, seccomp.
+
+    Descriptors in flight are counted by ``uid``, which therefore no other execution has at the time
+    (as an ordinary user there is only one).
+    """
+    if uid is not None:
+        os.setresuid(uid, uid, uid)
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("tmpfs", BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _TMPFS)
     if proc:
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        # Read-only: without CAP_SYS_RESOURCE the kernel would let the code lower its oom_score_adj.
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
         kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
     os.chdir(BOX)
     # In a user namespace of its own the child has no power over the mounts just made, and
-    # RLIMIT_NPROC counts only the child's own processes.
+    # RLIMIT_NPROC and RLIMIT_SIGPENDING count only what the child's own processes have.
     kernel.unshare(kernel.CLONE_NEWUSER)
-    set_limits(MAX_PROCESSES)
+    set_limits(MAX_PROCESSES, counted_alone=True)
     kernel.drop_all_capabilities()
     kernel.set_dumpable(True)
     kernel.forbid_new_privileges()
@@ -236,7 +246,7 @@ def confine_by_limits(*, uid: int | None, processes: int) -> None:
 
 
 def _drop_to(uid: int | None, processes: int) -> None:
-    set_limits(processes)
+    set_limits(processes, counted_alone=uid is not None)
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -247,8 +257,11 @@ def _drop_to(uid: int | None, processes: int) -> None:
     kernel.forbid_new_privileges()
 
 
-def set_limits(processes: int) -> None:
-    """Set the limits that are the same for every request."""
+def set_limits(processes: int, *, counted_alone: bool) -> None:
+    """Set the limits that are the same for every request.
+
+    ``counted_alone``: the kernel counts this execution's signals apart from its user's others.
+    """
     for name, wanted in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
@@ -256,6 +269,7 @@ def set_limits(processes: int) -> None:
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        *([(resource.RLIMIT_SIGPENDING, MAX_PENDING_SIGNALS)] if counted_alone else []),
     ):
         _, hard = resource.getrlimit(name)
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

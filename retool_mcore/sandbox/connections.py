@@ -71,7 +71,7 @@ class Connections:
     def __init__(self, limit: int, *, header_timeout_s: float = HEADER_TIMEOUT_S) -> None:
         self.limit = limit
         self.header_timeout_s = header_timeout_s
-        self.idle: dict[GuardedProtocol, float] = {}  # since when, in that order
+        self.idle: dict[GuardedProtocol, float] = {}  # those who wait for a request, since when, in that order
         self.num_lingering = 0
 
     def protocol(self, **arguments: Any) -> GuardedProtocol:
@@ -84,15 +84,17 @@ class Connections:
 class GuardedProtocol(H11Protocol):
     """uvicorn's protocol, whose connections are counted and may not wait for ever.
 
-    At the limit the connection that has been idle longest makes room; where none is idle, the
-    newcomer is told 503 before a byte of it is read. So is one that makes room before its first
-    answer: on a busy machine its request may lie unread here.
+    At the limit the connection that has waited longest for a request, or for the rest of its body,
+    makes room; where none has, the newcomer is told 503 before a byte of it is read. So is one that
+    makes room before its first answer, or amid a body: on a busy machine its request may lie unread
+    here.
     """
 
     guard: Connections
     _deadline: asyncio.TimerHandle | None = None
     _refused = False
     _has_answered = False
+    _in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self.guard.limit:
@@ -128,7 +130,9 @@ class GuardedProtocol(H11Protocol):
                 self._end_lingering()
             return
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.their_state is h11.SEND_BODY:
+            self._wait_for_body()
+        elif self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
         elif self._deadline is None:
             self._wait()
@@ -150,9 +154,12 @@ class GuardedProtocol(H11Protocol):
 
     def make_room(self) -> None:
         """Close this idle connection for a newcomer."""
-        if self._has_answered:
+        if self._has_answered and not self._in_body:
             self.give_up()
             return
+        if self._in_body:  # the application waits for the rest
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self._stop_waiting()
         self.connections.discard(self)
         self._refuse(self.transport)
@@ -167,7 +174,15 @@ class GuardedProtocol(H11Protocol):
         self.guard.idle[self] = self.loop.time()
         self._deadline = self.loop.call_later(self.guard.header_timeout_s, self.give_up)
 
+    def _wait_for_body(self) -> None:
+        """From the body's first byte on, however it trickles; the application bounds it in time."""
+        if not self._in_body:
+            self._stop_waiting()
+            self._in_body = True
+            self.guard.idle[self] = self.loop.time()
+
     def _stop_waiting(self) -> None:
+        self._in_body = False
         self.guard.idle.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()

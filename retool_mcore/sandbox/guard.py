@@ -5,6 +5,8 @@ It stands before the application, and refuses before a body is read.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import ipaddress
 import json
@@ -19,7 +21,9 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.sandbox.connections import RETRY_AFTER_S
 
 TOKEN_VARIABLE = "RETOOL_SANDBOX_TOKEN"
+FULL = "as many requests are waiting as this server takes. Try again later."
 _MIN_TOKEN_CHARS = 16
+_THROW_AWAY_S = 10.0
 _OPEN_PATHS = ("/health",)  # says only whether the server is up
 
 
@@ -60,10 +64,17 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None, is_full: Callable[[], bool], on_refusal: Callable[[int], None]
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        max_body_bytes: int,
+        is_full: Callable[[], bool],
+        on_refusal: Callable[[int], None],
     ) -> None:
         self._app = app
         self._wanted = None if token is None else f"bearer {token}".encode()
+        self._max_body_bytes = max_body_bytes
         self._is_full = is_full
         self._on_refusal = on_refusal
 
@@ -74,7 +85,7 @@ class Guard:
             return
         status, reason = refusal
         self._on_refusal(status)
-        await _answer(send, status, reason)
+        await _answer(receive if status == 413 else None, send, status, reason)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -85,13 +96,21 @@ class Guard:
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
             if not hmac.compare_digest(kind.lower() + b" " + token, self._wanted):
                 return 401, f"a bearer token is wanted; clients of retool take it from {TOKEN_VARIABLE}."
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > self._max_body_bytes:
+            return 413, f"the body is larger than {self._max_body_bytes} bytes."
         if method == "POST" and path == "/run_code":
             content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if content_type not in (b"", b"application/json"):  # without one a web page sends an Origin
                 return 415, f"content-type {content_type.decode('latin-1')!r}: send application/json."
             if self._is_full():
-                return 503, "as many requests are waiting as this server takes. Try again later."
+                return 503, FULL
         return None
+
+
+def retry_after(status: int) -> dict[str, str]:
+    """The header that belongs to an answer of ``status``."""
+    return {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
 
 
 def _own_origin(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
@@ -107,14 +126,23 @@ def _own_origin(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
     return True
 
 
-async def _answer(send: Send, status: int, reason: str) -> None:
-    """The protocol's answer to a request that is not run; the connection ends with it."""
+async def _answer(receive: Receive | None, send: Send, status: int, reason: str) -> None:
+    """The protocol's answer to a request that is not run; the connection ends with it.
+
+    With ``receive`` not before its body has been thrown away, for a bounded time: a client that is
+    still sending would meet a reset connection, and not see the answer.
+    """
     body = json.dumps({"status": "SandboxError", "message": reason, "detail": reason}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers.append((b"connection", b"close"))
-    if status == 503:
-        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+    headers += [(name.encode(), value.encode()) for name, value in retry_after(status).items()]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
+    if receive is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_THROW_AWAY_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})

@@ -26,7 +26,7 @@ from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox import confine, kernel
 
 _BOOT = "/retool"  # in the container: copies of _BOOT_MODULES, nothing else of ours
-_BOOT_MODULES = ("runner", "habits", "imports", "kernel", "packages", "pools", "inside")
+_BOOT_MODULES = ("runner", "habits", "imports", "kernel", "packages", "pools", "tracebacks", "inside")
 _LOG, _PANIC_LOG = "runsc.log", "panic.log"
 _TMPFS_OPTIONS = ["nosuid", "nodev", "mode=1777", "size=128m"]
 _LIMITS = {

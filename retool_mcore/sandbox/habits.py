@@ -252,16 +252,21 @@ def _tell_time(started: float) -> None:
 def _line_magic(kind: str, rest: str) -> None:
     """Do what a ``%`` or ``!`` line can do here: nothing, or one line that says why not."""
     name = rest.partition(" ")[0]
-    if _INSTALLERS.match(rest):
-        present = ", ".join(name for name in _PACKAGES.split() if _is_installed(name))
-        reason = f"packages cannot be installed here; these are there: {present}"
-    elif kind == "!":
-        reason = "programs cannot be run here; use Python"
+    if kind == "!" or _INSTALLERS.match(rest):
+        reason = why_not_run(rest)
     elif name in _SILENT or name in ("time", "timeit"):
         return
     else:
         reason = "this notebook command is not known here"
     sys.stderr.write(f"[{kind}{rest[:100]} was not run: {reason}]\n")
+
+
+def why_not_run(command: str) -> str:
+    """Why a program is not run, in words for whoever wrote ``command``."""
+    if not _INSTALLERS.match(command):
+        return "programs cannot be run here; use Python"
+    present = ", ".join(name for name in _PACKAGES.split() if _is_installed(name))
+    return f"packages cannot be installed here; these are there: {present}"
 
 
 def _is_installed(name: str) -> bool:

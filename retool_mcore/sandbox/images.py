@@ -83,6 +83,7 @@ class WarmImage:
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
+        self._closed = False
         self._next_job = 1
         self._started: dict[int, asyncio.Future[int]] = {}
         self._exits: dict[int, asyncio.Future[Exit]] = {}
@@ -113,6 +114,11 @@ class WarmImage:
         return cast("str | None", self.facts["path_under_tmp"])
 
     @property
+    def led_out(self) -> str:
+        """A directory of its Python's that leads out of a closed one (``reach.py``), or ""."""
+        return cast(str, self.facts.get("led_out", ""))
+
+    @property
     def missing(self) -> list[str]:
         """The packages of the image that its Python has not, once it has started."""
         return cast(list[str], self.facts["missing"])
@@ -123,6 +129,8 @@ class WarmImage:
         Raises SandboxUnavailable that names the refusal, ConfigError for ``sandbox.preload``.
         """
         async with self._starting:
+            if self._closed:  # a call that is still under way must not bring the zygote back
+                raise SandboxUnavailable("the sandbox was closed.")
             if self._channel is None:
                 await self._start()
 
@@ -304,6 +312,7 @@ class WarmImage:
     async def close(self) -> None:
         """End the zygote and all its children, and wait for that."""
         async with self._starting:
+            self._closed = True
             process, self._process = self._process, None
             self._lost("the sandbox was closed")
             if process is None:

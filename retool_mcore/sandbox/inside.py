@@ -17,10 +17,9 @@ import site
 import socket
 import struct
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from retool_mcore.sandbox import habits, kernel, packages, pools, runner
+from retool_mcore.sandbox import habits, kernel, packages, pools, runner, tracebacks
 
 _CONTROL_FD = 3
 _ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -29,10 +28,8 @@ _ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class ContainerInterpreter(runner.CellRunner):
     """Confines itself and sends READY once its libraries are imported, not before."""
 
-    def __init__(
-        self, control: socket.socket, *, heavy: frozenset[str], hidden_prefixes: Sequence[str], seccomp: bytes
-    ) -> None:
-        super().__init__(control, light=False, heavy=heavy, hidden_prefixes=hidden_prefixes, mapped_bytes=0)
+    def __init__(self, control: socket.socket, *, heavy: frozenset[str], seccomp: bytes) -> None:
+        super().__init__(control, light=False, heavy=heavy, mapped_bytes=0)
         self._seccomp = seccomp
 
     def prepare(self, request: dict[str, Any]) -> None:
@@ -68,11 +65,11 @@ def main() -> NoReturn:
         del os.environ[name]
     os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
     pools.without_programs_and_sockets()
+    tracebacks.hide(arguments["hidden"])
     control = socket.socket(fileno=_CONTROL_FD)
     interpreter = ContainerInterpreter(
         control,
         heavy=frozenset(arguments["heavy"]),
-        hidden_prefixes=arguments["hidden"],
         seccomp=bytes.fromhex(arguments["seccomp"]),
     )
     site.setquit()

@@ -29,7 +29,7 @@ _MODULES = (
     "__init__", "errors",
     *(f"sandbox/{name}" for name in (
         "__init__", "confine", "guardian", "gvisor", "habits", "imports", "inside", "kernel", "packages", "paths",
-        "pools", "runner", "seccomp", "zygote",
+        "pools", "reach", "runner", "seccomp", "tracebacks", "uids", "zygote",
     )),
 )  # fmt: skip
 

@@ -27,8 +27,9 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
 _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 22, 24, 36, 38
 _SECCOMP_MODE_FILTER = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_OPEN_TREE_CLONE = 1
 # Numbers above 423 are the same on every architecture; pivot_root and capset are libc functions.
-_SYS_MOUNT_SETATTR = 442
+_SYS_OPEN_TREE, _SYS_MOUNT_SETATTR = 428, 442
 _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
@@ -66,6 +67,15 @@ def set_mount_attributes(target: str, attributes: int) -> None:
         _SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, request, ctypes.c_size_t(len(request))
     )
     _check(result, f"mount_setattr({target})")
+
+
+def open_tree(path: str) -> int:
+    """A new descriptor of ``path`` as the root of a mount of its own: nothing lies above it.
+
+    It is closed on exec. Needs CAP_SYS_ADMIN.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+    return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags), f"open_tree({path})")
 
 
 def unmount(target: str) -> None:

@@ -96,7 +96,8 @@ async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> N
             raise SandboxUnavailable(f"{gvisor.find_runsc()} did not start a container: {words}") from error
         raise
     finally:
-        await slot.clean()
+        slot.clean()
+        await slot.cleaned()
 
 
 async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
@@ -111,9 +112,18 @@ async def _probe(image: WarmImage, level: Level, slot: WorkerSlot) -> None:
         raise SandboxUnavailable(f"the probe inside failed: {turn.stderr[0].strip() or turn.return_code}")
 
 
-def warnings(level: Level, path_under_tmp: str | None) -> list[str]:
-    """What a user must know who runs at ``level``, with a Python that has a path under /tmp."""
+def warnings(level: Level, path_under_tmp: str | None, led_out: str) -> list[str]:
+    """What a user must know who runs at ``level``.
+
+    ``path_under_tmp``: a path of Python's under /tmp. ``led_out``: one that leads model code into a
+    directory closed to it (``reach.py``).
+    """
     found: list[str] = []
+    if level == Level.RLIMITS and led_out:
+        found.append(
+            f"Python's {led_out} lies in a directory closed to others, and this process has not CAP_SYS_ADMIN: model "
+            "code can read what lies around it and is open to all by its mode. Install Python elsewhere."
+        )
     if level == Level.RLIMITS:
         others = "" if os.geteuid() == 0 else " and signal every process of this user"
         found.append(f"sandbox level is rlimits: model code can read files, use the network{others}. Development only.")

@@ -71,11 +71,12 @@ class LocalSandbox(Sandbox):
         self.spares: dict[WorkerSlot, ChildProcess] = {}  # containers that wait for their first execution
         self._state: StateDirectory | None = None
         self._sessions: Sessions | None = None
+        self._returning = set[asyncio.Task[None]]()
         self._closed = False
         self.num_zygote_deaths = 0
-        self.on_zygote_death: Callable[[], None] = lambda: None  # what a server counts them with
         self.num_session_waits = self.num_sessions_refused = 0  # new sessions that found no place at once, or none
-        self.count_session_wait: Callable[[bool], None] = lambda _: None  # what a server counts them with
+        self.on_zygote_death: Callable[[], None] = lambda: None  # what a server counts both with
+        self.count_session_wait: Callable[[bool], None] = lambda _: None
 
     @property
     def level(self) -> Level:
@@ -93,6 +94,11 @@ class LocalSandbox(Sandbox):
     def num_sessions(self) -> int:
         """Interpreters that may be kept alive between calls; 0 when sessions are off."""
         return self._num_sessions
+
+    @property
+    def num_cleaning(self) -> int:
+        """Workers that are not free yet because what an execution left is still being deleted."""
+        return len(self._returning)
 
     @property
     def state_dir(self) -> Path:
@@ -195,7 +201,7 @@ class LocalSandbox(Sandbox):
                 "%s has not %s: code that imports them fails. Install them there.",
                 self._interpreter.executable, ", ".join(missing),
             )  # fmt: skip
-        for warning in levels.warnings(level, self._full[0].path_under_tmp):
+        for warning in levels.warnings(level, self._full[0].path_under_tmp, self._full[0].led_out):
             logger.warning("%s", warning)
 
     def _make_slot(self, level: Level, number: int) -> WorkerSlot:
@@ -209,6 +215,8 @@ class LocalSandbox(Sandbox):
         session = request.session
         if session is not None and not self._num_sessions:
             raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
+        if request.code.startswith("\ufeff"):  # a byte order mark, which Python skips in files too
+            request = replace(request, code=request.code[1:])
         asked = time.monotonic()
         await self.open()
         async for attempt in tenacity.AsyncRetrying(
@@ -227,19 +235,28 @@ class LocalSandbox(Sandbox):
     async def _execute_once(self, request: ExecRequest, asked: float) -> ExecResult:
         if request.session is not None:
             return await self._run_in_session(request, request.session, asked)
-        async with self._running:
-            if self._closed:
-                raise SandboxUnavailable("the sandbox was closed.")
-            queue_s = time.monotonic() - asked
-            slot = self._take_slot()
-            try:
-                heavy = self._may_import_heavy(request.code)
-                result = await self._run_in_budget(request, self._full if heavy else self._light, slot)
-                if self._level == Level.GVISOR:
-                    await self._leave_spare(slot)
-            finally:
-                self._slots.append(slot)
-            return replace(result, queue_s=queue_s)
+        await self._running.acquire()
+        if self._closed:
+            self._running.release()
+            raise SandboxUnavailable("the sandbox was closed.")
+        queue_s = time.monotonic() - asked
+        slot = self._take_slot()
+        try:
+            heavy = self._may_import_heavy(request.code)
+            result = await self._run_in_budget(request, self._full if heavy else self._light, slot)
+            if self._level == Level.GVISOR:
+                await self._leave_spare(slot)
+        finally:
+            if slot.removals:  # the caller has its result; the worker is free when all is deleted
+                self._returning.add(task := asyncio.ensure_future(slot.cleaned()))
+                task.add_done_callback(lambda task: (self._returning.discard(task), self._give_back(slot)))
+            else:
+                self._give_back(slot)
+        return replace(result, queue_s=queue_s)
+
+    def _give_back(self, slot: WorkerSlot) -> None:
+        self._slots.append(slot)
+        self._running.release()
 
     async def _run_in_budget(self, request: ExecRequest, images: list[WarmImage], slot: WorkerSlot) -> ExecResult:
         """Run; once more in the full image where the light one will not do, for the time left.
@@ -266,7 +283,7 @@ class LocalSandbox(Sandbox):
             finally:
                 await process.close()
         finally:
-            await slot.clean()
+            slot.clean()
         result = self._result(turn, out_of_memory=slot.oom_kills() > kills_before)
         return result, turn.needs_full and image.light
 
@@ -287,7 +304,7 @@ class LocalSandbox(Sandbox):
             return spare
         if spare is not None:
             await spare.close()
-            await slot.clean()
+            slot.clean()
         slot.prepare(memory_limit_mb)
         return await ChildProcess.spawn(image, slot)
 
@@ -305,9 +322,9 @@ class LocalSandbox(Sandbox):
             spare = await ChildProcess.spawn(image, slot)
         except SandboxUnavailable as error:
             logger.warning("no container could be started ahead: %s", error)
-            await slot.clean()
+            slot.clean()
         except asyncio.CancelledError:
-            await slot.clean()
+            slot.clean()
             raise
         else:
             self.spares[slot] = spare
@@ -370,6 +387,8 @@ class LocalSandbox(Sandbox):
         self.spares.clear()
         images = {*self._light, *self._full}
         await asyncio.gather(*(image.close() for image in images))
+        if self._returning:
+            await asyncio.wait(self._returning)
         for slot in self._slots:
             slot.remove()
         self._slots.clear()

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
+from retool_mcore.sandbox import habits
 from retool_mcore.sandbox.imports import Change, change_on_import
 
 _RECURSIVE = 0  # `kind` of a lock that its owner may take again; semaphores are 1
@@ -32,7 +33,11 @@ _NANOSECONDS = 1_000_000_000
 
 
 def without_programs_and_sockets() -> None:
-    """Above rlimits: forks only, no resource tracker, managers over pairs, heaps in TMPDIR."""
+    """Above rlimits: forks only, no resource tracker, managers over pairs, heaps in TMPDIR.
+
+    What would run a program says that none is run.
+    """
+    os.system = _tell_not_run
     change_on_import(_CHANGES)
 
 
@@ -47,6 +52,24 @@ def without_shared_directory() -> None:
     shared = types.ModuleType("_posixshmem")
     shared.__dict__.update(shm_open=_open_shared, shm_unlink=_unlink_shared)
     sys.modules |= {"_multiprocessing": semaphores, "_posixshmem": shared}
+
+
+def _tell_not_run(command: Any) -> int:
+    """``os.system``: the status of a shell that could not run it, and a line that says why."""
+    text = os.fsdecode(command)
+    sys.stderr.write(f"[os.system({text[:100]!r}) was not run: {habits.why_not_run(text)}]\n")
+    return 127 << 8
+
+
+def _refuse_programs(module: Any) -> None:
+    """``subprocess``: the same error as from the kernel, in words that say what it means."""
+
+    def refuse(_: Any, args: Any, *others: Any, **options: Any) -> None:
+        words: list[Any] = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
+        command = " ".join(map(os.fsdecode, words))
+        raise PermissionError(errno.EPERM, habits.why_not_run(command), command[:100])
+
+    module.Popen._execute_child = refuse
 
 
 def _track_nothing(module: Any) -> None:
@@ -139,6 +162,7 @@ def _client(module: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _CHANGES: dict[str, Change] = {
+    "subprocess": _refuse_programs,
     "multiprocessing.context": _fork_by_default,
     "multiprocessing.resource_tracker": _track_nothing,
     "multiprocessing.heap": _heap_in_tmpdir,

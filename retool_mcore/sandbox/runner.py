@@ -29,14 +29,13 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retool_mcore.sandbox import habits, packages
+from retool_mcore.sandbox import habits, packages, tracebacks
 
 if TYPE_CHECKING:
     import asyncio  # in the sandbox only for code that awaits
 
 # Kept free above the code's own limit so that a MemoryError can still be reported.
 _REPORT_BYTES = 64 << 20
-_HIDDEN = ("<frozen ", "/proc/self/fd/")
 
 READY, SETUP_ERROR, NEEDS_FULL, FILE, DONE, ENDED = b"R", b"E", b"H", b"N", b"D", b"X"
 _MAX_CORES = 8
@@ -101,7 +100,6 @@ class CellRunner:
         *,
         light: bool,
         heavy: frozenset[str],
-        hidden_prefixes: Sequence[str],
         mapped_bytes: int,
     ) -> None:
         """``heavy``: the packages that only the full image has.
@@ -112,7 +110,6 @@ class CellRunner:
         self._mapped_bytes = mapped_bytes
         self._light = light
         self._heavy = heavy
-        self._hidden = (*_HIDDEN, *hidden_prefixes)
         self._cells = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._module = types.ModuleType("__main__")
@@ -296,32 +293,13 @@ class CellRunner:
         self._loop.run_until_complete(run())
 
     def _print_traceback(self, error: BaseException) -> None:
-        """Print a traceback as Python would, without the frames of this file and of libraries.
-
-        It shows the model's own lines, then the error.
-        """
+        """Print a traceback as Python would; ``tracebacks`` leaves out what is not the model's."""
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-        error.__traceback__ = self._without_hidden(error.__traceback__)
+        error.__traceback__ = tracebacks.own_part(error.__traceback__)
         report = traceback.TracebackException.from_exception(error, compact=True)
-        self._hide_frames(report, depth=0)
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write("".join(report.format()))
-
-    def _without_hidden(self, trace: types.TracebackType | None) -> types.TracebackType | None:
-        while trace is not None and self._is_hidden(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next
-        return trace
-
-    def _is_hidden(self, filename: str) -> bool:
-        return filename.startswith(self._hidden)
-
-    def _hide_frames(self, report: traceback.TracebackException, depth: int) -> None:
-        kept = [frame for frame in report.stack if not self._is_hidden(frame.filename)]
-        report.stack = traceback.StackSummary.from_list(kept)
-        for other in (report.__cause__, report.__context__):
-            if other is not None and depth < 50:
-                self._hide_frames(other, depth + 1)
 
     @staticmethod
     def _shut_down(return_code: int) -> int:

@@ -27,10 +27,11 @@ from prometheus_client import (
     multiprocess,
 )
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import ExecRequest, ExecResult
-from retool_mcore.sandbox.guard import Guard
+from retool_mcore.sandbox.guard import FULL, Guard, retry_after
 from retool_mcore.sandbox.health import Health
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.processes import METRICS_ENV
@@ -122,17 +123,17 @@ def create_app(
 ) -> FastAPI:
     """The ASGI application around ``sandbox``, which must be open; the caller closes it.
 
-    With ``token`` every request must bear it. Beyond ``max_pending`` requests that wait or execute,
-    further ones are answered with 503 before their body is read.
+    With ``token`` every request must bear it. Beyond ``max_pending`` requests whose body is there
+    further ones are answered with 503, before their own is read if it can be.
     """
-    metrics = _metrics_of(sandbox)
-    metrics.process_restarts.inc(is_replacement)
+    metrics = _metrics_of(sandbox, is_replacement=is_replacement)
     health = Health(sandbox)
     app = FastAPI(title="retool sandbox")
     num_pending = 0
     app.add_middleware(
         Guard,
         token=token,
+        max_body_bytes=MAX_BODY_BYTES,
         is_full=lambda: num_pending >= max_pending,
         on_refusal=lambda status: metrics.refused.labels(code=str(status)).inc(),
     )
@@ -141,16 +142,19 @@ def create_app(
     async def refuse(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, _Refused), "registered for this type only"
         metrics.refused.labels(code=str(error.status_code)).inc()
-        answer = RunCodeResponse(status="SandboxError", message=str(error))
-        return JSONResponse(answer.model_dump() | {"detail": str(error)}, status_code=error.status_code)
+        answer = RunCodeResponse(status="SandboxError", message=str(error)).model_dump() | {"detail": str(error)}
+        return JSONResponse(answer, status_code=error.status_code, headers=retry_after(error.status_code))
 
     @app.post("/run_code")
     async def run_code(request: Request) -> Response:
         nonlocal num_pending
+        body = await _read_body(request)  # who sends half of one keeps nobody from being served
+        if num_pending >= max_pending:
+            raise _Refused(503, FULL)
         num_pending += 1
         metrics.pending.set(num_pending)
         try:
-            asked = _parse(await _read_body(request))
+            asked = _parse(body)
             result = await _execute_while_connected(sandbox, asked, request)
         except ConfigError as error:
             raise _Refused(422, str(error)) from error
@@ -176,9 +180,10 @@ def create_app(
     return app
 
 
-def _metrics_of(sandbox: LocalSandbox) -> Metrics:
+def _metrics_of(sandbox: LocalSandbox, *, is_replacement: bool) -> Metrics:
     """New metrics that count what happens in ``sandbox``."""
     metrics = Metrics()
+    metrics.process_restarts.inc(is_replacement)
     memory = "execution" if sandbox.memory_is_bounded_per_execution else "process"
     metrics.info.labels(level=str(sandbox.level), memory=memory).set(1)
     sandbox.on_zygote_death = metrics.zygote_deaths.inc
@@ -241,6 +246,8 @@ async def _read_body(request: Request) -> bytes:
                     raise _Refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes.")
     except TimeoutError:
         raise _Refused(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s.") from None
+    except ClientDisconnect:
+        raise _Refused(499, "the client closed the connection before its body had arrived.") from None
     return bytes(body)
 
 

@@ -26,8 +26,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Session:
-    """One trajectory's interpreter. ``lost``: an earlier one is gone, with its definitions."""
+    """One trajectory's interpreter. ``lost``: an earlier one is gone, with its definitions.
 
+    ``ending`` are the tasks that give back what sessions held.
+    """
+
+    ending: set[asyncio.Task[None]]
     process: ChildProcess | None = None
     lost: bool = False
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -50,7 +54,10 @@ class Session:
         self._slot, self._give_back = slot, give_back
 
     async def end(self) -> None:
-        """Kill the interpreter, give back the slot and then the place, cancelled or not."""
+        """Kill the interpreter, give back the slot and then the place, cancelled or not.
+
+        Where much is to be deleted, both are given back later.
+        """
         await asyncio.shield(asyncio.ensure_future(self._end()))
 
     async def _end(self) -> None:
@@ -59,15 +66,26 @@ class Session:
                 self.lost = True
                 process, self.process = self.process, None
                 await process.close()
-            if self._slot is not None:
-                await self._slot.clean()
         finally:
-            if self._slot is not None and self._give_back is not None:
-                slot, self._slot = self._slot, None
-                self._give_back(slot)
-            if self._places is not None:  # after the slot: whoever gets the place finds one
-                places, self._places = self._places, None
-                places.release()
+            slot, self._slot = self._slot, None
+            places, self._places = self._places, None
+            if slot is not None:
+                slot.clean()
+            if slot is not None and slot.removals:  # whoever waits for the last result need not wait for this
+                self.ending.add(task := asyncio.ensure_future(self._release_cleaned(slot, places)))
+                task.add_done_callback(self.ending.discard)
+            else:
+                self._release(slot, places)
+
+    async def _release_cleaned(self, slot: WorkerSlot, places: asyncio.Semaphore | None) -> None:
+        await slot.cleaned()
+        self._release(slot, places)
+
+    def _release(self, slot: WorkerSlot | None, places: asyncio.Semaphore | None) -> None:
+        if slot is not None and self._give_back is not None:
+            self._give_back(slot)
+        if places is not None:  # after the slot: whoever gets the place finds one
+            places.release()
 
 
 class Sessions:
@@ -88,7 +106,7 @@ class Sessions:
         A child that is dead afterwards is cleaned up, and the session is marked lost. Raises
         SandboxUnavailable when no place was free for ``wait_s``.
         """
-        session = self._sessions.setdefault(name, Session())
+        session = self._sessions.setdefault(name, Session(self._ending))
         async with session.busy:
             if session.expiry is not None:
                 session.expiry.cancel()
@@ -156,3 +174,5 @@ class Sessions:
         """End every session."""
         for name in list(self._sessions):
             await self.end(name)
+        while self._ending:
+            await asyncio.wait(self._ending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from retool_mcore.errors import SandboxUnavailable
@@ -14,9 +14,6 @@ from retool_mcore.sandbox.cgroup import MemoryCgroup
 from retool_mcore.sandbox.removal import move_aside, remove_directory
 from retool_mcore.sandbox.state import StateDirectory
 
-# Above the uids that distributions hand out and below `nobody`; the pid spreads the sandboxes of
-# one machine over the range.
-_FIRST_UID, _NUM_UIDS = 61_000, 4_000
 # Entries that are deleted at once; a larger tree is deleted by a thread, so that code which leaves
 # many files delays nobody else.
 _MAX_ENTRIES_AT_ONCE = 100
@@ -29,26 +26,27 @@ logger = logging.getLogger(__name__)
 class WorkerSlot:
     """One place to execute at, used by one execution (or session) at a time.
 
-    ``uid`` is set only at levels landlock and rlimits, where this process is root; ``directory`` at
-    every level but namespaces.
+    ``uid`` is set where this process is root, but not at gvisor, where runsc gives up root itself;
+    ``directory`` at every level but namespaces.
     """
 
     uid: int | None = None
     directory: Path | None = None
     cgroup: MemoryCgroup | None = None
     cgroup_fd: int | None = None
+    removals: set[asyncio.Task[bool]] = field(default_factory=set[asyncio.Task[bool]], compare=False)
 
     @classmethod
     def make(cls, level: Level, number: int, state: StateDirectory) -> WorkerSlot:
-        """Slot ``number``. Raises OSError when a cgroup cannot be made."""
+        """Slot ``number``.
+
+        Raises OSError when a cgroup cannot be made, SandboxUnavailable when no uid is left.
+        """
         cgroup = state.cgroups.slot(number) if state.cgroups else None
         cgroup_fd = cgroup.open() if cgroup else None
-        if level == Level.NAMESPACES:
-            return cls(cgroup=cgroup, cgroup_fd=cgroup_fd)
-        if level == Level.GVISOR:  # runsc gives up root by itself
-            return cls(directory=state.path / f"slot{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
-        uid = _FIRST_UID + (os.getpid() * 64 + number) % _NUM_UIDS if os.geteuid() == 0 else None
-        return cls(uid=uid, directory=state.path / f"slot{number}", cgroup=cgroup, cgroup_fd=cgroup_fd)
+        uid = state.uids.of(number) if os.geteuid() == 0 and level != Level.GVISOR else None
+        directory = None if level == Level.NAMESPACES else state.path / f"slot{number}"
+        return cls(uid=uid, directory=directory, cgroup=cgroup, cgroup_fd=cgroup_fd)
 
     def prepare(self, memory_limit_mb: int) -> None:
         """Set the limit, make the directory for the next execution. Raises SandboxUnavailable."""
@@ -71,8 +69,12 @@ class WorkerSlot:
         except OSError as error:
             raise SandboxUnavailable(f"the memory limit of a slot could not be set: {error}") from error
 
-    async def clean(self) -> None:
-        """Delete what the execution left in its directory. Never raises for what that is."""
+    def clean(self) -> None:
+        """Delete what the execution left in its directory. Never raises for what that is.
+
+        Of many entries a thread deletes the rest (``removals``): the slot can be used meanwhile,
+        and whoever waits for a result need not wait for it. ``cleaned`` waits.
+        """
         if self.directory is None or remove_directory(self.directory, max_entries=_MAX_ENTRIES_AT_ONCE):
             return
         try:
@@ -80,7 +82,14 @@ class WorkerSlot:
         except OSError as error:  # the next execution here finds out whether the slot can be used
             logger.warning("what an execution left in %s stays there: %s", self.directory, error)
             return
-        await asyncio.shield(asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES))
+        work = asyncio.to_thread(remove_directory, aside, max_entries=_MAX_ENTRIES)
+        self.removals.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(self.removals.discard)
+
+    async def cleaned(self) -> None:
+        """Wait until all is deleted that executions left here."""
+        if self.removals:
+            await asyncio.wait(self.removals)
 
     def oom_kills(self) -> int:
         """Processes killed at this slot for memory so far; 0 without a cgroup."""

@@ -12,6 +12,7 @@ from typing import Self
 
 from retool_mcore.sandbox.cgroup import CgroupTree, remove_tree
 from retool_mcore.sandbox.removal import remove_directory
+from retool_mcore.sandbox.uids import Uids
 
 _PREFIX = "retool-sandbox-"
 _CGROUP = "cgroup"  # this file holds the tree's path: a later owner may live in another cgroup
@@ -28,6 +29,7 @@ class StateDirectory:
     def __init__(self, path: Path, lock_fd: int, cgroups: CgroupTree | None) -> None:
         self.path = path
         self.cgroups = cgroups
+        self.uids = Uids()
         self._lock_fd = lock_fd
 
     @classmethod
@@ -47,7 +49,8 @@ class StateDirectory:
         return cls(path, lock_fd, cgroups)
 
     def remove(self) -> None:
-        """Delete directory and cgroups."""
+        """Delete directory and cgroups, give the uids back."""
+        self.uids.close()
         if self.cgroups is not None:
             self.cgroups.remove()
         for _ in range(3):  # a thread may still be deleting there what an execution left

@@ -27,9 +27,9 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-from retool_mcore.sandbox import confine, guardian, gvisor, kernel, packages, paths, pools, runner
+from retool_mcore.sandbox import confine, guardian, gvisor, kernel, packages, paths, pools, reach, runner, tracebacks
 
 SPAWN = struct.Struct("=Qi?")  # job, uid of the execution or -1, whether a cgroup comes along
 READY, STARTED, EXITED, FAILED, MISCONFIGURED = b"O", b"P", b"X", b"F", b"C"
@@ -57,12 +57,14 @@ class Zygote:
         self._jobs: dict[int, int] = {}  # pid -> job
         self._pid_namespace = -1
         self._has_proc = True
+        self._own_uids = False  # whether the namespaces have a uid for each execution
         self._num_library_fds = 0
+        self._led_out = ""  # a directory of Python's whose fd leads into a closed one
         self._shared: confine.SharedPaths | None = None
         self._tasks = (0.0, 0)
         self._task_fd = self._statm_fd = self._maps_fd = -1
         self._mapped_bytes = 0
-        self._hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
+        self.hidden = (os.path.dirname(os.path.realpath(__file__)), *gvisor.library_prefixes())
 
     def set_up(self) -> None:
         """Confine the zygote, import the image, tell the supervisor.
@@ -77,7 +79,7 @@ class Zygote:
         if self._level == "gvisor":
             kernel.adopt_orphans()
             packages.require_installed(self._preload)
-            self._root = gvisor.write_bundle(self._root, self._hidden, self._seccomp, self._heavy)
+            self._root = gvisor.write_bundle(self._root, self.hidden, self._seccomp, self._heavy)
             missing = packages.missing_defaults()
             facts = {"runsc": self._runsc, "path_under_tmp": confine.path_under_tmp(), "missing": missing}
             self._channel.send(READY + json.dumps(facts).encode())
@@ -93,7 +95,7 @@ class Zygote:
                 if os.geteuid() != 0:
                     confine.copy_contents_only()
             if os.geteuid() == 0:
-                self._reach_python_by_fd()
+                self._num_library_fds, self._led_out = reach.by_descriptors(_LIBRARY_FD_BASE)
         if self._level != "rlimits":
             pools.without_programs_and_sockets()
         if self._level == "landlock":
@@ -120,12 +122,13 @@ class Zygote:
             "path_under_tmp": self._path_under_tmp,
             "num_huge_pages": self._num_huge,
             "has_proc": self._has_proc,
+            "led_out": self._led_out,
             "python": sys.version.split()[0],
         }
         self._channel.send(READY + json.dumps(facts).encode())
 
     def _become_init(self) -> None:
-        as_root = confine.enter_namespaces()
+        as_root, self._own_uids = confine.enter_namespaces()
         inner = os.fork()
         if inner:
             self._channel.close()
@@ -169,27 +172,6 @@ class Zygote:
         self._task_fd = os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY)
         self._statm_fd = os.open("/proc/self/statm", os.O_RDONLY)
         self._maps_fd = os.open("/proc/self/maps", os.O_RDONLY)
-
-    def _reach_python_by_fd(self) -> None:
-        """Reach root's Python through open fds if it lies in a directory closed to others (/root).
-
-        An execution runs under an ordinary uid and still has to import what is not preloaded.
-        """
-        for index, path in enumerate(sys.path):
-            if all(os.stat(parent).st_mode & 0o001 for parent in _parents(path)):
-                continue
-            fd = os.open(path, os.O_PATH)
-            number = _LIBRARY_FD_BASE + index
-            os.dup2(fd, number, inheritable=True)
-            os.close(fd)
-            sys.path[index] = f"/proc/self/fd/{number}"
-            for module in list(sys.modules.values()):
-                search = getattr(module, "__path__", None)
-                if isinstance(search, list):
-                    entries = cast(list[str], search)
-                    entries[:] = [entry.replace(path, sys.path[index], 1) for entry in entries]
-        self._num_library_fds = len(sys.path)
-        sys.path_importer_cache.clear()
 
     def serve(self) -> NoReturn:
         """Fork on demand and report exits, until the supervisor goes away."""
@@ -240,18 +222,19 @@ class Zygote:
             # to its own namespace.
             kernel.enter_namespace(self._pid_namespace, kernel.CLONE_NEWPID)
             kernel.unshare(kernel.CLONE_NEWPID)
-            return _fork_into(lambda: self._run_in_namespaces(fds, cgroup))
+            return _fork_into(lambda: self._run_in_namespaces(fds, cgroup, uid if self._own_uids else None))
         counts_others = uid is None and self._level != "gvisor"  # a container counts only its own tasks
         processes = confine.MAX_PROCESSES + (self._other_tasks() if counts_others else 0)
         return _fork_into(lambda: self._guard(fds, cgroup, uid, processes))
 
-    def _run_in_namespaces(self, fds: list[int], cgroup: int | None) -> None:
+    def _run_in_namespaces(self, fds: list[int], cgroup: int | None, uid: int | None) -> None:
         _join(cgroup)
         confine.reset_signals()
         os.setsid()
         control = _take_fds(fds)
         os.closerange(_CONTROL_FD + 1, 4096)
-        self._confine_and_run(control, lambda: confine.confine_in_namespaces(self._seccomp, proc=self._has_proc))
+        seccomp, proc = self._seccomp, self._has_proc
+        self._confine_and_run(control, lambda: confine.confine_in_namespaces(seccomp, proc=proc, uid=uid))
 
     def _guard(self, fds: list[int], cgroup: int | None, uid: int | None, processes: int) -> None:
         """At weaker levels: fork the execution again, outlive it, and kill whatever it leaves."""
@@ -297,7 +280,6 @@ class Zygote:
             control,
             light=self._light,
             heavy=self._heavy,
-            hidden_prefixes=self._hidden,
             mapped_bytes=self._mapped_bytes,
         )
         interpreter.serve()
@@ -366,21 +348,13 @@ def _take_fds(fds: Sequence[int]) -> socket.socket:
     return socket.socket(fileno=_CONTROL_FD)
 
 
-def _parents(path: str) -> list[str]:
-    parents: list[str] = []
-    path = os.path.realpath(path)
-    while path != "/":
-        parents.append(path)
-        path = os.path.dirname(path)
-    return parents
-
-
 def main(fd: int) -> NoReturn:
     """Entry point of the process that ``images.py`` starts."""
     channel = socket.socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 2 * _CONTROL_FD))
     os.close(fd)
     os.dup2(0, _CONTROL_FD)  # keeps our own fds off the number where children put their control socket
     zygote = Zygote(channel, marshal.loads(channel.recv(1 << 16)))
+    tracebacks.hide(zygote.hidden)
     try:
         zygote.set_up()
     except packages.PreloadError as error:

@@ -44,6 +44,7 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of, tools_of
 from retool_mcore.rollout.records import is_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
+from retool_mcore.rollout.tools import Given
 from retool_mcore.run import alive
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
@@ -89,6 +90,7 @@ class ReToolAgentLoop(AgentLoopBase):
                 seed=_seed(shared.config.run.seed, kwargs),
             ),
             trajectory_id=uuid4().hex,
+            given=_given(kwargs),
         )
         alive.sign()
         if trajectory.dropped:
@@ -202,6 +204,16 @@ def _seed(run_seed: int, row: Mapping[str, Any]) -> int:
     if row["held_out"]:
         return trajectory_seed(run_seed, problem, sample)
     return trajectory_seed(run_seed, TRAINING, int(row["global_steps"]), problem, sample)
+
+
+def _given(row: Mapping[str, Any]) -> Given:
+    """What tools are told of a ``verl.dataset`` row."""
+    truth = (row.get("reward_model") or {}).get("ground_truth")
+    return Given(
+        truth="" if truth is None else str(truth),
+        data_source=row.get("data_source") or "",
+        extra_info=row.get("extra_info") or {},
+    )
 
 
 def _stop(

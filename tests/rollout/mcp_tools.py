@@ -19,7 +19,7 @@ from retool_mcore.rollout import mcp as adapter
 from retool_mcore.rollout.calls import CallResult, Calls
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.rollout.tool_call import Call
-from retool_mcore.rollout.tools import Tool
+from retool_mcore.rollout.tools import Given, Tool
 from tests.rollout.budgets import limits as limits_for
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ async def ask(tokenizer: Any, offered: Mapping[str, Tool], *wanted: tuple[str, d
     """The calls of one turn of one trajectory, side by side."""
     protocol = open_protocol("hermes", tokenizer)
     protocol.offer(list(offered.values()))
-    calls = Calls(None, protocol, LIMITS, "t")
+    calls = Calls(protocol, LIMITS, Given(trajectory_id="t"))
     try:
         return await calls.run([Call(tool=name, arguments=arguments) for name, arguments in wanted])
     finally:

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from retool_mcore.rollout import hooks
+from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.tool_output import CHARS_PER_TOKEN, without_middle
-from retool_mcore.rollout.tools import Tool, ToolResult
+from retool_mcore.rollout.tools import Given, Tool, ToolResult
 from tests.rollout.test_tools import ANSWER, Counter, ask, play, shown
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "GRACE_S", 0.2)
-    hooks.faults.clear()
 
 
 class Ends(Counter):
@@ -54,14 +54,16 @@ async def test_an_end_that_fails_costs_no_finished_trajectory(tokenizer: Any, ho
     started = time.monotonic()
     trajectory = await play(tokenizer, Ends(how), ask("count", n=1), ANSWER)
     assert trajectory.answer == "1379" and time.monotonic() - started < 5
-    assert hooks.faults == {f"count.end {fault}": 1}
+    assert trajectory.faults == {f"count.end/{fault}": 1}
+    metrics = summarize([Behavior.of(trajectory), Behavior.of(await play(tokenizer, Counter(), ANSWER))])
+    assert metrics[f"behavior/tool_faults/count.end/{fault}"] == 0.5
 
 
 async def test_a_start_that_hangs_is_a_call_that_took_too_long(tokenizer: Any):
     class Slow(Counter):
         hook_timeout_s = 0.2
 
-        async def start(self, trajectory_id: str) -> dict[str, int]:
+        async def start(self, given: Given) -> dict[str, int]:
             await asyncio.sleep(60)
             return {}
 
@@ -74,7 +76,7 @@ async def test_a_tool_that_swallows_cancellation_is_left_alone(tokenizer: Any):
     trajectory = await play(tokenizer, Deaf(), ask("count", n=1), ANSWER)
     assert time.monotonic() - started < 2.5 and trajectory.answer == "1379"
     assert shown(trajectory)[0].startswith("[stopped at the time limit, after 0.")
-    assert hooks.faults == {"count.call HookAbandoned": 1}
+    assert trajectory.faults == {"count.call/HookAbandoned": 1}
 
 
 @pytest.mark.parametrize("answer", [ToolResult(text=cast("Any", None)), None, b"bytes"])
@@ -88,7 +90,7 @@ async def test_an_answer_that_is_no_text_is_one_failed_call(tokenizer: Any, answ
 
     trajectory = await play(tokenizer, Wrong(), ask("count", n=1), ANSWER)
     assert shown(trajectory) == ["Error: count gave no text."] and trajectory.answer == "1379"
-    assert hooks.faults == {"count.call TypeError": 1}
+    assert trajectory.faults == {"count.call/TypeError": 1}
 
 
 async def test_no_call_of_a_turn_runs_on_after_its_tools_end(tokenizer: Any):

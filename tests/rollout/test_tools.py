@@ -20,7 +20,7 @@ from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.protocol import Hermes, open_protocol, protocol_of
 from retool_mcore.rollout.records import record
 from retool_mcore.rollout.tool_call import Call, parse_hermes
-from retool_mcore.rollout.tools import Tool, ToolError, ToolResult, open_tools
+from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult, open_tools
 from tests.rollout.budgets import limits as limits_for
 from tests.rollout.scripted_engine import ScriptedEngine, call
 
@@ -42,8 +42,8 @@ class Counter(Tool):
         self.ended: list[dict[str, int]] = []
         self.fails: list[Exception] = []
 
-    async def start(self, trajectory_id: str) -> dict[str, int]:
-        self.started.append(trajectory_id)
+    async def start(self, given: Given) -> dict[str, int]:
+        self.started.append(given.trajectory_id)
         await asyncio.sleep(0.01)
         return {"total": 0}
 

@@ -62,6 +62,13 @@ async def still_works(sandbox: LocalSandbox) -> bool:
     return (await sandbox.execute("6 * 7")).stdout == "42\n"
 
 
+async def all_deleted(sandbox: LocalSandbox) -> None:
+    """Wait for what is deleted after the results are there."""
+    async with asyncio.timeout(60):
+        while sandbox.num_cleaning:
+            await asyncio.sleep(0.02)
+
+
 async def open_at(level: Level, **options: Any) -> LocalSandbox:
     """A sandbox at exactly ``level``; one attempt, so that a dying zygote is an error and not a
     retry.
@@ -120,4 +127,8 @@ def _num_ready() -> int:
 def children_of(parent: int, marker: str) -> list[int]:
     """Pids of direct children whose command line contains ``marker``."""
     pids = [int(p) for task in Path(f"/proc/{parent}/task").iterdir() for p in (task / "children").read_text().split()]
-    return [pid for pid in pids if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found: list[int] = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it may end as it is looked at
+            found += [pid] if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found

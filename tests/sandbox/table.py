@@ -10,13 +10,15 @@ of the command; ``test_table.py`` compares what can be had with what is written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +47,7 @@ class Attack:
     what: str
     code: str
     held: Outcome = says_refused
+    neighbour: str = NEIGHBOUR
     neighbour_s: float = 0.01
     options: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -60,7 +63,7 @@ def tried(*lines: str) -> str:
 
 def attacks(host: Path, port: int) -> list[Attack]:
     """Every row of the table. ``host`` has files of the trainer; something listens on ``port``."""
-    return [*_using_up(host), *_reaching_out(host, port)]
+    return [*_using_up(host), *_between_neighbours(), *_reaching_out(host, port)]
 
 
 def _using_up(host: Path) -> list[Attack]:
@@ -111,9 +114,23 @@ def _using_up(host: Path) -> list[Attack]:
     ]
 
 
+def _between_neighbours() -> list[Attack]:
+    """What the kernel counts by user or keeps by file: taken by one, missed by another."""
+    neighbours = (
+        ("a neighbour takes all descriptors in flight: managers and pools go on", _MANY_IN_FLIGHT, _ONE_IN_FLIGHT),
+        ("a neighbour takes all timers and queued signals", _MANY_TIMERS, _ONE_TIMER),
+        ("locks on library files are seen by neighbours", _LOCK + "lock()\ntime.sleep(9)", _LOCK + "missed(lock)"),
+    )
+    return [
+        Attack(what, _MISSED + code, neighbour="import time\n" + neighbour, neighbour_s=1.5)
+        for what, neighbour, code in neighbours
+    ]
+
+
 def _reaching_out(host: Path, port: int) -> list[Attack]:
     """Files, processes and the network outside of an execution."""
     parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
+    zero_ns = os.stat("/dev/zero").st_mtime_ns  # a container has a node of its own, and an oom_score_adj
     before = {path: (os.stat(path).st_mode, os.stat(path).st_mtime_ns) for path in files}
 
     def unchanged(_: ExecResult) -> bool:
@@ -123,6 +140,20 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
     return [
         Attack("reading host files that every user may read", tried("open('/etc/passwd')")),
         Attack("reading files of the trainer alone (mode 600)", tried(f"open({files[1]!r})")),
+        Attack(
+            "reading what lies open in a directory that is closed to others (mode 700)",
+            _CLIMB + tried(f"open({str(host / 'closed/open_to_all')!r})", "climb()"),
+        ),
+        Attack(
+            "times of the host's devices",
+            tried("os.utime('/dev/zero')"),
+            lambda _: os.stat("/dev/zero").st_mtime_ns == zero_ns,
+        ),
+        Attack(
+            "becoming the last to be killed for memory, where the trainer lacks CAP_SYS_RESOURCE",
+            tried("open('/proc/self/oom_score_adj', 'w').write('0')"),
+            lambda result: result.level == Level.GVISOR or (says_refused(result) and result.level != Level.RLIMITS),
+        ),
         Attack("learning that a host file exists", tried("os.stat('/etc/passwd')", f"os.stat({files[0]!r})")),
         Attack(
             "writing, emptying, deleting or renaming host files",
@@ -161,6 +192,59 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
 _ABOVE = """
 import os
 MAIN, GUARDIAN = os.getpid(), os.getppid()
+"""
+# On a busy machine the neighbour may not have taken all when the other comes.
+_MISSED = """
+import time
+def missed(take):
+    for _ in range(12):
+        try: take()
+        except OSError:
+            print("missed")
+            return
+        time.sleep(0.05)
+    print("refused")
+"""
+_MANY_IN_FLIGHT = """
+import socket
+kept = []
+try:
+    for _ in range(40):
+        kept.append(socket.socketpair())
+        socket.send_fds(kept[-1][0], [b"x"], [0] * 200)
+except OSError: pass
+time.sleep(9)
+"""
+_ONE_IN_FLIGHT = """
+import socket
+ours, theirs = socket.socketpair()
+missed(lambda: socket.send_fds(ours, [b"x"], [0]))
+"""
+_MANY_TIMERS = """
+import ctypes
+create, timer = ctypes.CDLL(None).timer_create, ctypes.c_void_p()
+while create(0, None, ctypes.byref(timer)) == 0: pass
+time.sleep(9)
+"""
+_ONE_TIMER = """
+import ctypes
+def take():
+    if ctypes.CDLL(None).timer_create(0, None, ctypes.byref(ctypes.c_void_p())): raise OSError
+missed(take)
+"""
+_LOCK = """
+import fcntl
+file = open("/etc/ld.so.cache", "rb")
+def lock(): fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""
+_CLIMB = """
+import os
+def climb():
+    for fd in range(4096):
+        try: above, here = (os.stat(name, dir_fd=fd) for name in ("..", "."))
+        except OSError: continue
+        if not os.path.samestat(above, here): return
+    raise PermissionError("no descriptor leads up")
 """
 _WRITES = (("os.truncate", ", 0"), ("os.unlink", ""), ("open", ", 'w'"), ("os.rename", ", 'stolen'"))
 _MODES = (("os.chmod", ", 0o640"), ("os.utime", ", (1, 1)"))
@@ -208,14 +292,18 @@ def _named(name: str) -> list[Path]:
 async def facts(level: Level) -> dict[str, bool]:
     """Whether each attack is held at ``level``, for this user. Raises SandboxUnavailable."""
     held: dict[str, bool] = {}
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory, socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        tempfile.TemporaryDirectory(dir="/var/tmp") as directory,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        _few_signals(),
+    ):
         host = Path(directory)
         host.chmod(0o777)
         port = listener.getsockname()[1]
         async with LocalSandbox(min_level=level, max_level=level, workers=2, attempts=1) as sandbox:
             for number in range(len(attacks(_lay(host), port))):
                 attack = attacks(_lay(host), port)[number]
-                neighbour = asyncio.ensure_future(sandbox.execute(NEIGHBOUR, run_timeout_s=attack.neighbour_s))
+                neighbour = asyncio.ensure_future(sandbox.execute(attack.neighbour, run_timeout_s=attack.neighbour_s))
                 await asyncio.sleep(attack.neighbour_s / 2)
                 try:
                     held[attack.what] = attack.held(await sandbox.execute(UNLED + attack.code, **attack.options))  # type: ignore[arg-type]
@@ -225,11 +313,25 @@ async def facts(level: Level) -> dict[str, bool]:
     return held
 
 
+@contextlib.contextmanager
+def _few_signals() -> Generator[None]:
+    """Queued signals and timers so few that an execution takes all in a moment."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (2000 if hard == resource.RLIM_INFINITY else min(2000, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (soft, hard))
+
+
 def _lay(host: Path) -> Path:
     for name, mode in (("open_to_all", 0o666), ("mine", 0o600)):
         (host / name).unlink(missing_ok=True)
         (host / name).write_text("weights")
         (host / name).chmod(mode)
+    closed = host / "closed"
+    closed.mkdir(mode=0o700, exist_ok=True)
+    (closed / "open_to_all").touch(0o666)
     return host
 
 

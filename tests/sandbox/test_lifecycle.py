@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at
+from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, until_running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -77,12 +78,15 @@ async def test_an_outage_is_retried_before_it_is_raised():
 
 async def test_close_fails_calls_in_flight_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # in the shared one other sandboxes come and go
+    gc.collect()  # what tests before left may be closed at any time
     fds_before = len(os.listdir("/proc/self/fd"))
     sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=2)
     await sandbox.open()
     assert len(list(tmp_path.glob("retool-sandbox-*"))) == 1
-    calls = [asyncio.ensure_future(sandbox.execute("import time; time.sleep(60)")) for _ in range(4)]
-    await asyncio.sleep(0.3)
+    name = f"rt-close-{os.getpid() % 10_000}"
+    code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0); time.sleep(60)"
+    calls = [asyncio.ensure_future(sandbox.execute(code)) for _ in range(4)]
+    await until_running(sandbox, name, 2)
     await sandbox.close()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, SandboxUnavailable) for outcome in outcomes)
@@ -90,6 +94,19 @@ async def test_close_fails_calls_in_flight_and_leaves_nothing(tmp_path: Path, mo
     assert len(os.listdir("/proc/self/fd")) == fds_before
     with pytest.raises(SandboxUnavailable, match="closed"):
         await sandbox.execute("1")
+
+
+async def test_a_call_under_way_does_not_bring_a_closed_sandbox_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its light image will not do: it asks for the full one when that has just been closed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=1, attempts=1)
+    await sandbox.open()
+    images = [*sandbox._light, *sandbox._full]
+    await sandbox.close()
+    for image in images:
+        with pytest.raises(SandboxUnavailable, match="closed"):
+            await image.spawn([], uid=None, has_cgroup=False)
+    assert children_of(os.getpid(), "retool_mcore.sandbox.zygote") == [] == list(tmp_path.iterdir())
 
 
 async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.removal import move_aside, remove_directory
 from retool_mcore.sandbox.state import remove_stale
 from tests.sandbox.ordinary import OrdinaryUser
-from tests.sandbox.sandbox_helpers import still_works
+from tests.sandbox.sandbox_helpers import all_deleted, still_works
 
 DEEP = "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
 CLOSED = "import os\nos.makedirs('x/y/z'); open('x/y/f', 'w').close(); os.chmod('x/y', 0); os.chmod('x', 0)"
@@ -123,6 +124,7 @@ async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, c
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("runs", "id_rsa")] == [0o755, 0o640]
     for _ in range(2 * sandbox.workers):
         assert (await sandbox.execute("import os; os.listdir('.')")).stdout == "[]\n"
+    await all_deleted(sandbox)
     slots = [slot.directory for slot in sandbox._slots if slot.directory is not None]  # pyright: ignore[reportPrivateUsage]
     if sandbox.level != Level.GVISOR:  # there the next container waits in it
         assert [path for path in slots if path.exists()] == []
@@ -137,7 +139,7 @@ async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSan
     code = "import os\nfor i in range(40_000): os.close(os.open(str(i), os.O_CREAT))"
     call = asyncio.ensure_future(sandbox.execute(code, run_timeout_s=20))
     longest_s, loop = 0.0, asyncio.get_running_loop()
-    while not call.done():
+    while not call.done() or sandbox.num_cleaning:
         before = loop.time()
         await asyncio.sleep(0.005)
         longest_s = max(longest_s, loop.time() - before)
@@ -145,6 +147,30 @@ async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSan
     assert longest_s < 0.15
     assert await still_works(sandbox)
     assert list(sandbox.state_dir.glob("left-*")) == []
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_a_result_does_not_wait_for_the_deletion_but_the_worker_does(
+    session: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """A flood of links took as long to delete as to make: 18.9 s at a limit of 10."""
+
+    def remove_slowly(path: Path, *, max_entries: int | None = None) -> bool:
+        if path.name.startswith("left-"):
+            time.sleep(2)
+        return remove_directory(path, max_entries=max_entries)
+
+    monkeypatch.setattr("retool_mcore.sandbox.slots.remove_directory", remove_slowly)
+    async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1, sessions=1) as sandbox:
+        await sandbox.execute("1")
+        flood = "import os\ni = 0\nwhile True: i += 1; os.symlink('x', str(i))"
+        started = time.monotonic()
+        assert (await sandbox.execute(flood, run_timeout_s=0.5, session=session)).status == "time_limit"
+        took_s = time.monotonic() - started
+        after = await sandbox.execute("6 * 7", session=session)
+        assert after.stdout == "42\n" and after.queue_s > 1.5
+        assert took_s < 2
+    assert not sandbox.num_cleaning
 
 
 ORDINARY = """

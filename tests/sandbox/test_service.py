@@ -161,15 +161,15 @@ def test_two_processes_share_an_address_and_are_replaced(blow: signal.Signals, t
         assert value(f"http://127.0.0.1:{port}", "retool_sandbox_executions_total") == 20
         assert value(url, "retool_sandbox_info") == 1
         os.kill(pids[0], blow)
-        until(lambda: post(url, "print(6 * 7)") == "42\n")  # the other goes on
-        until(lambda: len(set(children_of(server.pid, "--inherited")) - set(pids)) == 1, limit_s=60)
-        until(lambda: value(url, "retool_sandbox_process_restarts_total") == 1, limit_s=30)
+        until(lambda: post(url, "print(6 * 7)") == "42\n", limit_s=60)  # the other goes on
+        until(lambda: len(set(children_of(server.pid, "--inherited")) - set(pids)) == 1, limit_s=120)
+        until(lambda: value(url, "retool_sandbox_process_restarts_total") == 1, limit_s=120)
         assert value(url, "retool_sandbox_executions_total") == 21  # the dead ones' counts stay
         assert value(url, "retool_sandbox_pending") == 0
         pids = children_of(server.pid, "--inherited")
     finally:
         server.terminate()
-        _, told = server.communicate(timeout=30)
+        _, told = server.communicate(timeout=120)  # a busy machine takes its time over two sandboxes
     assert server.returncode == 143
     assert told_as in told
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -24,6 +24,7 @@ from verl.workers.rollout.replica import TokenOutput
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.verl.reward import compute_score
 from tests.rollout.scripted_engine import ABORT, ScriptedEngine, call
 
 SEEDED: dict[str, dict[str, Any]] = {
@@ -93,7 +94,7 @@ async def run(
     )
     sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     row = {"row": 4, "held_out": False, "global_steps": 2, "session_id": 0, "uid": "u", **row}
-    row |= {"raw_prompt": [{"role": "user", "content": content}], "reward_model": {"ground_truth": "1379"}}
+    row = {"reward_model": {"ground_truth": "1379"}, **row, "raw_prompt": [{"role": "user", "content": content}]}
     output = await loop.run(sampling, **row)
     if isinstance(output, list):
         return output
@@ -105,6 +106,19 @@ async def run(
         "params": client.params,
         "routes": stored["routed_experts"].tolist() if "routed_experts" in stored else None,
     }
+
+
+async def submit(folder: Path, tokenizer: Any) -> dict[str, Any]:
+    """A trajectory in the example's environment, and the reward that verl would compute of it."""
+    file = Path(__file__).parents[2] / "configs/examples/rl_unit_tests_cpu.toml"
+    config = load_config(RlConfig, file, [f"run.root={folder}", "rollout.max_response_tokens=400"])
+    truth = json.dumps({"function": "f", "cases": [[[3], 10], [[5], 17]]})
+    arguments = {"name": "submit", "arguments": {"code": "f = lambda x: 3 * x + 1"}}
+    said = [f"<tool_call>\n{json.dumps(arguments)}\n</tool_call>", "It is submitted.<|im_end|>"]
+    client = Client(tokenizer, said)
+    output = await run(client, tokenizer, config, reward_model={"ground_truth": truth}, data_source="unit_tests")
+    extra = output["extra_fields"]
+    return extra["behavior"] | compute_score("unit_tests", "", truth, extra, run_config=str(written(config)))
 
 
 async def main(folder: Path) -> None:
@@ -140,6 +154,7 @@ async def main(folder: Path) -> None:
     other = load_config(RlConfig, file, [*own, *interpreter, "rollout.max_response_tokens=400"])
     out["interpreter"] = await run(Client(tokenizer, [call(asks), ANSWER]), tokenizer, other)
     out["environment"] = str(environment)
+    out["submitted"] = await submit(folder, tokenizer)
     out["said"] = [tokenizer.encode(turn, add_special_tokens=False) for turn in said]
     out["prompt_text"] = tokenizer.decode(out["tool"]["prompts"])
     out["call_end"] = tokenizer.convert_tokens_to_ids("</tool_call>")

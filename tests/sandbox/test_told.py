@@ -1,0 +1,94 @@
+"""What the code, and so the model, is told: why a program does not run, and nothing of the host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+from tests.sandbox.sandbox_helpers import last_line
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+WHY = "programs cannot be run here; use Python"
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+async def test_a_byte_order_mark_is_skipped(interpreter: LocalSandbox, notebook: bool):
+    result = await interpreter.execute("\ufeff# -*- coding: utf-8 -*-\nprint(1 / 0)", notebook=notebook)
+    assert "ZeroDivisionError" in result.stderr and "line 2" in result.stderr
+    assert (await interpreter.execute("\ufeffprint(6 * 7)", notebook=notebook)).stdout == "42\n"
+    twice = await interpreter.execute("\ufeff\ufeffprint(6 * 7)", notebook=notebook)
+    assert "SyntaxError" in twice.stderr, "one mark stands at a file's beginning"
+
+
+async def test_os_system_tells_why_it_is_refused(interpreter: LocalSandbox):
+    result = await interpreter.execute("import os\nprint(os.system('ls -l'), os.system(b'pip install torch'))")
+    assert result.stdout == "32512 32512\n"
+    first, second = result.stderr.splitlines()
+    assert first == f"[os.system('ls -l') was not run: {WHY}]"
+    assert second.startswith("[os.system('pip install torch') was not run: packages cannot be installed here; these")
+    assert "numpy" in second
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "subprocess.run(['ls', '-l'])",
+        "subprocess.check_output('ls -l', shell=True)",
+        "subprocess.Popen(['ls', '-l'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)",
+        "os.popen('ls -l')",
+        "asyncio.run(asyncio.create_subprocess_exec('ls', '-l'))",
+    ],
+)
+async def test_subprocess_tells_why_it_is_refused(interpreter: LocalSandbox, call: str):
+    result = await interpreter.execute(f"import asyncio, os, subprocess\n{call}")
+    assert last_line(result.stderr) == f"PermissionError: [Errno 1] {WHY}: 'ls -l'"
+
+
+FAILS = {
+    "thread": "import threading\nt = threading.Thread(target=fail); t.start(); t.join()",
+    "destructor": "class A:\n  def __del__(self): fail()\nA()\nNone",
+    "process": "import multiprocessing as m\np = m.get_context('fork').Process(target=fail); p.start(); p.join()",
+    "pool": "from concurrent.futures import ProcessPoolExecutor as P\nwith P(1) as p: p.submit(fail).result()",
+    "task": "import asyncio\nasync def f(): fail()\nasync def g():\n  t = asyncio.create_task(f())\n"
+    "  await asyncio.sleep(0.01)\nasyncio.run(g())",
+    "printed": "import traceback\ntry: fail()\nexcept ValueError: traceback.print_exc()",
+    "hook": "import sys\ntry: fail()\nexcept ValueError: sys.excepthook(*sys.exc_info())",
+    "group": "try: fail()\nexcept ValueError as e: raise ExceptionGroup('several', [e])",
+    "logged": "import logging\ntry: fail()\nexcept ValueError: logging.exception('so')",
+}
+
+
+@pytest.mark.parametrize("code", FAILS.values(), ids=FAILS)
+async def test_no_traceback_has_a_path_of_the_host(interpreter: LocalSandbox, code: str):
+    """``json`` fails in a file of its own, below which only the code's lines are to stand."""
+    result = await interpreter.execute(f"import json\ndef fail(): json.loads('x')\n{code}")
+    assert 'File "main.py", line 2, in fail' in result.stderr
+    assert "JSONDecodeError: Expecting value" in result.stderr
+    for path in (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__), "/proc/self/fd", "retool"):
+        assert path not in result.stderr
+    assert ".py" not in result.stderr.replace("main.py", "")
+
+
+async def test_a_thread_that_leaves_by_system_exit_is_silent(interpreter: LocalSandbox):
+    code = "import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()"
+    result = await interpreter.execute(code)
+    assert (result.return_code, result.stderr) == (0, "")
+
+
+async def test_what_a_thread_prints_after_its_cell_comes_with_the_next(interpreter: LocalSandbox):
+    """At gvisor, whose processes are not stopped between cells, it is dropped."""
+    code = (
+        "import threading, time\ndef late():\n  time.sleep(0.3)\n  print('late')\nthreading.Thread(target=late).start()"
+    )
+    first = await interpreter.execute(code, session="late")
+    await asyncio.sleep(0.6)
+    second = await interpreter.execute("time.sleep(0.6)\nprint('second')", session="late")
+    await interpreter.end_session("late")
+    assert "late" not in first.stdout
+    assert second.stdout == ("second\n" if interpreter.level == Level.GVISOR else "late\nsecond\n")

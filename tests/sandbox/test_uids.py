@@ -1,0 +1,88 @@
+"""Executions of root have uids that no other sandbox of the machine uses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.sandbox import uids
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+from retool_mcore.sandbox.uids import Uids
+from tests.sandbox.ordinary import ROOT
+
+
+@pytest.fixture
+def sandboxes() -> Iterator[list[Uids]]:
+    made = [Uids() for _ in range(3)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_no_two_sandboxes_share_a_uid_however_many_workers_they_have(sandboxes: list[Uids]):
+    """By pid and number alone, workers from 64 on had the uids of the next pid's first ones."""
+    taken = [each.of(number) for each in sandboxes for number in range(-1, 130)]
+    assert len(set(taken)) == 3 * 131
+    assert min(taken) >= uids.FIRST and max(taken) < uids.FIRST + uids.COUNT < 65_534
+    assert [sandboxes[0].of(number) for number in (-1, 5, 129)] == [taken[0], taken[6], taken[130]]
+
+
+def test_uids_of_another_process_are_not_taken_and_come_back_when_it_is_killed(sandboxes: list[Uids]):
+    code = "from retool_mcore.sandbox.uids import Uids\nu = Uids()\nprint(u.of(-1), flush=True)\nopen(0).read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None
+    first = int(other.stdout.readline())
+    num_others = uids.COUNT - 16  # its block is one of 280
+    assert first not in [sandboxes[0].of(number) for number in range(-1, num_others - 1)]
+    with pytest.raises(SandboxUnavailable, match="hold all 4480 uids"):
+        sandboxes[1].of(-1)
+    other.kill()
+    other.wait()
+    assert sandboxes[1].of(-1) == first
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's executions have uids of their own")
+@pytest.mark.parametrize("level", [Level.LANDLOCK, Level.RLIMITS])
+async def test_executions_have_the_uids_that_are_claimed(level: Level):
+    async with LocalSandbox(min_level=level, max_level=level, workers=1) as sandbox:
+        uid = int((await sandbox.execute("import os; os.getuid()")).stdout)
+        assert uids.FIRST <= uid < uids.FIRST + uids.COUNT
+
+
+WITHOUT_CAPABILITY = """
+import asyncio, logging
+from retool_mcore.sandbox import kernel
+from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.local import LocalSandbox
+kept = ((1 << 41) - 1) & ~(1 << 21) & ~(1 << 24)  # all but CAP_SYS_ADMIN and CAP_SYS_RESOURCE
+kernel._libc.prctl(24, 21, 0, 0, 0)
+kernel._capset(kept, kept)
+async def main():
+    async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
+        print((await sandbox.execute("import wave\\nprint('imported')")).text)
+logging.basicConfig()
+asyncio.run(main())
+"""
+
+
+def test_python_in_a_closed_directory_works_without_the_capability_and_is_warned_of():
+    """Where root's own Python lies in one; elsewhere there is nothing to warn of."""
+    if os.geteuid() != 0:
+        pytest.skip("the tests are not run by root")
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CAPABILITY], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.stdout == "imported\n", result.stderr
+    base = os.path.realpath(sys.base_prefix)
+    closed = False
+    while base != "/":
+        closed, base = closed or not os.stat(base).st_mode & 0o001, os.path.dirname(base)
+    assert ("lies in a directory closed to others" in result.stderr) == closed
