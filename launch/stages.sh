@@ -13,6 +13,8 @@ stage() {
     echo "done before: $result"
     return
   fi
+  [ -n "${HELD:-}" ] || hold "$OUT/.lock.stages" "$OUT"
+  HELD=yes
   start "$@"
   wait "${started[-1]}"
   unset 'started[-1]'

@@ -1,19 +1,22 @@
-"""Checks every node of a running Ray cluster: devices, code, data and clock."""
+"""Checks every node of a running Ray cluster: devices, settings, code, data and clock."""
 
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
-from retool_mcore.config import RunConfig
+from retool_mcore.config import RunConfig, load_run
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
 from retool_mcore.run.fingerprint import differing, fingerprint
 
+NODE_SETTINGS = "RETOOL_NODE_SETTINGS"  # launch/nodes.sh: a line each, a configuration and what is set beside it
 MAX_SKEW_S = 1.0
 LOOK_TIMEOUT_S = 60.0
 
@@ -84,7 +87,7 @@ def _compare(ray: Any, nodes: list[dict[str, Any]], config: RunConfig) -> Iterat
     for sentence in different:
         yield error("nodes", f"{sentence}. Give every node the same.")
     if not different:
-        yield ok("nodes", "the same code, packages, data and model on every node")
+        yield ok("nodes", "the same settings, code, packages, data and model on every node")
     for prints, clock_s in seen:
         skew_s = max(asked_at_s - clock_s, clock_s - answered_at_s, 0.0)
         if skew_s > MAX_SKEW_S:
@@ -94,5 +97,10 @@ def _compare(ray: Any, nodes: list[dict[str, Any]], config: RunConfig) -> Iterat
 
 
 def _look(config: RunConfig) -> tuple[dict[str, str], float]:
-    """Runs on a node, in a Ray worker."""
-    return fingerprint(config), time.time()
+    """Runs on a node, in a Ray worker; ``config`` is the driver's.
+
+    A worker inherits the environment of the script that has started Ray there, and so finds what
+    that one was told.
+    """
+    file, *settings = os.environ.get(NODE_SETTINGS, "").splitlines() or [""]
+    return fingerprint(load_run(Path(file), settings) if file else config), time.time()
