@@ -18,7 +18,8 @@ FOLDER = Path(os.environ["FAKE"])
 
 
 @guarded
-def main() -> None:
+def main(config: str) -> None:
+    del config  # all that this rank does is said in $FAKE
     with told_as_lost():
         store, rank, world = next(dist.rendezvous("env://"))
         with held_by_first(store, rank, FOLDER / "runs" / "one"):
