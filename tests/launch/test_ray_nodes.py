@@ -103,6 +103,18 @@ def test_a_run_that_starts_again_waits_for_the_nodes_first(scripts: Scripts):
     assert scripts.calls()[-4:] == ["cluster", "run", "cluster", "run"]
 
 
+def test_one_node_in_an_allocation_asks_nothing_of_slurm(scripts: Scripts):
+    """As in a container, which has no scontrol."""
+    assert scripts.start(RL_ONE, SLURM_NODEID="1", SLURM_JOB_NODELIST="node-[7-8]").wait(timeout=30) == 0
+    assert scripts.calls() == ["preflight", "service", "run"] and "scontrol" not in scripts.said()
+
+
+def test_several_nodes_without_scontrol_are_told_what_to_set(scripts: Scripts):
+    assert scripts.start(RL, SLURM_NODEID="1", SLURM_JOB_NODELIST="node-[7-8]", **TWO).wait(timeout=30) == 2
+    (line,) = scripts.said().splitlines()
+    assert "scontrol" in line and line.endswith("Set NODE_RANK and HEAD_IP on each node, or start launch/slurm.sbatch.")
+
+
 def test_one_node_starts_no_ray_here(scripts: Scripts):
     """The run starts its own, on whatever script."""
     assert scripts.start(RL, FAKE_NODES="1").wait(timeout=30) == 0
