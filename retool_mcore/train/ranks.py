@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from retool_mcore.errors import ConfigError, ReToolError, RunError
 from retool_mcore.run.folder import lock_run
@@ -40,7 +41,7 @@ def told_as_lost() -> Generator[None]:
 
 
 @contextmanager
-def held_by_first(store: dist.Store, rank: int, run_dir: Path) -> Generator[None]:
+def held_by_first(store: Store, rank: int, run_dir: Path) -> Generator[None]:
     """Rank 0 holds the run's folder. The others touch nothing of it before they know.
 
     Raises ConfigError on every rank when another process holds it.

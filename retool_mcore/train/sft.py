@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import torch.distributed as dist
 from rich.console import Console
+from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered, tokenizer_of
@@ -50,7 +51,7 @@ def train(config: SftConfig) -> None:
     check_data(config)
     _require_world(config)
     with told_as_lost():
-        store, rank, world = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+        store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
         log = config.run.dir / "logs" / f"sft_rank{rank}.log"
         with held_by_first(store, rank, config.run.dir), output_to(log) as terminal:
             platform.activate()

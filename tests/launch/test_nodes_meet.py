@@ -19,7 +19,7 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_both_nodes_meet_again_when_a_rank_was_lost(scripts: Scripts, lost: int):
     scripts.does("run", RANKS)
     env = {"FAKE_NODES": "2", "TORCH_PORT": free_port(), "HEAD_WAIT_S": "60", "RESTARTS": "1", "RESTART_WAIT_S": "1"}

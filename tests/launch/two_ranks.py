@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import typer
+from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.train.ranks import held_by_first, told_as_lost
@@ -21,7 +22,7 @@ FOLDER = Path(os.environ["FAKE"])
 def main(config: str) -> None:
     del config  # all that this rank does is said in $FAKE
     with told_as_lost():
-        store, rank, world = next(dist.rendezvous("env://"))
+        store, rank, world = next(rendezvous("env://"))
         with held_by_first(store, rank, FOLDER / "runs" / "one"):
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
             with (FOLDER / "met").open("a", encoding="utf-8") as file:

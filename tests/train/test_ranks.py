@@ -49,7 +49,7 @@ def test_a_second_start_does_not_write_to_the_logs_of_the_first(tmp_path: Path, 
     from retool_mcore.train import sft
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 2)]))
+    monkeypatch.setattr(sft, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 2)]))
     monkeypatch.setattr(sft, "die_with_parent", lambda: None)
     for check in ("check_run", "check_data"):
         monkeypatch.setattr(sft, check, lambda *_: None)
