@@ -155,7 +155,7 @@ stop_started() {
     break
   done
   for ((i = 0; i < ${#services[@]}; i++)); do kill -KILL -- "-${services[i]}" 2>/dev/null || true; done
-  [ -z "$RAY_FOLDER" ] || rm -rf "$RAY_FOLDER"
+  [ -n "$DRY_RUN" ] || [ -z "$RAY_FOLDER" ] || rm -rf "$RAY_FOLDER"
 }
 trap stop_started EXIT
 trap 'exit 130' INT

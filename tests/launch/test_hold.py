@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -95,3 +96,31 @@ def test_runs_of_one_name_in_two_roots_do_not_take_each_others_sandbox(scripts: 
     assert second.wait(timeout=20) == 2
     assert "the sandbox's folder, is in use by process" in scripts.said("second")
     assert all_files(scripts.folder / "sandbox") == before
+
+
+def test_a_dry_run_leaves_the_ray_of_a_run_alone(scripts: Scripts):
+    """Its folder is the one that a dry run names."""
+    env = {"FAKE_NODES": "2", "NODE_RANK": "0", "DRY_RUN": "1"}
+    assert scripts.start(RL, "first", **env).wait(timeout=20) == 0
+    found = re.search(r"--temp-dir (\S+)", scripts.said("first"))
+    assert found
+    folder = Path(found[1])
+    folder.mkdir(parents=True)
+    try:
+        assert scripts.start(RL, "second", **env).wait(timeout=20) == 0
+        assert folder.exists() and not scripts.run_dir.exists()
+    finally:
+        folder.rmdir()
+
+
+def test_a_recipe_that_runs_already_is_not_touched(scripts: Scripts):
+    script, out = scripts.folder / "recipe.sh", scripts.folder / "out"
+    script.write_text(
+        f"OUT={out}; source launch/nodes.sh; source launch/stages.sh; stage one {out}/made touch {out}/made"
+    )
+    out.mkdir()
+    with (out / ".lock.stages").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert scripts.start(str(script)).wait(timeout=20) == 2
+    assert "/out is in use by process unknown" in scripts.said() and not (out / "made").exists()
+    assert scripts.start(str(script)).wait(timeout=20) == 0 and (out / "made").exists()
