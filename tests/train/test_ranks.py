@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 import typer
+from torch._C._distributed_c10d import HashStore
 
 from retool_mcore.cli.common import EXIT_RETRYABLE, guarded
 from retool_mcore.config import SftConfig, load_config
@@ -20,7 +21,7 @@ SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
 
 
 def test_every_rank_is_told_who_holds_the_run(tmp_path: Path):
-    store = dist.HashStore()
+    store = HashStore()
     with lock_run(tmp_path / "run"):
         for rank in (0, 1):
             with (
@@ -31,7 +32,7 @@ def test_every_rank_is_told_who_holds_the_run(tmp_path: Path):
 
 
 def test_the_other_ranks_wait_for_the_first(tmp_path: Path):
-    store, went_on = dist.HashStore(), threading.Event()
+    store, went_on = HashStore(), threading.Event()
 
     def second() -> None:
         with held_by_first(store, 1, tmp_path):
@@ -49,7 +50,7 @@ def test_a_second_start_does_not_write_to_the_logs_of_the_first(tmp_path: Path, 
     from retool_mcore.train import sft
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(sft, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 2)]))
+    monkeypatch.setattr(sft, "rendezvous", lambda *_, **__: iter([(HashStore(), 0, 2)]))
     monkeypatch.setattr(sft, "die_with_parent", lambda: None)
     for check in ("check_run", "check_data"):
         monkeypatch.setattr(sft, check, lambda *_: None)
