@@ -205,6 +205,8 @@ start_ray() {
   share_ray_token
   make_ray_folder
   if [ "$NODE_RANK" = 0 ]; then
+    [ -n "$DRY_RUN" ] || ! answers "$RAY_PORT" ||  # Ray itself would try for most of a minute
+      fail "RAY_PORT = $RAY_PORT of $HEAD_IP is in use. Stop what listens there, or set another on every node."
     place=(--head --include-dashboard false --node-ip-address "$HEAD_IP" --port "$RAY_PORT")
   else
     wait_for_head "$RAY_PORT"

@@ -28,13 +28,20 @@ def head():
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_ray_that_does_not_start_is_one_line_at_once(scripts: Scripts, head: socket.socket, rank: str):
     scripts.does("ray", 'echo "Local node IP: 10.0.0.9"; echo; echo "OSError: port 6379 is in use"; echo; exit 1')
-    node = scripts.start(RL, NODE_RANK=rank, RAY_PORT=str(head.getsockname()[1]), **TWO)
+    port = str(head.getsockname()[1]) if rank == "1" else "1"
+    node = scripts.start(RL, NODE_RANK=rank, RAY_PORT=port, **TWO)
     began_s = time.monotonic()
     assert node.wait(timeout=30) == 2 and time.monotonic() - began_s < 10
     (line,) = [line for line in scripts.said().splitlines() if "error: " in line]
     assert line.startswith("error: Ray did not start on this node: OSError: port 6379 is in use. ")
     assert line.endswith(f"runs/one/logs/ray_node{rank}.log")
     assert "cluster" not in scripts.calls()
+
+
+def test_a_port_that_is_taken_is_told_before_ray_tries(scripts: Scripts, head: socket.socket):
+    port = str(head.getsockname()[1])
+    assert scripts.start(RL, NODE_RANK="0", RAY_PORT=port, **TWO).wait(timeout=30) == 2
+    assert f"error: RAY_PORT = {port} of 127.0.0.1 is in use." in scripts.said() and "ray" not in scripts.calls()
 
 
 PHASES = {

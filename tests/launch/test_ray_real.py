@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.scripts import ROOT, Scripts
+from tests.launch.scripts import Scripts
 from tests.launch.test_nodes_meet import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -51,23 +49,3 @@ def test_two_nodes_join_and_the_second_leaves_within_ten_seconds(scripts: Script
     assert not any(folder.exists() for folder in folders)
     assert not (scripts.folder / "ray").exists(), "where Ray keeps the address of its cluster for every later program"
     assert marked(mark) == []
-
-
-def test_a_port_that_is_taken_is_told_at_once(scripts: Scripts):
-    script = scripts.folder / "node.sh"
-    script.write_text(NODE, encoding="utf-8")
-    holder = subprocess.Popen(
-        [sys.executable, "-c", "import socket, signal; s = socket.create_server(('127.0.0.1', 0)); "
-                               "print(s.getsockname()[1], flush=True); signal.pause()"],
-        stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
-    try:
-        assert holder.stdout is not None
-        port = holder.stdout.readline().strip()
-        node = scripts.start(str(script), NODE_RANK="0", RAY_PORT=port, PYTHON=sys.executable)
-        assert node.wait(timeout=90) == 2
-    finally:
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.wait()
-    (line,) = [line for line in scripts.said().splitlines() if line.startswith("error: ")]
-    assert "Ray did not start on this node: " in line
