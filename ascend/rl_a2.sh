@@ -11,9 +11,5 @@ source launch/env_a2.sh
 source launch/nodes.sh
 prepare launch/rl.py "$CONFIG" "$@"
 start_sandbox "$CONFIG" "${KEYS[@]}"
-if [ "$NODES" -gt 1 ]; then                                    # on one node verl starts Ray by itself
-  start_ray
-  serve_unless_head                                            # the head drives; the others serve until it leaves
-  step "$PYTHON" -m retool_mcore preflight "$CONFIG" "${KEYS[@]}" --cluster --wait-s "$NODES_WAIT_S"
-fi
+join_nodes "$CONFIG" "${KEYS[@]}"                             # node 0 drives; the others serve until it leaves
 run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}" "${IN_SANDBOX[@]}"

@@ -10,7 +10,4 @@ cd "$(dirname "$0")/.."
 source launch/env_a2.sh
 source launch/nodes.sh
 prepare launch/sft_mcore.py "$CONFIG" "$@"
-[ "$NODE_RANK" = 0 ] || wait_for_head "$TORCH_PORT"
-
-run "$PYTHON" -m retool_mcore.cli.torchrun --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$DEVICES" \
-  --master-addr "$HEAD_IP" --master-port "$TORCH_PORT" launch/sft_mcore.py "$CONFIG" "${KEYS[@]}"
+run_ranks launch/sft_mcore.py "$CONFIG" "${KEYS[@]}"

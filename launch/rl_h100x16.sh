@@ -10,7 +10,5 @@ source launch/env_cuda.sh
 source launch/nodes.sh
 prepare launch/rl.py "$CONFIG" "$@"
 start_sandbox "$CONFIG" "${KEYS[@]}"
-start_ray
-serve_unless_head                                              # the head drives; the other serves until it leaves
-step "$PYTHON" -m retool_mcore preflight "$CONFIG" "${KEYS[@]}" --cluster --wait-s "$NODES_WAIT_S"   # every node: code, data
+join_nodes "$CONFIG" "${KEYS[@]}"                             # node 0 drives; the others serve until it leaves
 run "$PYTHON" launch/rl.py "$CONFIG" "sandbox.where=[\"$SANDBOX_URL\"]" "${KEYS[@]}" "${IN_SANDBOX[@]}"

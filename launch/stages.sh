@@ -13,6 +13,8 @@ stage() {
     echo "done before: $result"
     return
   fi
+  [ -n "${STAGES_HELD:-}" ] || hold "$OUT/.lock.stages" "$OUT"
+  STAGES_HELD=yes
   start "$@"
   wait "${started[-1]}"
   unset 'started[-1]'

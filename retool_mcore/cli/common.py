@@ -63,9 +63,9 @@ def guarded(function: F) -> F:
             return function(*args, **kwargs)
         except ReToolError as error:
             rank = os.environ.get("RANK", "0")
-            if rank != "0":
-                # Most errors hit all ranks of a torchrun alike: rank 0 prints the error, and
-                # torchrun ends the other ranks here.
+            if os.environ.get("LOCAL_RANK", rank) != "0":
+                # Most errors hit all ranks of a torchrun alike: the first of a node prints the
+                # error, and torchrun ends the other ranks here.
                 time.sleep(OTHER_RANKS_WAIT_S)
             typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
             raise typer.Exit(

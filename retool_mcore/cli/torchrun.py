@@ -3,19 +3,22 @@
 python -m retool_mcore.cli.torchrun [torchrun's options] PROGRAM [arguments]
 
 When a rank ends with a clear error, torchrun itself adds a traceback of its own, and the error is
-no longer the last that a user reads. And its store listens on the address of --master-addr or
---local-addr alone.
+no longer the last that a user reads. The same for nodes that do not meet. And its store listens on
+the address of --master-addr or --local-addr alone.
 """
 
 from __future__ import annotations
 
 import logging
 
-from retool_mcore.cli.common import EXIT_USER_ERROR
+import typer
+
+from retool_mcore.cli.common import EXIT_RETRYABLE, EXIT_USER_ERROR
 
 
 def main() -> None:
-    """Run torchrun; end with ``EXIT_USER_ERROR`` where a rank did, because it has said why."""
+    """Run torchrun; end with the exit code of a rank that has said why, or tell that nodes miss."""
+    from torch.distributed import DistNetworkError, DistStoreError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun  # pyright: ignore[reportUnknownVariableType]  half typed
 
@@ -28,9 +31,16 @@ def main() -> None:
         torchrun()
     except ChildFailedError as error:
         _, first = error.get_first_failure()
-        if first.exitcode == EXIT_USER_ERROR:
-            raise SystemExit(EXIT_USER_ERROR) from error
+        if first.exitcode in (EXIT_USER_ERROR, EXIT_RETRYABLE):
+            raise SystemExit(first.exitcode) from error
         raise
+    except (DistNetworkError, DistStoreError) as error:  # of the store at which the nodes meet
+        typer.echo(
+            f"error: the nodes did not meet, or node 0 has left: {str(error).splitlines()[0][:300]}. Start the same "
+            "command on every node; NODES_WAIT_S is how long each waits for the others.",
+            err=True,
+        )
+        raise SystemExit(EXIT_RETRYABLE) from error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What must be the same on every node of a run: code, packages, data and model.
+"""What must be the same on every node of a run: settings, code, packages, data and model.
 
 It is cheap enough to take at every start.
 """
@@ -9,11 +9,13 @@ import hashlib
 import importlib.metadata
 import platform
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import retool_mcore
 from retool_mcore.config import RunConfig
+from retool_mcore.config.base import is_table
 from retool_mcore.config.model import BUILT_IN
 
 PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
@@ -21,7 +23,7 @@ ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand fo
 
 
 def fingerprint(config: RunConfig) -> dict[str, str]:
-    """Map each name to its version or hash on this node."""
+    """Map each name to its version or hash on this node, and each setting to its value."""
     found = {"host": socket.gethostname(), "python": platform.python_version(), "code": code_hash()}
     for package in PACKAGES:
         try:
@@ -33,8 +35,16 @@ def fingerprint(config: RunConfig) -> dict[str, str]:
     for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
         found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
     if config.model.chat_template not in ("", *BUILT_IN):
-        found["model.chat_template"] = file_hash(Path(config.model.chat_template))
-    return found
+        found[f"model.chat_template = {config.model.chat_template}"] = file_hash(Path(config.model.chat_template))
+    return found | dict(_settings(config.model_dump()))
+
+
+def _settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in tree.items():
+        if is_table(value):
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", repr(value)
 
 
 def code_hash() -> str:
@@ -63,8 +73,8 @@ def differing(nodes: Sequence[Mapping[str, str]]) -> list[str]:
     """One sentence per entry in which a node differs from the first; host names may differ."""
     first, *others = nodes
     return [
-        f"{name} is {first[name]} on {first['host']} and {other.get(name, 'unknown')} on {other['host']}"
+        f"{name} is {first.get(name, 'not set')} on {first['host']} and {other.get(name, 'not set')} on {other['host']}"
         for other in others
-        for name in first
-        if name != "host" and other.get(name) != first[name]
+        for name in dict.fromkeys((*first, *other))
+        if name != "host" and other.get(name) != first.get(name)
     ]

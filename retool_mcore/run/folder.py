@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Generator
@@ -32,7 +33,7 @@ def lock_run(run_dir: Path) -> IO[str]:
             f"{run_dir} is in use by process {owner}. Wait for it, stop it, or set another run.name."
         ) from error
     handle.truncate(0)
-    handle.write(str(os.getpid()))
+    handle.write(f"{os.getpid()} on {socket.gethostname()}")
     handle.flush()
     return handle
 

@@ -147,16 +147,17 @@ class MetricWriter:
 
     def __init__(self, config: RunConfig, *, resumed_step: int) -> None:
         self._path = config.run.dir / "metrics.jsonl"
-        self._keep_up_to(resumed_step)
+        rows = self._keep_up_to(resumed_step)
         self._file = self._path.open("a", encoding="utf-8")
-        self._trackers = Trackers(config, config.run.dir, resumed_step=resumed_step)
+        self._trackers = Trackers(config, config.run.dir, resumed_step=resumed_step, rows=rows)
 
-    def _keep_up_to(self, step: int) -> None:
+    def _keep_up_to(self, step: int) -> list[dict[str, float]]:
         if not self._path.exists():
-            return
+            return []
         rows = read_metrics(self._path) if step else []  # a run from its beginning writes step 0 anew, too
-        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
-        write_whole(self._path, "".join(kept))
+        kept = [row for row in rows if row["step"] <= step]
+        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        return kept
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._file.write(json.dumps({"step": step, **metrics, "unix_s": time.time()}) + "\n")

@@ -5,7 +5,8 @@ folder. There ``retool.json`` holds the id of the library's run and the last ste
 run that resumes continues that one, and one that starts at its first step begins another. Only
 TensorBoard can forget a step. The other libraries hold what they were given, so a step that is
 repeated after a resume is not written to them again: they show its first numbers, ``metrics.jsonl``
-and TensorBoard its last.
+and TensorBoard its last. What Weights & Biases was given and a kill kept from its files is given to
+it again, from ``metrics.jsonl``.
 
 A library that fails, at the start or later, is logged once and left alone for the rest of the run.
 """
@@ -20,7 +21,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from retool_mcore.config import JobConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import ConfigError
 from retool_mcore.run.folder import write_whole
+from retool_mcore.run.wandb_files import steps_on_disk
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +41,16 @@ LOGIN_WAIT_S = 30.0  # a prompt goes to a log, where nobody sees it
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a tracker is opened with: the run's name, its folder, its settings, where it goes on."""
+    """What a tracker is opened with: the run's name, folder and settings, and where it goes on.
+
+    ``rows``: those of ``metrics.jsonl`` up to ``resumed_step``.
+    """
 
     name: str
     folder: Path
     config: Mapping[str, Any]
     resumed_step: int
+    rows: Sequence[Mapping[str, float]] = ()
 
 
 class Tracker(Protocol):
@@ -98,6 +104,16 @@ class _Library:
         self._memory = _Memory(self.folder, start.resumed_step)
         known = self._memory.id
         self._memory.keep(id=self.open(start, known))
+        if known and (held := self.held()) is not None:
+            for row in start.rows:
+                if (step := int(row["step"])) not in held:
+                    self.log(step, {name: value for name, value in row.items() if name not in ("step", "unix_s")})
+                    held.add(step)
+            self._memory.keep(step=max(held, default=0))
+
+    def held(self) -> set[int] | None:
+        """The steps that the library's run has; None: all that it was ever given."""
+        return None
 
     def open(self, start: Start, known: str) -> str:
         """Continue the library's run ``known``, or begin one if it is ""; returns its id."""
@@ -133,6 +149,12 @@ class Wandb(_Library):
             settings=wandb.Settings(console="off", silent=True, login_timeout=LOGIN_WAIT_S),
         )
         return str(self._run.id)
+
+    def held(self) -> set[int] | None:
+        """Offline those on disk; online those before the one at which the server goes on."""
+        if self._run.offline:
+            return steps_on_disk(self.folder, str(self._run.id))
+        return set(range(self._run.starting_step))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step, commit=True)
@@ -244,9 +266,22 @@ def check_trackers(config: JobConfig) -> None:
 class Trackers:
     """All trackers that ``run.trackers`` names, opened; none of them can end the run."""
 
-    def __init__(self, config: JobConfig, folder: Path, *, name: str = "", resumed_step: int) -> None:
-        settings = config.model_dump()
-        start = Start(name=name or config.run.name, folder=folder, config=settings, resumed_step=resumed_step)
+    def __init__(
+        self,
+        config: JobConfig,
+        folder: Path,
+        *,
+        name: str = "",
+        resumed_step: int,
+        rows: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        start = Start(
+            name=name or config.run.name,
+            folder=folder,
+            config=config.model_dump(),
+            resumed_step=resumed_step,
+            rows=rows,
+        )
         self._open: dict[str, Tracker] = {}
         for library in dict.fromkeys(config.run.trackers):
             try:

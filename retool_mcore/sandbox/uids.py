@@ -17,10 +17,12 @@ class Uids:
     """The uids of one sandbox: a number always has the same one. ``close`` gives them back.
 
     They are claimed in blocks. A claim is a name among the abstract Unix sockets: the kernel gives
-    it to one process alone, and takes it back when that ends, however it ends.
+    it to one process alone, and takes it back when that ends, however it ends. Its first part is
+    ``name``: sandboxes of another one are not heeded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "retool-sandbox-uids") -> None:
+        self._name = name
         self._claims: list[socket.socket] = []
         self._starts: list[int] = []
 
@@ -37,7 +39,7 @@ class Uids:
             start = FIRST + (os.getpid() + number) % num_blocks * _BLOCK
             claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                claim.bind(f"\0retool-sandbox-uids-{start}")
+                claim.bind(f"\0{self._name}-{start}")
             except OSError as error:
                 claim.close()
                 if error.errno != errno.EADDRINUSE:

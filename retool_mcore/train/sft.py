@@ -14,11 +14,12 @@ from itertools import pairwise
 
 import torch.distributed as dist
 from rich.console import Console
+from torch.distributed.rendezvous import rendezvous
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered, tokenizer_of
 from retool_mcore.data.sft import PackedBatches, SftDataset, load_sft
-from retool_mcore.errors import ConfigError, DataError, ReToolError
+from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
@@ -28,24 +29,16 @@ from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
-from retool_mcore.run.folder import lock_run
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.progress import StepLines, bar_of_steps
+from retool_mcore.train.ranks import held_by_first, told_as_lost
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.keys.sft import sft_tree
 from retool_mcore.verl.plugin import assert_loaded
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError")  # gloo's words, and NCCL's
-
-
-class RankLost(ReToolError, RuntimeError):
-    """Another process of the run has ended.
-
-    This is only a consequence, so torchrun ends this process before it reports it.
-    """
 
 
 def train(config: SftConfig) -> None:
@@ -59,32 +52,38 @@ def train(config: SftConfig) -> None:
     platform = get_platform(config.run.platform)
     check_run(config, platform)
     check_data(config)
-    with output_to(config.run.dir / "logs" / f"sft_rank{os.environ.get('RANK', '0')}.log") as terminal:
-        platform.activate()
-        assert_loaded()
-        rank = _join_group(config, platform)
-        try:
-            with lock_run(config.run.dir) if rank == 0 else nullcontext():
-                dist.barrier()  # nobody writes before rank 0 holds the run
-                _require_equal_nodes(config)
-                if rank == 0:
-                    write_environment(config.run.dir, platform)  # before the model fills the devices
-                    alive.belong_to(config.run.dir)
-                    if note := keeps_nothing(config):
-                        Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
-                with Watchdog(config) if rank == 0 else nullcontext():
-                    _loop(config, platform, rank, Console(file=terminal))
-                if rank == 0:
-                    export_at_end(config)
-        except RuntimeError as error:
-            if not isinstance(error, ReToolError) and any(words in str(error) for words in PEER_IS_GONE):
-                raise RankLost("another rank has ended; what it said is the cause") from error
-            raise
-        finally:
-            dist.destroy_process_group()
+    _require_world(config)
+    with told_as_lost():
+        store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+        log = config.run.dir / "logs" / f"sft_rank{rank}.log"
+        with held_by_first(store, rank, config.run.dir), output_to(log) as terminal:
+            platform.activate()
+            assert_loaded()
+            platform.set_device(int(os.environ["LOCAL_RANK"]))
+            dist.init_process_group(
+                platform.device.comm_backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT
+            )
+            try:
+                _run(config, platform, rank, Console(file=terminal))
+            finally:
+                dist.destroy_process_group()
 
 
-def _join_group(config: SftConfig, platform: Platform) -> int:
+def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
+    """What follows when the ranks have met and the run is held."""
+    _require_equal_nodes(config)
+    if rank == 0:
+        write_environment(config.run.dir, platform)  # before the model fills the devices
+        alive.belong_to(config.run.dir)
+        if note := keeps_nothing(config):
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
+    with Watchdog(config) if rank == 0 else nullcontext():
+        _loop(config, platform, rank, console)
+    if rank == 0:
+        export_at_end(config)
+
+
+def _require_world(config: SftConfig) -> None:
     world = int(os.environ.get("WORLD_SIZE", "0"))
     if world != config.cluster.num_gpus:
         raise ConfigError(
@@ -92,15 +91,12 @@ def _join_group(config: SftConfig, platform: Platform) -> int:
             f"{config.cluster.num_gpus} ({config.cluster.nodes} nodes x {config.cluster.gpus_per_node}). Start it with "
             f"torchrun --nproc-per-node {config.cluster.gpus_per_node} launch/sft_mcore.py {config.source}"
         )
-    platform.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(platform.device.comm_backend, timeout=COLLECTIVE_TIMEOUT)
-    return dist.get_rank()
 
 
 def _require_equal_nodes(config: SftConfig) -> None:
     """Raise ConfigError on every rank when a node differs from node 0.
 
-    Compared are code, packages, data and model files.
+    Compared are settings, code, packages, data and model files.
     """
     if config.cluster.nodes == 1:
         return

@@ -21,7 +21,7 @@ from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with
 from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
-from retool_mcore.verl.ray_cluster import ray_init_keys
+from retool_mcore.verl.ray_cluster import ray_folder, ray_init_keys
 from retool_mcore.verl.rl_metrics import measure_sglang
 from retool_mcore.verl.run_settings import settings_of_run
 
@@ -57,9 +57,14 @@ def run(config: RlConfig, platform: Platform, resume_from: Path | None) -> None:
     Writes both forms of the settings, ours and verl's, into the run's folder. Raises ReToolError as
     a worker raised it, and RunError when a process of the run died or failed.
     """
-    tree = ppo_tree(config, platform, resume_from)
+    with ray_folder(config.run.dir) as folder:
+        _run(config, platform, ppo_tree(config, platform, resume_from), folder)
+
+
+def _run(config: RlConfig, platform: Platform, tree: DictConfig, folder: Path) -> None:
     with open_dict(tree):
-        tree.ray_kwargs.ray_init = {**tree.ray_kwargs.get("ray_init", {}), **ray_init_keys(config.cluster.nodes)}
+        own = ray_init_keys(config.cluster.nodes, folder)
+        tree.ray_kwargs.ray_init = {**tree.ray_kwargs.get("ray_init", {}), **own}
     write_settings(config)
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
     write_environment(config.run.dir, platform)

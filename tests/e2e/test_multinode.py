@@ -4,6 +4,7 @@ same again.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_sft_over_two_nodes_loses_one_and_continues(task: Path, tmp_path: Path, 
     assert [{k: row[k] for k in EXACT} for row in rows] == [{k: row[k] for k in EXACT} for row in expected]
 
 
-def test_a_node_with_other_data_is_told_and_nothing_is_trained(task: Path, tmp_path: Path, mark: str):
+def test_a_node_with_other_data_and_settings_is_told_and_nothing_is_trained(task: Path, tmp_path: Path, mark: str):
     other = tmp_path / "other"
     shutil.copytree(task, other)
     train = other / "sft_train.parquet"
@@ -73,10 +74,11 @@ def test_a_node_with_other_data_is_told_and_nothing_is_trained(task: Path, tmp_p
         mount.write_text(f'mount --bind {train} {tmp_path}/data/sft_train.parquet && exec bash {SFT_SCRIPT} "$@"\n')
         both = [
             hosts[0].start(SFT_SCRIPT, words, {**env, "NODE_RANK": "0"}, mark),
-            hosts[1].start(str(mount), words, {**env, "NODE_RANK": "1"}, mark),
+            hosts[1].start(str(mount), (*words, "optim.lr=0.5"), {**env, "NODE_RANK": "1"}, mark),
         ]
         assert [node.wait(timeout=240) != 0 for node in both] == [True, True], logs(hosts)
         assert "the nodes differ: data.train_file" in hosts[0].log(), logs(hosts)
+        assert re.search(r"optim\.lr is \S+ on \S+ and 0\.5 on ", hosts[0].log()), logs(hosts)
     assert not (tmp_path / "two" / "metrics.jsonl").exists()
     assert_nothing_left(mark)
 
@@ -95,7 +97,7 @@ def test_rl_over_two_ray_nodes_loses_one_and_continues(task: Path, tmp_path: Pat
         wait_until(lambda: last_step(run_dir) >= 3 or both[0].poll() is not None, "step 3", 900)
         assert last_step(run_dir) >= 3, logs(hosts)
         assert "ok      nodes           2 joined" in hosts[0].log()
-        assert "the same code, packages, data and model on every node" in hosts[0].log()
+        assert "the same settings, code, packages, data and model on every node" in hosts[0].log()
         hosts[1].kill()
         assert both[0].wait(timeout=240) != 0, "the head must end with an error when a node is gone"
         assert_nothing_left(mark)

@@ -1,5 +1,5 @@
-"""Two 'hosts' on one Linux machine: network namespaces on a bridge, each with a private /tmp/ray
-and sandbox folder.
+"""Two 'hosts' on one Linux machine: network namespaces on a bridge, each with a private folder
+of Ray and of the sandbox.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.e2e.commands import MARK, ROOT
 
 SUBNET = "10.77.13"
 INTERFACE = "eth0"
-PRIVATE = ("/tmp/ray", "/tmp/retool-sandbox-0")  # what two real hosts would not share
+PRIVATE = ("/tmp/retool-ray-0", "/tmp/retool-sandbox-0")  # what two real hosts would not share
 
 
 def why_not() -> str:

@@ -282,6 +282,16 @@ def test_a_job_whose_time_is_up_ends_its_run_and_is_queued_again(tmp_path: Path,
     assert ("scontrol requeue 7" in calls) == again
 
 
+@pytest.mark.parametrize(("restarts", "wait_s"), [("0", "30"), ("1", "120")])
+def test_a_start_of_a_job_that_was_queued_again_gives_the_old_one_time_to_end(
+    tmp_path: Path, restarts: str, wait_s: str
+):
+    script = tmp_path / "wait.sh"
+    script.write_text('source launch/nodes.sh; echo "waits $LOCK_WAIT_S s"\n')
+    done = submit(slurm(tmp_path, 1, SCRIPT=str(script), SLURM_RESTART_COUNT=restarts))
+    assert f"waits {wait_s} s" in done.stdout, done.stderr
+
+
 def test_a_run_that_fails_is_not_queued_again(tmp_path: Path):
     script = tmp_path / "run.sh"
     script.write_text("exit 3\n")

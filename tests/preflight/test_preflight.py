@@ -21,6 +21,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
+from retool_mcore.preflight.cluster import NODE_SETTINGS, _look
 from retool_mcore.preflight.findings import Finding, ok, run_checks
 from retool_mcore.preflight.start import check_surroundings
 from retool_mcore.run.fingerprint import differing, file_hash, fingerprint
@@ -266,6 +267,25 @@ def test_a_node_with_other_code_or_data_is_named(task: Path):
     other = {**here, "host": "b", "code": "0", f"validation.files = {task}/rl_val.parquet": "missing"}
     sentences = differing([here, other])
     assert len(sentences) == 2 and all(" on b" in sentence for sentence in sentences)
+
+
+def test_a_node_with_other_settings_is_named_by_the_key(task: Path):
+    here, there = fingerprint(good(task)), fingerprint(good(task, "optim.lr=3e-6", "run.seed=9"))
+    assert sorted(differing([here, {**there, "host": "b"}])) == [
+        f"optim.lr is 0.0002 on {here['host']} and 3e-06 on b",
+        f"run.seed is 0 on {here['host']} and 9 on b",
+    ]
+    more = fingerprint(good(task, "verl_overrides.trainer.balance_batch=false"))
+    assert differing([here, {**more, "host": "b"}]) == [
+        f"verl_overrides.trainer.balance_batch is not set on {here['host']} and False on b"
+    ]
+
+
+def test_a_ray_node_is_asked_for_the_settings_of_its_own_script(task: Path, monkeypatch: pytest.MonkeyPatch):
+    run = good(task)
+    assert _look(run)[0] == fingerprint(run)
+    monkeypatch.setenv(NODE_SETTINGS, "\n".join([str(RL), *settings(task, "optim.lr=3e-6")]))
+    assert any("optim.lr" in sentence for sentence in differing([fingerprint(run), _look(run)[0]]))
 
 
 def test_a_files_hash_sees_its_size_and_both_ends(tmp_path: Path):

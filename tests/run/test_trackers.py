@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +24,10 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.start import check_run
 from retool_mcore.run import trackers
 from retool_mcore.run.metrics import MetricWriter, read_metrics
+from retool_mcore.run.wandb_files import _records, steps_on_disk
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
 SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
 
 
@@ -47,22 +52,6 @@ def three_steps_and_a_resume(config: SftConfig) -> None:
 FIRST_NUMBERS = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 24.0)]  # of a library that cannot forget a step
 
 
-def records(path: Path) -> Iterator[bytes]:
-    """The records of a .wandb file: LevelDB's log format, after a header of 7 bytes."""
-    raw, at, parts = path.read_bytes(), 7, b""
-    while at + 7 <= len(raw):
-        room = 32768 - at % 32768
-        if room < 7:
-            at += room
-            continue
-        length, kind = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
-        parts += raw[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield parts
-            parts = b""
-
-
 def test_wandb_keeps_one_run_and_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record  # what is in the file
@@ -76,7 +65,7 @@ def test_wandb_keeps_one_run_and_each_step_once(tmp_path: Path, monkeypatch: pyt
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     for path in files:
         assert path.name == f"run-{known['id']}.wandb"
-        for raw in records(path):
+        for raw in _records(path):
             record = Record.FromString(raw)
             if record.HasField("run"):
                 assert (record.run.project, record.run.display_name) == ("retool", tmp_path.name)
@@ -86,6 +75,66 @@ def test_wandb_keeps_one_run_and_each_step_once(tmp_path: Path, monkeypatch: pyt
                 items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
                 found.append((record.history.step.num, float(items["loss"])))
     assert (len(files), found) == (2, FIRST_NUMBERS)
+
+
+KILLED = """
+import os, sys, psutil
+from pathlib import Path
+from retool_mcore.run.metrics import MetricWriter
+from tests.run.test_trackers import run_in
+writer = MetricWriter(run_in(Path(sys.argv[1]), "wandb"), resumed_step=0)
+for step in range(1, 6):
+    writer.write(step, {"loss": float(step)})
+for process in (*psutil.Process().children(recursive=True), psutil.Process()):
+    process.kill()
+"""
+
+
+def test_wandb_gets_again_what_a_kill_kept_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Everything of the job dies at once, as a scheduler kills."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # of this process
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, env=env, check=False)
+    assert killed.returncode == -9
+    known = json.loads((tmp_path / "wandb" / "retool.json").read_text())
+    assert known["step"] == 5
+    before = steps_on_disk(tmp_path / "wandb", known["id"])
+    assert len(before) < 5, "nothing was lost: this test shows nothing"
+    time.sleep(1.1)  # wandb names a start's folder by the second
+    writer = MetricWriter(run_in(tmp_path, "wandb"), resumed_step=3)
+    for step in range(4, 7):
+        writer.write(step, {"loss": 10.0 + step})
+    writer.close()
+    end_s = time.monotonic() + 30  # wandb's process writes a while after it has said that it is done
+    while steps_on_disk(tmp_path / "wandb", known["id"]) != {1, 2, 3, 4, 5, 6} and time.monotonic() < end_s:
+        time.sleep(0.1)
+    assert steps_on_disk(tmp_path / "wandb", known["id"]) == {1, 2, 3, 4, 5, 6}
+    (path,) = [path for path in tmp_path.glob("wandb/offline-*/*.wandb") if path.stat().st_size > 1000]
+    pb2 = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    histories = [record.history for record in map(pb2.Record.FromString, _records(path)) if record.HasField("history")]
+    found = {
+        each.step.num: {item.key or "/".join(item.nested_key): item.value_json for item in each.item}
+        for each in histories
+    }
+    assert {step: float(items["loss"]) for step, items in found.items()} == {
+        **{step: float(step) for step in range(1, 4) if step not in before},
+        **{step: 10.0 + step for step in range(4, 7)},
+    }
+    assert not any("unix_s" in items for items in found.values())
+
+
+def test_records_end_where_a_kill_cut_them(tmp_path: Path):
+    def part(kind: int, data: bytes) -> bytes:
+        return bytes(4) + len(data).to_bytes(2, "little") + bytes([kind]) + data
+
+    path = tmp_path / "cut.wandb"
+    first = 32768 - 7 - 7 - 9 - 5  # then nine bytes of a part, and five in which no header fits
+    blocks = bytes(7) + part(1, b"x" * first) + part(2, b"ab")
+    path.write_bytes(blocks + bytes(32768 - len(blocks)) + part(4, b"cd") + part(1, b"whole") + part(1, b"cut")[:-1])
+    assert list(_records(path)) == [b"x" * first, b"abcd", b"whole"]
+    path.write_bytes(b"")
+    assert not list(_records(path))
 
 
 def test_mlflow_keeps_one_run_and_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

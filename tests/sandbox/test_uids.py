@@ -16,10 +16,12 @@ from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.uids import Uids
 from tests.sandbox.ordinary import ROOT
 
+NAME = f"tests-{os.getpid()}"  # so that taking all of them harms no sandbox of another test
+
 
 @pytest.fixture
 def sandboxes() -> Iterator[list[Uids]]:
-    made = [Uids() for _ in range(3)]
+    made = [Uids(NAME) for _ in range(3)]
     yield made
     for each in made:
         each.close()
@@ -34,7 +36,8 @@ def test_no_two_sandboxes_share_a_uid_however_many_workers_they_have(sandboxes: 
 
 
 def test_uids_of_another_process_are_not_taken_and_come_back_when_it_is_killed(sandboxes: list[Uids]):
-    code = "from retool_mcore.sandbox.uids import Uids\nu = Uids()\nprint(u.of(-1), flush=True)\nopen(0).read()"
+    code = f"from retool_mcore.sandbox.uids import Uids\nu = Uids({NAME!r})\n"
+    code += "print(u.of(-1), flush=True)\nopen(0).read()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -1,29 +1,39 @@
-"""A run on one node starts a Ray of its own, whatever RAY_ADDRESS says; no stranger reaches it."""
+"""A run on one node starts a Ray cluster of its own, whatever RAY_ADDRESS and Ray's folder say; no
+stranger reaches it.
+"""
+
+from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from retool_mcore.verl.ray_cluster import STARTED_FOR_RUN, ray_init_keys
+from retool_mcore.errors import PlatformError
+from retool_mcore.verl.ray_cluster import ray_folder, ray_init_keys
 from tests.scenario import ROOT
 
 START = """
 import os, subprocess, sys
+from pathlib import Path
 from retool_mcore.run.network import keep_to_loopback
 keep_to_loopback()
 import psutil, ray
 from tests.sockets import listening, reachable_from_elsewhere
-from retool_mcore.verl.ray_cluster import ray_init_keys
-keys = ray_init_keys(1)
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000, **keys)
-ray.get(ray.remote(lambda: None).remote())  # a worker listens, too
-found = listening([os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))])
-stranger = os.environ | {"RAY_AUTH_TOKEN": "a guess", "GCS": ray.get_runtime_context().gcs_address}
-code = subprocess.run([sys.executable, "-c", STRANGER], env=stranger, capture_output=True, text=True).stdout
-print(len(ray.nodes()), os.environ.get("RAY_ADDRESS"), len(found) > 5, reachable_from_elsewhere(found), code.strip())
-ray.shutdown()
+from retool_mcore.verl.ray_cluster import ray_folder, ray_init_keys
+with ray_folder(Path(sys.argv[1])) as folder:
+    keys = ray_init_keys(1, folder)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000, **keys)
+    ray.get(ray.remote(lambda: None).remote())  # a worker listens, too
+    found = listening([os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))])
+    stranger = os.environ | {"RAY_AUTH_TOKEN": "a guess", "GCS": ray.get_runtime_context().gcs_address}
+    code = subprocess.run([sys.executable, "-c", STRANGER], env=stranger, capture_output=True, text=True).stdout
+    print(len(found) > 5, reachable_from_elsewhere(found), code.strip())
+    print(len(ray.nodes()), os.environ.get("RAY_ADDRESS"), (folder / "session_latest").exists())
+    ray.shutdown()
+print(folder.exists())
 """
 
 
@@ -37,35 +47,43 @@ except Exception as error:
 """
 
 
-def test_a_dead_address_does_not_keep_a_run_from_starting_and_no_stranger_reaches_it():
-    env = os.environ | {"RAY_ADDRESS": "127.0.0.1:1", "RAY_USAGE_STATS_ENABLED": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", f"STRANGER = {STRANGER!r}{START}"],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_a_dead_cluster_does_not_keep_a_run_from_starting_nothing_stays_and_no_stranger_reaches_it(tmp_path: Path):
+    """As after a run on several nodes, whose address Ray keeps."""
+    current = tmp_path / "ray" / "ray_current_cluster"
+    current.parent.mkdir()
+    current.write_text("127.0.0.1:1")
+    env = os.environ | {"RAY_ADDRESS": "127.0.0.1:1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(tmp_path)}
+    argv = [sys.executable, "-c", f"STRANGER = {STRANGER!r}{START}", str(tmp_path / "run")]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "1 None True [] AuthenticationError"
+    assert done.stdout.splitlines()[-3:] == ["True [] AuthenticationError", "1 None True", "False"]
+    assert [path.name for path in current.parent.iterdir()] == ["ray_current_cluster"]
+    assert current.read_text() == "127.0.0.1:1"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "address", "ours", "own"),
-    [
-        (1, None, None, True),
-        (1, "10.0.0.1:6379", None, True),
-        (1, "10.0.0.1:6379", "10.0.0.2:6379", True),
-        (1, "10.0.0.1:6379", "10.0.0.1:6379", False),
-        (2, "10.0.0.1:6379", None, False),
-    ],
-)
-def test_only_the_launch_script_names_another(monkeypatch, nodes, address, ours, own):
-    for name, value in (("RAY_ADDRESS", address), (STARTED_FOR_RUN, ours)):
-        monkeypatch.delenv(name, raising=False)
-        if value:
-            monkeypatch.setenv(name, value)
-    assert ray_init_keys(nodes) == ({"address": "local"} if own else {})
-    assert os.environ.get("RAY_ADDRESS") == (None if own else address)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_only_several_nodes_join_the_cluster_of_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: int):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert ray_init_keys(nodes, tmp_path) == ({"address": "local", "_temp_dir": str(tmp_path)} if nodes == 1 else {})
+    assert os.environ.get("RAY_ADDRESS") == (None if nodes == 1 else "10.0.0.1:6379")
+
+
+def test_rays_folder_is_this_users_short_and_emptied_of_what_a_killed_start_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    with ray_folder(tmp_path / "run") as folder, ray_folder(tmp_path / "other") as other:
+        assert folder != other
+        session = "session_2026-11-25_23-55-35_123456_4194304/sockets/plasma_store"
+        assert len(str(folder / session)) <= 107 - 8  # eight digits more, of user and hash, fit
+        assert folder.parent.stat().st_mode & 0o077 == 0
+        folder.mkdir()
+        (folder / "left").touch()
+        with ray_folder(tmp_path / "run") as again:
+            assert again == folder and not folder.exists()
+    monkeypatch.setattr(os, "getuid", lambda: folder.parent.stat().st_uid + 1)
+    (stranger := Path(f"/tmp/retool-ray-{os.getuid()}")).mkdir()
+    try:
+        with pytest.raises(PlatformError, match="belongs to another user"), ray_folder(tmp_path / "run"):
+            pytest.fail("it went on")
+    finally:
+        stranger.rmdir()
