@@ -53,6 +53,8 @@ def train(config: RlConfig) -> None:
             _tell(note, terminal)
         platform.activate()
         assert_loaded()
+        for note in checkpoint.require_whole(config):
+            _tell(note, terminal)
         resume = checkpoint.find_resume(config)
         if resume is not None:
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))

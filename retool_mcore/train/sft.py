@@ -23,7 +23,7 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
-from retool_mcore.run import alive, checkpoint
+from retool_mcore.run import alive, checkpoint, saving
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end, keeps_nothing
@@ -62,13 +62,14 @@ def train(config: SftConfig) -> None:
         rank = _join_group(config, platform)
         try:
             with lock_run(config.run.dir) if rank == 0 else nullcontext():
+                notes = checkpoint.require_whole(config) if rank == 0 else []
                 dist.barrier()  # nobody writes before rank 0 holds the run
                 _require_equal_nodes(config)
                 if rank == 0:
                     write_environment(config.run.dir, platform)  # before the model fills the devices
                     alive.belong_to(config.run.dir)
-                    if note := keeps_nothing(config):
-                        Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
+                    for note in (*notes, keeps_nothing(config)):
+                        _tell(note, Console(file=terminal))
                 with Watchdog(config) if rank == 0 else nullcontext():
                     _loop(config, platform, rank, Console(file=terminal))
                 if rank == 0:
@@ -111,7 +112,12 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
     """Print a note for each file of which rows are not trained on."""
     for data in files:
         if note := data.left_out(max_length_tokens):
-            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+            _tell(f"note: {note}", console)
+
+
+def _tell(note: str, console: Console) -> None:
+    if note:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
@@ -123,7 +129,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
     val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
     if rank == 0:
         tell_left_out((data, val_data), config.data.max_length_tokens, console)
-    resume = checkpoint.find_resume(config)
+    resume = _resume(config, rank)
     timer = PhaseTimer()
     worker = megatron_worker(config, platform)
     time_optimizer(worker.engine, platform, timer)
@@ -144,11 +150,11 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
         best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
     report = Reporter(config, done, console) if rank == 0 else None
     if rank == 0:
-        checkpoint.delete_incomplete(config)
+        saving.delete_incomplete(config)
         config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     timer.flush()
-    saver = checkpoint.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
+    saver = saving.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
     with report or nullcontext(), saver:
         for step in range(done + 1, config.train.steps + 1):
             if best.given_up:
@@ -173,7 +179,14 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
             if report is not None:
                 report(step, metrics | step_rates(metrics, times, platform) | times)
     if rank == 0 and best.given_up:
-        console.print(f"note: {best.words()}", markup=False, highlight=False, soft_wrap=True)
+        _tell(f"note: {best.words()}", console)
+
+
+def _resume(config: SftConfig, rank: int) -> checkpoint.Saved | None:
+    """Rank 0's choice: another node may not see yet what was moved aside."""
+    box = [checkpoint.find_resume(config) if rank == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:

@@ -33,7 +33,7 @@ from retool_mcore.errors import ReToolError
 from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.run import checkpoint, start
+from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.verl import (
     advantages,  # noqa: F401  registers ours with verl
@@ -117,7 +117,7 @@ def unwrap_worker_errors() -> Iterator[None]:
 
 
 class WorkersSave:
-    """The save in flight of all roles' workers; a ``checkpoint.Pending``."""
+    """The save in flight of all roles' workers; a ``saving.Pending``."""
 
     def __init__(self, groups: Sequence[Any]) -> None:
         self._groups = groups
@@ -146,7 +146,7 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
         super().__init__(config)
         start_stages.follow(self._run.run.dir, detached_engines=self._run.rollout.gpus > 0)
         self._starting = True
-        self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
+        self._saver = saving.Saver(self._run, self._write_checkpoint)
         self._prompts_named = 0
         self.updates_of_a_batch = self._run.train.updates_per_step
         self._compared: KVBatchMeta | None = None  # rows whose engines are compared with the step's first weights
