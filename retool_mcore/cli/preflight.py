@@ -54,6 +54,7 @@ def _tell(terminal: object, finding: Finding) -> None:
 
 def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
     from retool_mcore.preflight import inputs, machine
+    from retool_mcore.preflight.sockets import sockets
 
     checks: list[tuple[str, Check]] = [
         ("settings", partial(machine.settings, run, platform)),
@@ -64,6 +65,7 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("host memory", partial(machine.host_memory, run)),
         ("shared memory", partial(machine.shared_memory, platform)),
         ("open files", partial(machine.limits, platform)),
+        ("sockets", partial(sockets, run)),
         ("clock", machine.clock),
         ("model", partial(inputs.model, run)),
         ("tools", partial(inputs.tools, run)),
