@@ -88,6 +88,7 @@ class Saver:
     ) -> None:
         self._config, self._write, self._rank, self._barrier = config, write, rank, barrier
         self._in_flight: tuple[int, Pending] | None = None
+        self.begun = 0  # the step that was saved last, complete or in flight
 
     def __enter__(self) -> Saver:
         return self
@@ -105,6 +106,7 @@ class Saver:
     def save(self, step: int) -> None:
         """Start checkpoint ``step`` once the one in flight is complete."""
         self.wait()
+        self.begun = step
         folder = step_folder(self._config, step)
         if self._rank == 0:
             _make_room(folder, step)
@@ -115,6 +117,13 @@ class Saver:
             self._publish(step)
         else:
             self._in_flight = (step, pending)
+
+    def what_is_kept(self) -> str:
+        """For the user of a run that ends before its last step."""
+        found = complete_checkpoints(self._config.run.dir / "checkpoints")
+        if not found:
+            return "no checkpoint is kept, and the same command starts from the beginning"
+        return f"step {found[-1].step} is saved, and the same command goes on after it"
 
     def poll(self) -> None:
         """Publish the checkpoint in flight when all of its files are written."""

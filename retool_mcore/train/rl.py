@@ -21,6 +21,7 @@ from retool_mcore.preflight.start import check_data, check_run, check_surroundin
 from retool_mcore.process import exit_on_sigterm, output_to
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
+from retool_mcore.run.ending import Ended
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
@@ -67,7 +68,11 @@ def train(config: RlConfig) -> None:
             _tell(note, terminal)
         if unfinished:
             with Watchdog(config), progress(config, terminal):
-                run(config, platform, resume.path if resume is not None else None)
+                try:
+                    run(config, platform, resume.path if resume is not None else None)
+                except Ended as ended:
+                    _tell(ended.words, terminal)
+                    raise
         if (best := best_so_far(config, config.train.steps)) and best.given_up:
             _tell(f"note: {best.words()}", terminal)
         export_at_end(config)

@@ -10,7 +10,9 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from rich.console import Console
@@ -25,6 +27,7 @@ from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
 from retool_mcore.run import alive, checkpoint, saving
 from retool_mcore.run.best import BestKeeper
+from retool_mcore.run.ending import Ended, Ending, exit_code
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
@@ -35,6 +38,9 @@ from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.keys.sft import sft_tree
 from retool_mcore.verl.plugin import assert_loaded
+
+if TYPE_CHECKING:
+    from retool_mcore.verl.sft_engine import SftEngine
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError")  # gloo's words, and NCCL's
@@ -74,6 +80,10 @@ def train(config: SftConfig) -> None:
                     _loop(config, platform, rank, Console(file=terminal))
                 if rank == 0:
                     export_at_end(config)
+        except Ended as ended:
+            if rank == 0:
+                _tell(ended.words, Console(file=terminal))
+            raise
         except RuntimeError as error:
             if not isinstance(error, ReToolError) and any(words in str(error) for words in PEER_IS_GONE):
                 raise RankLost("another rank has ended; what it said is the cause") from error
@@ -121,24 +131,9 @@ def _tell(note: str, console: Console) -> None:
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
-    from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
-
-    tokenizer = tokenizer_of(config.model)
-    check_protocols(config, tokenizer)
-    data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
-    val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
-    if rank == 0:
-        tell_left_out((data, val_data), config.data.max_length_tokens, console)
     resume = _resume(config, rank)
     timer = PhaseTimer()
-    worker = megatron_worker(config, platform)
-    time_optimizer(worker.engine, platform, timer)
-    engine = SftEngine(worker, config, platform)
-    global_batch = config.train.global_batch
-    batches = PackedBatches(
-        data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank, hidden_size=engine.shape.hidden
-    )
-    val_batches = validation_batches(val_data, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
+    engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
     done = resume.step if resume is not None else 0
     if resume is not None:
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
@@ -155,31 +150,73 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     timer.flush()
     saver = saving.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
-    with report or nullcontext(), saver:
+    asked = 0
+    with Ending(config.checkpoint.grace_s, partial(_end_at_once, rank)) as ending, report or nullcontext(), saver:
         for step in range(done + 1, config.train.steps + 1):
-            if best.given_up:
+            if best.given_up or asked:
                 break
             with timer.span("data"):
                 sequences = batches(step)
             with timer.span("forward_backward"):
                 metrics = engine.train_batch(sequences)
             require_finite(metrics, step)
+            asked = _of_any_rank(ending.asked)
+            if asked and config.saved_every:  # before a validation, for which the time may not be enough
+                with timer.span("checkpoint"):
+                    saver.save(step)
             if _is_due(step, config.train.val_every_steps, config.train.steps):
                 with timer.span("validate"):
                     metrics["val_loss"] = engine.validation_loss(val_batches)
                 best.validated(step, metrics)
                 metrics |= best.metrics()
-            if _is_due(step, config.saved_every, config.train.steps):
+            if not asked and _is_due(step, config.saved_every, config.train.steps):
                 with timer.span("checkpoint"):
                     saver.save(step)
-            elif saver.busy:
+            elif not asked and saver.busy:
                 with timer.span("checkpoint"):
                     saver.poll()
             times = timer.flush()
             if report is not None:
                 report(step, metrics | step_rates(metrics, times, platform) | times)
+    if asked:
+        raise Ended(asked, saver.what_is_kept())
     if rank == 0 and best.given_up:
         _tell(f"note: {best.words()}", console)
+
+
+def _set_up(
+    config: SftConfig, platform: Platform, timer: PhaseTimer, console: Console | None
+) -> tuple[SftEngine, PackedBatches, list[list[Rendered]]]:
+    """The model on its engine, and this rank's part of the data; ``console``: rank 0's."""
+    from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
+
+    tokenizer = tokenizer_of(config.model)
+    check_protocols(config, tokenizer)
+    data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
+    val_data = load_sft(config.data.val_file, tokenizer, config.data.max_length_tokens)
+    if console is not None:
+        tell_left_out((data, val_data), config.data.max_length_tokens, console)
+    worker = megatron_worker(config, platform)
+    time_optimizer(worker.engine, platform, timer)
+    engine = SftEngine(worker, config, platform)
+    rank, size = engine.dp_rank, engine.dp_size
+    batch = config.train.global_batch
+    batches = PackedBatches(data.examples, batch, config.run.seed, size, rank, hidden_size=engine.shape.hidden)
+    return engine, batches, validation_batches(val_data, batch, dp_size=size, dp_rank=rank)
+
+
+def _of_any_rank(asked: int) -> int:
+    """The signal that asked a rank to end, 0 if none was; the same on all ranks."""
+    heard: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(heard, asked)
+    return max(heard)
+
+
+def _end_at_once(rank: int, asked: int) -> None:
+    """From whatever the main thread waits for: the other ranks may be gone."""
+    if rank == 0:
+        os.write(2, b"ended at once: the same command goes on from the newest complete checkpoint\n")
+    os._exit(exit_code(asked))
 
 
 def _resume(config: SftConfig, rank: int) -> checkpoint.Saved | None:

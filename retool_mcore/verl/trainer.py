@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,11 @@ from retool_mcore.verl import (
     advantages,  # noqa: F401  registers ours with verl
     start_stages,
 )
+from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
 from retool_mcore.verl.engine_gap import entropy_metrics, first_update, gap_metrics, store_actor_log_probs
-from retool_mcore.verl.engines import DetachedEnginesMixin, EnginesMixin
+from retool_mcore.verl.engines import DetachedEnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
@@ -134,7 +136,7 @@ class WorkersSave:
         """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
 
 
-class TrainerMixin(BestAndCurriculum, EnginesMixin):
+class TrainerMixin(BestAndCurriculum, EndingMixin):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
     verl_mode: str
@@ -314,9 +316,10 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
 
     def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
         """verl's own saving; verl uses the same folder for this step."""
-        del folder, step
+        del step
         with unwrap_worker_errors():
             super()._save_checkpoint()
+        self.write_data_state(Path(folder).parent)
         return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
 
     def _load_checkpoint(self) -> None:
