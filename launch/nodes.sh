@@ -1,6 +1,6 @@
 # Sourced by the launch scripts: which node this is, and what a run needs beside itself, started and
 # stopped again.
-: "${PYTHON:=python}" "${DRY_RUN:=}" "${RESTARTS:=0}" "${RESTART_WAIT_S:=10}" "${RAY_PORT:=6379}" "${TORCH_PORT:=29500}" "${HEAD_WAIT_S:=25}" "${NODES_WAIT_S:=120}"
+: "${PYTHON:=python}" "${DRY_RUN:=}" "${RESTARTS:=0}" "${RESTART_WAIT_S:=10}" "${RAY_PORT:=6379}" "${TORCH_PORT:=29500}" "${HEAD_WAIT_S:=25}" "${NODES_WAIT_S:=120}" "${GRACE_S:=25}"
 exec 3>&1  # for what a dry run shows
 started=()  # leaders of the process groups that this script has started
 
@@ -33,8 +33,8 @@ step() {
 # find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, RUN, ROOT, NODE_RANK and
 # HEAD_IP.
 find_node() {
-  read -r NODES DEVICES PLATFORM RUN ROOT < <("$PYTHON" -m retool_mcore get "$@" cluster.nodes cluster.gpus_per_node \
-    run.platform run.name run.root) || exit 2
+  read -r NODES DEVICES PLATFORM RUN ROOT GRACE_S < <("$PYTHON" -m retool_mcore get "$@" cluster.nodes \
+    cluster.gpus_per_node run.platform run.name run.root checkpoint.grace_s) || exit 2
   if [ -z "${NODE_RANK:-}" ] && [ -n "${SLURM_NODEID:-}" ]; then
     NODE_RANK=$SLURM_NODEID
     HEAD_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1')
@@ -78,12 +78,22 @@ run() {
 
 stop_started() {
   trap - EXIT
-  trap '' INT TERM  # a second Ctrl-C must not leave half of it behind
   local i
+  trap 'kill -TERM "${started[i]}" 2>/dev/null || true' INT TERM  # the second one: a run then ends at once
   for ((i = ${#started[@]} - 1; i >= 0; i--)); do  # the last one first: the run, then Ray, then the sandbox
+    # To the leader alone: a run saves within checkpoint.grace_s, with what it has started.
+    kill -TERM "${started[i]}" 2>/dev/null && gone_within $((${GRACE_S%.*} + 20)) "${started[i]}"
     kill -TERM -- "-${started[i]}" 2>/dev/null || continue
-    for _ in $(seq 200); do kill -0 -- "-${started[i]}" 2>/dev/null || continue 2; sleep 0.1; done
-    kill -KILL -- "-${started[i]}" 2>/dev/null || true
+    gone_within 20 "-${started[i]}" || kill -KILL -- "-${started[i]}" 2>/dev/null || true
+  done
+}
+
+# gone_within SECONDS PID: waits for a process, or for the process group -PID.
+gone_within() {
+  local end=$((SECONDS + $1))
+  while kill -0 -- "$2" 2>/dev/null; do
+    [ $SECONDS -lt $end ] || return 1
+    sleep 0.1
   done
 }
 trap stop_started EXIT
