@@ -83,7 +83,8 @@ class EndingMixin(EnginesMixin):
 
     def _save_step_before(self) -> None:
         if self._sampling and not self._run.rollout.gpus:  # the save takes the devices that sampling has
-            self.checkpoint_manager.abort_replicas()
+            syncs: Any = self.checkpoint_manager
+            syncs.abort_replicas()
             self.on_sample_end()
         self.global_steps -= 1
         self._broken_off = True

@@ -177,9 +177,9 @@ def test_a_run_saves_with_all_that_it_has_started_unless_the_script_is_asked_twi
     log = tmp_path / "log"
     run = tmp_path / "run.sh"
     run.write_text(
-        f"asked() {{ [ -z \"$first\" ] || {{ echo at once >>{log}; exit 143; }}; first=1; }}\n"
+        f'asked() {{ [ -z "$first" ] || {{ echo at once >>{log}; exit 143; }}; first=1; }}\n'
         f"trap asked TERM; sleep 62 & daemon=$!; echo up >{log}.up\n"
-        "while [ -z \"$first\" ]; do sleep 0.1; done\n"
+        'while [ -z "$first" ]; do sleep 0.1; done\n'
         f"for _ in $(seq 30); do sleep 0.1; done; kill -0 $daemon && echo saved >>{log}; exit 143\n"
     )
     source = f"set -euo pipefail; source launch/nodes.sh; run bash {run}"

@@ -41,7 +41,8 @@ class Run:
 
         from retool_mcore.verl.trainer import ReToolTrainer
 
-        self.trainer = trainer = object.__new__(ReToolTrainer)
+        trainer: Any = object.__new__(ReToolTrainer)
+        self.trainer = trainer
         trainer._run = load_config(
             RlConfig, RL, [f"run.root={tmp_path}", "train.steps=9", "checkpoint.every_steps=4", *settings]
         )
