@@ -45,6 +45,7 @@ class Ending:
         self.asked = 0
         self._grace_s, self._at_once = grace_s, at_once or self._leave_main_thread
         self._over, self._left = False, threading.Event()
+        self._woken = self._handled = 0
 
     def __enter__(self) -> Ending:
         self._hears, tells = socket.socketpair()
@@ -75,7 +76,15 @@ class Ending:
             os._exit(exit_code(self.asked))
 
     def _hear(self, number: int, frame: object) -> None:
-        """Does nothing at first: the thread reads the number that Python writes to the socket."""
+        """The thread has read the number that Python wrote to the socket, if it still does.
+
+        An event loop that ran in the main thread, as uvloop's, takes that away when it ends.
+        """
+        self._handled += 1
+        if self._handled > self._woken:
+            self._handled += 1  # of the byte that this one sends
+            self._tells.send(bytes([number]))
+            signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
         if self._over:
             for each in SIGNALS:
                 signal.signal(each, signal.SIG_IGN)  # what stops the rest must finish
@@ -90,6 +99,7 @@ class Ending:
             heard = [number for number in self._hears.recv(64) or [0] if number in (0, *SIGNALS)]
             if 0 in heard:
                 return  # the run has ended
+            self._woken += len(heard)
             if heard and not self.asked:
                 self.asked, asked_s = heard[0], time.monotonic()
             elif heard and time.monotonic() - asked_s > SAME_S:

@@ -217,3 +217,23 @@ def test_a_users_copies_and_notes_are_neither_counted_nor_deleted(tmp_path: Path
     path = folder / "global_step_50_keep"
     found = checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={path}"))
     assert found is not None and (found.step, found.path) == (50, path), "one that is named is what was asked for"
+
+
+def test_a_root_may_be_a_link_to_another_disk(tmp_path: Path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    through, direct = run_in(tmp_path / "runs", "checkpoint.keep=1"), run_in(tmp_path / "disk")
+    save(through, 50, 100)
+    assert names(direct) == ["global_step_100"]
+    overwrite(saving.step_folder(direct, 100) / MOMENTS)
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        checkpoint.require_whole(through)
+    save(through, 100)
+    assert checkpoint.require_whole(direct) == []
+    export(through.run.dir, tmp_path / "out")
+    moved = direct.run.dir / "elsewhere"
+    saving.step_folder(direct, 100).rename(moved)
+    saving.step_folder(direct, 100).symlink_to(moved)
+    assert steps(through) == [100] and checkpoint.require_whole(through) == []
+    save(through, 150)
+    assert steps(through) == [150]

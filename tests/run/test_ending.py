@@ -13,7 +13,7 @@ import pytest
 
 # A process as a run has them: its main thread may wait in a call that no Python code interrupts.
 WAITS = """
-import ctypes, os, sys, time
+import ctypes, os, signal, sys, time
 from retool_mcore.run.ending import Ended, Ending, exit_code
 
 how, grace_s, at_once = sys.argv[1], float(sys.argv[2]), sys.argv[3]
@@ -22,11 +22,13 @@ ending = Ending(grace_s, None if at_once == "leave" else exits)
 try:
     with ending:
         print("up", flush=True)
+        if how == "after a loop":
+            signal.set_wakeup_fd(-1)
         if how == "in C":
             forever = ctypes.create_string_buffer(64)  # a mutex, locked twice
             for _ in range(2):
                 ctypes.CDLL(None).pthread_mutex_lock(forever)
-        while not ending.asked or how == "deaf":
+        while not ending.asked or how in ("deaf", "after a loop"):
             time.sleep(0.02)
     raise Ended(ending.asked, "saved")
 except Ended as ended:
@@ -59,7 +61,7 @@ def test_one_signal_lets_it_save(number: signal.Signals, code: int):
         assert (child.returncode, out) == (code, f"note: ended by {number.name}: saved\ncleaned up\n"), said
 
 
-@pytest.mark.parametrize("how", ["deaf", "in C"])
+@pytest.mark.parametrize("how", ["deaf", "in C", "after a loop"])
 def test_a_second_signal_ends_it_at_once_whatever_it_waits_for(how: str):
     with process(how, 30) as child:
         child.send_signal(signal.SIGINT)
