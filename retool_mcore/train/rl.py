@@ -18,7 +18,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
-from retool_mcore.process import exit_on_sigterm, output_to
+from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
 from retool_mcore.run.ending import Ended
@@ -67,7 +67,7 @@ def train(config: RlConfig) -> None:
         for note in checks.result():
             _tell(note, terminal)
         if unfinished:
-            with Watchdog(config), progress(config, terminal):
+            with usual_exit_code(), Watchdog(config), progress(config, terminal):
                 try:
                     run(config, platform, resume.path if resume is not None else None)
                 except Ended as ended:

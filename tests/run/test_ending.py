@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from retool_mcore.process import usual_exit_code
+
 # A process as a run has them: its main thread may wait in a call that no Python code interrupts.
 WAITS = """
 import ctypes, os, signal, sys, time
@@ -99,3 +101,10 @@ def test_what_was_ignored_stays_ignored():
         assert child.poll() is None
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=10) == 143
+
+
+def test_rays_own_exit_code_becomes_the_usual_one():
+    for code, expected in ((signal.SIGTERM.value, 143), (130, 130), (None, None)):
+        with pytest.raises(SystemExit) as caught, usual_exit_code():
+            raise SystemExit(code)
+        assert caught.value.code == expected
