@@ -30,6 +30,7 @@ def argv(task: Path, root: Path) -> list[str]:
     return [*torchrun, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *words]
 
 
+@pytest.mark.long
 def test_sft_saves_its_step_and_goes_on_from_a_whole_checkpoint(task: Path, tmp_path: Path, mark: str):
     """SIGUSR1 in a step after the second; then four bytes of its optimizer change on the disk."""
     folder = tmp_path / "sft_tiny_cpu"
