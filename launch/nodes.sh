@@ -1,6 +1,6 @@
 # Sourced by the launch scripts: which node this is, and what a run needs beside itself, started and
 # stopped again.
-: "${PYTHON:=python}" "${DRY_RUN:=}" "${RESTARTS:=0}" "${RESTART_WAIT_S:=10}" "${RAY_PORT:=6379}" "${TORCH_PORT:=29500}" "${HEAD_WAIT_S:=25}" "${NODES_WAIT_S:=120}" "${LOCK_WAIT_S:=30}"
+: "${PYTHON:=python}" "${DRY_RUN:=}" "${RESTARTS:=0}" "${RESTART_WAIT_S:=10}" "${RAY_PORT:=6379}" "${TORCH_PORT:=29500}" "${HEAD_WAIT_S:=25}" "${NODES_WAIT_S:=120}" "${LOCK_WAIT_S:=30}" "${GRACE_S:=25}"
 exec 3>&1  # for what a dry run shows
 started=()   # leaders of the process groups that this script has started
 services=()  # the same of what serves beside the run, and of what only looks
@@ -81,8 +81,8 @@ hold_run() {
 # find_node CONFIG [section.key=value ...]: sets NODES, DEVICES, PLATFORM, RUN, ROOT, NODE_RANK and
 # HEAD_IP, and for Ray's processes the settings of this node.
 find_node() {
-  read -r NODES DEVICES PLATFORM RUN ROOT < <("$PYTHON" -m retool_mcore get "$@" cluster.nodes cluster.gpus_per_node \
-    run.platform run.name run.root) || exit 2
+  read -r NODES DEVICES PLATFORM RUN ROOT GRACE_S < <("$PYTHON" -m retool_mcore get "$@" cluster.nodes \
+    cluster.gpus_per_node run.platform run.name run.root checkpoint.grace_s) || exit 2
   if [ "$NODES" = 1 ]; then
     NODE_RANK=0 HEAD_IP=${HEAD_IP:-127.0.0.1}
   elif [ -z "${NODE_RANK:-}" ] && [ -n "${SLURM_NODEID:-}" ]; then
@@ -141,13 +141,15 @@ run() {
 
 stop_started() {
   trap - EXIT
-  trap '' INT TERM  # a second Ctrl-C must not leave half of it behind
   local i
+  trap 'kill -TERM "${started[i]}" 2>/dev/null || true' INT TERM  # the second one: a run then ends at once
   for ((i = ${#started[@]} - 1; i >= 0; i--)); do  # the last one first
+    # To the leader alone: a run saves within checkpoint.grace_s, with what it has started.
+    if kill -TERM "${started[i]}" 2>/dev/null; then gone_within $((${GRACE_S%.*} + 20)) "${started[i]}" || true; fi
     kill -TERM -- "-${started[i]}" 2>/dev/null || continue
-    for _ in $(seq 200); do kill -0 -- "-${started[i]}" 2>/dev/null || continue 2; sleep 0.1; done
-    kill -KILL -- "-${started[i]}" 2>/dev/null || true
+    gone_within 20 "-${started[i]}" || kill -KILL -- "-${started[i]}" 2>/dev/null || true
   done
+  trap '' INT TERM  # what follows takes seconds, and must not be left half done
   for ((i = 0; i < ${#services[@]}; i++)); do kill -TERM -- "-${services[i]}" 2>/dev/null || true; done
   local end=$((SECONDS + 5))
   while [ $SECONDS -lt $end ]; do
@@ -156,6 +158,15 @@ stop_started() {
   done
   for ((i = 0; i < ${#services[@]}; i++)); do kill -KILL -- "-${services[i]}" 2>/dev/null || true; done
   [ -n "$DRY_RUN" ] || [ -z "$RAY_FOLDER" ] || rm -rf "$RAY_FOLDER"
+}
+
+# gone_within SECONDS PID: waits for a process, or for the process group -PID.
+gone_within() {
+  local end=$((SECONDS + $1))
+  while kill -0 -- "$2" 2>/dev/null; do
+    [ $SECONDS -lt $end ] || return 1
+    sleep 0.1
+  done
 }
 trap stop_started EXIT
 trap 'exit 130' INT

@@ -75,6 +75,17 @@ def exit_on_sigterm() -> None:
 
 
 @contextmanager
+def usual_exit_code() -> Generator[None]:
+    """Make a SIGTERM that Ray hears exit with 143; its own handler, while it starts, says 15."""
+    try:
+        yield
+    except SystemExit as left:
+        if left.code == signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM) from left
+        raise
+
+
+@contextmanager
 def output_to(log: Path) -> Generator[IO[str]]:
     """Append all output of this process, C libraries included, to ``log``; yield the terminal.
 

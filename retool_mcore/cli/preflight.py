@@ -59,6 +59,7 @@ def _tell(terminal: object, verbose: bool, finding: Finding) -> None:
 def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
     from retool_mcore.preflight import inputs, machine
     from retool_mcore.preflight.network import open_ports
+    from retool_mcore.preflight.sockets import sockets
 
     checks: list[tuple[str, Check]] = [
         ("settings", partial(machine.settings, run, platform)),
@@ -69,6 +70,7 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("host memory", partial(machine.host_memory, run)),
         ("shared memory", partial(machine.shared_memory, platform)),
         ("open files", partial(machine.limits, platform)),
+        ("sockets", partial(sockets, run)),
         ("clock", machine.clock),
         ("network", partial(open_ports, run)),
         ("model", partial(inputs.model, run)),

@@ -1,37 +1,76 @@
-"""torchrun, for programs that tell a user's mistake themselves.
+"""torchrun, for programs that tell a user's mistake themselves, and that save when asked to end.
 
 python -m retool_mcore.cli.torchrun [torchrun's options] PROGRAM [arguments]
 
 When a rank ends with a clear error, torchrun itself adds a traceback of its own, and the error is
 no longer the last that a user reads. The same for nodes that do not meet. And its store listens on
 the address of --master-addr or --local-addr alone.
+
+At a signal torchrun would end the ranks within 30 s and raise another traceback. Here the first
+signal is handed to the ranks, which end by themselves (run/ending.py); a second one ends them at
+once.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
+import sys
+import time
 
+import psutil
 import typer
 
 from retool_mcore.cli.common import EXIT_RETRYABLE, EXIT_USER_ERROR
+from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
+
+
+class Handing:
+    """Hands signals from the agent, this process, to the ranks of this node, its children."""
+
+    def __init__(self) -> None:
+        self.first, self._first_s = 0, 0.0
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._hand)
+
+    def _hand(self, number: int, frame: object) -> None:
+        again = bool(self.first) and time.monotonic() - self._first_s > SAME_S
+        if self.first and not again:
+            return
+        if not self.first:
+            self.first, self._first_s = number, time.monotonic()
+        for rank in psutil.Process().children():
+            try:
+                rank.send_signal(signal.SIGKILL if again else number)
+            except psutil.NoSuchProcess:
+                continue
 
 
 def main() -> None:
-    """Run torchrun; end with the exit code of a rank that has said why, or tell that nodes miss."""
+    """Run torchrun; end as the ranks did, where they have said why, or tell that nodes miss."""
     from torch.distributed import DistNetworkError, DistStoreError
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun  # pyright: ignore[reportUnknownVariableType]  half typed
 
     from retool_mcore.platforms.stores import STORE_PATCH
 
     STORE_PATCH.apply()
+    handing = Handing()
+    sys.argv.insert(1, "--signals-to-handle=SIGHUP,SIGQUIT")  # it leaves the others to ``handing``
+    asked = {exit_code(number) for number in SIGNALS}
     # Of ranks that failed it logs what ChildFailedError says again.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         torchrun()
+    except SignalException as error:  # the terminal was closed
+        raise SystemExit(128 + error.sigval) from error
     except ChildFailedError as error:
         _, first = error.get_first_failure()
-        if first.exitcode in (EXIT_USER_ERROR, EXIT_RETRYABLE):
+        if handing.first:
+            raise SystemExit(exit_code(handing.first)) from error
+        if first.exitcode in (EXIT_USER_ERROR, EXIT_RETRYABLE, *asked):
             raise SystemExit(first.exitcode) from error
         raise
     except (DistNetworkError, DistStoreError) as error:  # of the store at which the nodes meet

@@ -38,6 +38,13 @@ class Checkpoint(Section):
     rank writes what it holds, and only the number of data-parallel ranks may change.
     """
 
+    grace_s: Annotated[float, Field(ge=0)] = 25.0
+    """Seconds to save and end after SIGTERM, SIGUSR1 or Ctrl-C; a second signal ends it at once.
+
+    SFT finishes its step. RL breaks off a step that has not come to its update. Kubernetes and
+    Slurm kill after 30 s by default: give them more, and this as much, where saving takes longer.
+    """
+
     asynchronous: bool = False
     """A process beside each rank writes the files from a copy in host memory.
 

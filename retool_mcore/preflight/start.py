@@ -16,6 +16,7 @@ from retool_mcore.model.check import check_model
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.findings import run_checks
+from retool_mcore.preflight.sockets import require_short_sockets
 from retool_mcore.reward.own import open_own_reward
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.run.trackers import check_trackers
@@ -26,6 +27,7 @@ def check_run(config: RunConfig, platform: Platform) -> None:
 
     Raises ConfigError or PlatformError.
     """
+    require_short_sockets(config)
     check_trackers(config)
     check_model(config)
     platform.check_room(config)

@@ -18,8 +18,8 @@ from typing import Any
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import DataError
 from retool_mcore.run import start
-from retool_mcore.run.checkpoint import STATE_FILE
 from retool_mcore.run.environment import read_environment
+from retool_mcore.run.step_folders import STATE_FILE, step_folders
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
@@ -114,7 +114,7 @@ def read_run(path: Path, metrics: MetricsFile | None = None) -> RunRecord:
     Raises DataError when it is none, or when one of its files is damaged.
     """
     settings = _settings(path)
-    checkpoints = path.glob("checkpoints/global_step_*")
+    checkpoints = step_folders(path / "checkpoints")
     return RunRecord(
         path=path,
         kind="rl" if "rollout" in settings else "sft",
@@ -122,7 +122,7 @@ def read_run(path: Path, metrics: MetricsFile | None = None) -> RunRecord:
         steps=settings["train"]["steps"],
         rows=(metrics or MetricsFile(path / METRICS)).look(),
         begun=_begun(path),
-        checkpoints=sorted(_step(folder) for folder in checkpoints if (folder / STATE_FILE).is_file()),
+        checkpoints=[step for step, folder in checkpoints.items() if (folder / STATE_FILE).is_file()],
         exported=(path / "export" / "config.json").is_file(),
         environment=read_environment(path),
     )
@@ -150,11 +150,6 @@ def _begun(path: Path) -> list[tuple[str, float]]:
         return [(str(stage), float(at)) for stage, at in start.begun(path)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / 'start.jsonl'} is damaged: its lines name a stage and its unix_s.") from error
-
-
-def _step(folder: Path) -> int:
-    digits = folder.name.removeprefix("global_step_")
-    return int(digits) if digits.isdecimal() else 0
 
 
 def runs_below(root: Path) -> list[Path]:

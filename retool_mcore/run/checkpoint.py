@@ -1,4 +1,4 @@
-"""Checkpoints of a run. Each is complete or does not count; the newest few and the best are kept.
+"""Checkpoints of a run, and which of them it goes on from. Each is complete or does not count.
 
     <run>/checkpoints/global_step_50/
         actor/model/huggingface/   weights in Hugging Face's layout, written by the bridge;
@@ -8,37 +8,34 @@
         actor/extra/dist_ckpt/     random states of every rank
         data.pt                    RL only: where verl's data loader stands (SFT's position is the
                                    step itself)
-        state.json                 the step, the identity of the run, all of its settings and the
-                                   parallel layout it was saved on; written last, so its presence
-                                   means complete
+        state.json                 the step, the identity of the run, all of its settings, the
+                                   parallel layout it was saved on, sizes and checksums of all
+                                   files; written last, so its presence means complete
 
 The folder layout is verl's, so verl's own tools can read our checkpoints. A folder without
 state.json is what a kill left behind: it is never resumed from, it is deleted when an SFT run
 resumes, and it is overwritten when an RL run reaches that step again. A kill at any moment leaves
-the previous checkpoint valid, even while an asynchronous save is being written.
+the previous checkpoint valid, even while an asynchronous save is being written. One whose files are
+not as they were written is damaged: a start moves it aside and goes on from the one before it.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import leaves
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run.best import read_best
-from retool_mcore.run.folder import write_whole
+from retool_mcore.run import checksums
+from retool_mcore.run.step_folders import STATE_FILE, set_aside, step_folders
 
-STATE_FILE = "state.json"
+VERSION = 2  # of state.json; a higher one was written by a newer release
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 # Keys of identity() that may change between a save and its resume. The new value applies from the
 # next step on.
@@ -63,6 +60,7 @@ class Saved:
     settings: dict[str, Any]  # all of the run's; {} in a checkpoint from before they were kept
     layout: dict[str, int]
     reshardable: bool
+    files: dict[str, Any]  # sizes and checksums; {} in a checkpoint from before they were kept
 
     def has_random_states_of(self, config: RunConfig) -> bool:
         """Whether ``config`` has the tp and pp sizes that the random states were saved for.
@@ -71,14 +69,6 @@ class Saved:
         """
         now = layout(config)
         return all(self.layout[size] == now[size] for size in ("tp", "pp"))
-
-
-class Pending(Protocol):
-    """A save whose files are still being written; see verl/async_save.py."""
-
-    def ended(self) -> bool: ...
-    def finish(self) -> None: ...
-    def kill(self) -> None: ...
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -113,15 +103,33 @@ def layout(config: RunConfig) -> dict[str, int]:
     return {size: sizes[size] for size in LAYOUT}
 
 
+class Damaged(CheckpointError):
+    """A checkpoint is not as it was written."""
+
+
 def complete_checkpoints(folder: Path) -> list[Saved]:
-    """All complete checkpoints under a ``checkpoints`` folder, oldest first."""
-    found = [_read(path) for path in folder.glob("global_step_*") if (path / STATE_FILE).is_file()]
-    return sorted(found, key=lambda saved: saved.step)
+    """All complete checkpoints under a ``checkpoints`` folder, oldest first.
+
+    A state that cannot be read does not count, nor does a copy under another step's name. Raises
+    CheckpointError for one of a newer release.
+    """
+    found: list[Saved] = []
+    for step, path in step_folders(folder).items():
+        if (path / STATE_FILE).is_file():
+            with suppress(Damaged):
+                found += [saved for saved in (read_state(path),) if saved.step == step]
+    return found
 
 
-def _read(path: Path) -> Saved:
+def read_state(path: Path) -> Saved:
+    """The checkpoint in ``path``. Raises Damaged, or CheckpointError for one of a newer release."""
     try:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+        if int(state.get("version", 1)) > VERSION:
+            raise CheckpointError(
+                f"{path} was written by a newer release: its state has version {state['version']}, and this one reads "
+                f"up to {VERSION}. Install that release, or set another run.name."
+            )
         return Saved(
             step=int(state["step"]),
             path=path,
@@ -129,12 +137,51 @@ def _read(path: Path) -> Saved:
             settings=state.get("settings", {}),
             layout={size: int((LATER_SIZES | state["layout"])[size]) for size in LAYOUT},
             reshardable=bool(state["reshardable"]),
+            files=state.get("files", {}),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(
             f"{path / STATE_FILE} is not a checkpoint's state ({error}). Move the folder {path} away to resume "
             "from the one before it."
         ) from error
+
+
+def require_whole(config: RunConfig) -> list[str]:
+    """Compare what the run is to resume from with what was written; returns notes for the user.
+
+    The caller holds the run (folder.lock_run). Damaged ones that are newer than the newest whole
+    one are moved aside. Raises CheckpointError when none is whole, or not the one that
+    ``checkpoint.resume`` names.
+    """
+    choice, folder = config.checkpoint.resume, config.run.dir / "checkpoints"
+    if choice not in ("auto", "never"):
+        if (Path(choice) / STATE_FILE).is_file() and (said := _damage(Path(choice))):
+            raise CheckpointError(f"checkpoint.resume = {choice!r} is damaged: {said}. Name another one.")
+        return []
+    named = step_folders(folder) if choice == "auto" else {}
+    damaged: dict[Path, str] = {}
+    for step, path in reversed(named.items()):
+        if not (path / STATE_FILE).is_file():
+            continue
+        if said := _damage(path):
+            damaged[path] = said
+        elif read_state(path).step == step:
+            goes_on = f"The run goes on after step {step}, from {path}"
+            return [f"note: {bad} is damaged: {said}. It is kept as {set_aside(bad, 'damaged').name}. {goes_on}"
+                    for bad, said in damaged.items()]  # fmt: skip
+    if damaged:
+        told = "; ".join(f"{path.name}: {said}" for path, said in damaged.items())
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole ({told}). Restore one, or move them away to start from the beginning."
+        )
+    return []
+
+
+def _damage(path: Path) -> str:
+    try:
+        return checksums.damage(path, read_state(path).files)
+    except Damaged as error:
+        return str(error).partition(" Move ")[0].removeprefix(f"{path}/").rstrip(".")
 
 
 def find_resume(config: RunConfig) -> Saved | None:
@@ -162,7 +209,7 @@ def find_resume(config: RunConfig) -> Saved | None:
             raise CheckpointError(
                 f"checkpoint.resume = {choice!r} is not a complete checkpoint: {path / STATE_FILE} is missing."
             )
-        saved = _read(path)
+        saved = read_state(path)
     changed = [words for key, words in _changes(saved, config) if key not in FREE]
     if changed:
         raise CheckpointError(
@@ -219,121 +266,3 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
 
 def _words(sizes: dict[str, int]) -> str:
     return ", ".join(f"{size} {number}" for size, number in sizes.items() if size != "etp" or number)
-
-
-def step_folder(config: RunConfig, step: int) -> Path:
-    return config.run.dir / "checkpoints" / f"global_step_{step}"
-
-
-def publish(config: RunConfig, step: int) -> None:
-    """Mark ``step_folder(step)`` complete, then delete all but the newest ``checkpoint.keep``.
-
-    The best of the complete ones is kept as well. A later one that is still being written does not
-    count: a kill may take it.
-    """
-    path = step_folder(config, step) / STATE_FILE
-    state = {
-        "step": step,
-        "identity": identity(config),
-        "settings": config.model_dump(),
-        "layout": layout(config),
-        "reshardable": config.checkpoint.reshardable,
-    }
-    write_whole(path, json.dumps(state, indent=2))
-    found, best = complete_checkpoints(path.parent.parent), read_best(config.run.dir)
-    best_step = best.step(last=found[-1].step) if best else None
-    for old in found[: -config.checkpoint.keep]:
-        if old.step == best_step:
-            continue
-        (old.path / STATE_FILE).unlink()  # first: a half-deleted folder must not look complete
-        shutil.rmtree(old.path)
-
-
-@contextmanager
-def explain_full_disk(folder: Path) -> Generator[None]:
-    """Turn "no space left" into CheckpointError; each library has its own class for it."""
-    try:
-        yield
-    except Exception as error:
-        if os.strerror(errno.ENOSPC) not in str(error):
-            raise
-        raise CheckpointError(
-            f"no space is left for {folder}. It is incomplete and will not be resumed from; the checkpoint before it "
-            "is kept. Free some, then run the same command again."
-        ) from error
-
-
-def delete_incomplete(config: RunConfig) -> None:
-    """Delete what kills left in the run's folder. The caller holds the run (folder.lock_run)."""
-    for path in (config.run.dir / "checkpoints").glob("global_step_*"):
-        if not (path / STATE_FILE).is_file():
-            shutil.rmtree(path)
-
-
-class Saver:
-    """Writes and publishes the checkpoints of a run, with at most one save in flight.
-
-    ``write(folder, step)`` returns the save that is still being written, or None when everything
-    is on disk. Under SFT ``write`` and all methods are collective: every rank calls them with the
-    same arguments. Under RL one process calls them for all ranks. Leaving the ``with`` block
-    completes the save in flight, or gives it up after an error.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        write: Callable[[str, int], Pending | None],
-        *,
-        rank: int = 0,
-        barrier: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._config, self._write, self._rank, self._barrier = config, write, rank, barrier
-        self._in_flight: tuple[int, Pending] | None = None
-
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.wait()
-        elif self._in_flight is not None:
-            self._in_flight[1].kill()
-
-    @property
-    def busy(self) -> bool:
-        return self._in_flight is not None
-
-    def save(self, step: int) -> None:
-        """Start checkpoint ``step`` once the one in flight is complete."""
-        self.wait()
-        folder = step_folder(self._config, step)
-        if self._rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-        self._barrier()
-        with explain_full_disk(folder):
-            pending = self._write(str(folder / "actor"), step)
-        if pending is None:
-            self._publish(step)
-        else:
-            self._in_flight = (step, pending)
-
-    def poll(self) -> None:
-        """Publish the checkpoint in flight when all of its files are written."""
-        if self._in_flight is not None and self._in_flight[1].ended():
-            self.wait()
-
-    def wait(self) -> None:
-        if self._in_flight is None:
-            return
-        step, pending = self._in_flight
-        with explain_full_disk(step_folder(self._config, step)):
-            pending.finish()
-        self._in_flight = None
-        self._publish(step)
-
-    def _publish(self, step: int) -> None:
-        self._barrier()
-        if self._rank == 0:
-            publish(self._config, step)
-        self._barrier()

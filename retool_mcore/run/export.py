@@ -15,8 +15,11 @@ from pathlib import Path
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.files import dtype_of_weights, read_config
+from retool_mcore.run import checksums
 from retool_mcore.run.best import BEST_FILE, read_best
-from retool_mcore.run.checkpoint import STATE_FILE, complete_checkpoints
+from retool_mcore.run.checkpoint import complete_checkpoints, read_state
+from retool_mcore.run.full_disk import explain_full_disk
+from retool_mcore.run.step_folders import STATE_FILE, step_folders
 
 _WEIGHTS = Path("actor", "model", "huggingface")
 
@@ -28,17 +31,31 @@ def export(run_dir: Path, to: Path, which: str = "newest") -> Path:
     when it is incomplete, or when ``to`` holds something else.
     """
     source = find_weights(run_dir, which)
+    _require_whole(source.parents[len(_WEIGHTS.parts) - 1])
     read_config(str(source))
     if to.exists() and not (to / "config.json").is_file() and any(to.iterdir()):
         raise CheckpointError(f"{to} is not empty and not a model directory; it is left as it is. Name another folder.")
     hidden = to.with_name(f".{to.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source, hidden)
-    _tell_dtype(hidden)
+    with explain_full_disk(to, "Nothing was left there. Free some, or name another folder with --to."):
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source, hidden)
+            _tell_dtype(hidden)
+        except BaseException:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
     shutil.rmtree(to, ignore_errors=True)
     os.replace(hidden, to)
     return to
+
+
+def _require_whole(folder: Path) -> None:
+    """Raise CheckpointError when the weights of a checkpoint are not those that were written."""
+    if said := checksums.damage(folder, read_state(folder).files, f"{_WEIGHTS}/"):
+        others = sorted(saved.step for saved in complete_checkpoints(folder.parent) if saved.path != folder)
+        name = f"Name another one: --checkpoint {others[-1]}." if others else "There is no other one."
+        raise CheckpointError(f"{folder} is damaged: {said}. {name}")
 
 
 def _tell_dtype(folder: Path) -> None:
@@ -80,6 +97,9 @@ def find_weights(run_dir: Path, which: str = "newest") -> Path:
     """
     checkpoints = run_dir / "checkpoints"
     found = complete_checkpoints(checkpoints)
+    newest = [path for path in reversed(step_folders(checkpoints).values()) if (path / STATE_FILE).is_file()][:1]
+    if newest and which == "newest":
+        read_state(newest[0])  # or say that it is damaged: an older model is not what was asked for
     candidates = [run_dir, *(saved.path for saved in reversed(found))]
     if which != "newest":
         step, have = _step_of(run_dir, which), {saved.step: saved.path for saved in found}

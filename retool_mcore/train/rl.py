@@ -18,9 +18,10 @@ from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
-from retool_mcore.process import exit_on_sigterm, output_to
+from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
+from retool_mcore.run.ending import Ended
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
@@ -56,6 +57,8 @@ def train(config: RlConfig) -> None:
             _tell(note, terminal)
         platform.activate()
         assert_loaded()
+        for note in checkpoint.require_whole(config):
+            _tell(note, terminal)
         resume = checkpoint.find_resume(config)
         if resume is not None:
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
@@ -67,8 +70,12 @@ def train(config: RlConfig) -> None:
         for note in checks.result():
             _tell(note, terminal)
         if unfinished:
-            with Watchdog(config), progress(config, terminal):
-                run(config, platform, resume.path if resume is not None else None)
+            with usual_exit_code(), Watchdog(config), progress(config, terminal):
+                try:
+                    run(config, platform, resume.path if resume is not None else None)
+                except Ended as ended:
+                    _tell(ended.words, terminal)
+                    raise
         if (best := best_so_far(config, config.train.steps)) and best.given_up:
             _tell(f"note: {best.words()}", terminal)
         export_at_end(config)

@@ -10,7 +10,9 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from rich.console import Console
@@ -24,8 +26,9 @@ from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
-from retool_mcore.run import alive, checkpoint
+from retool_mcore.run import alive, checkpoint, saving
 from retool_mcore.run.best import BestKeeper
+from retool_mcore.run.ending import Ended, Ending, exit_code
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
@@ -37,6 +40,9 @@ from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.keys.sft import sft_tree
 from retool_mcore.verl.plugin import assert_loaded
+
+if TYPE_CHECKING:
+    from retool_mcore.verl.sft_engine import SftEngine
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
@@ -65,18 +71,24 @@ def train(config: SftConfig) -> None:
             )
             try:
                 _run(config, platform, rank, Console(file=terminal))
+            except Ended as ended:
+                if rank == 0:
+                    _tell(ended.words, Console(file=terminal))
+                raise
             finally:
                 dist.destroy_process_group()
 
 
 def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     """What follows when the ranks have met and the run is held."""
+    notes = checkpoint.require_whole(config) if rank == 0 else []
+    dist.barrier()  # nobody reads a checkpoint before it was looked at
     _require_equal_nodes(config)
     if rank == 0:
         write_environment(config.run.dir, platform)  # before the model fills the devices
         alive.belong_to(config.run.dir)
-        if note := keeps_nothing(config):
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
+        for note in (*notes, keeps_nothing(config)):
+            _tell(note, console)
     with Watchdog(config) if rank == 0 else nullcontext():
         _loop(config, platform, rank, console)
     if rank == 0:
@@ -110,28 +122,18 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
     """Print a note for each file of which rows are not trained on."""
     for data in files:
         if note := data.left_out(max_length_tokens):
-            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+            _tell(f"note: {note}", console)
+
+
+def _tell(note: str, console: Console) -> None:
+    if note:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
-    from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
-
-    tokenizer = tokenizer_of(config.model)
-    check_protocols(config, tokenizer)
-    data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
-    held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
-    if rank == 0:
-        tell_left_out((data, *held_out), config.data.max_length_tokens, console)
-    resume = checkpoint.find_resume(config)
+    resume = _resume(config, rank)
     timer = PhaseTimer()
-    worker = megatron_worker(config, platform)
-    time_optimizer(worker.engine, platform, timer)
-    engine = SftEngine(worker, config, platform)
-    global_batch = config.train.global_batch
-    batches = PackedBatches(
-        data.examples, global_batch, config.run.seed, engine.dp_size, engine.dp_rank, hidden_size=engine.shape.hidden
-    )
-    val_batches = validation_batches(held_out, global_batch, dp_size=engine.dp_size, dp_rank=engine.dp_rank)
+    engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
     done = resume.step if resume is not None else 0
     if resume is not None:
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
@@ -143,36 +145,85 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
         best.validated(done, {"val_loss": engine.validation_loss(val_batches)})
     report = Reporter(config, done, console) if rank == 0 else None
     if rank == 0:
-        checkpoint.delete_incomplete(config)
+        saving.delete_incomplete(config)
         config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
         (config.run.dir / "verl.yaml").write_text(sft_tree(config, platform), encoding="utf-8")
     timer.flush()
-    saver = checkpoint.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
-    with report or nullcontext(), saver:
+    saver = saving.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
+    asked = 0
+    with Ending(config.checkpoint.grace_s, partial(_end_at_once, rank)) as ending, report or nullcontext(), saver:
         for step in range(done + 1, config.train.steps + 1):
-            if best.given_up:
+            if best.given_up or asked:
                 break
             with timer.span("data"):
                 sequences = batches(step)
             with timer.span("forward_backward"):
                 metrics = engine.train_batch(sequences)
             require_finite(metrics, step)
+            asked = _of_any_rank(ending.asked)
+            if asked and config.saved_every:  # before a validation, for which the time may not be enough
+                with timer.span("checkpoint"):
+                    saver.save(step)
             if _is_due(step, config.validation.every, config.train.steps):
                 with timer.span("validate"):
                     metrics["val_loss"] = engine.validation_loss(val_batches)
                 best.validated(step, metrics)
                 metrics |= best.metrics()
-            if _is_due(step, config.saved_every, config.train.steps):
+            if not asked and _is_due(step, config.saved_every, config.train.steps):
                 with timer.span("checkpoint"):
                     saver.save(step)
-            elif saver.busy:
+            elif not asked and saver.busy:
                 with timer.span("checkpoint"):
                     saver.poll()
             times = timer.flush()
             if report is not None:
                 report(step, metrics | step_rates(metrics, times, platform) | times)
+    if asked:
+        raise Ended(asked, saver.what_is_kept())
     if rank == 0 and best.given_up:
-        console.print(f"note: {best.words()}", markup=False, highlight=False, soft_wrap=True)
+        _tell(f"note: {best.words()}", console)
+
+
+def _set_up(
+    config: SftConfig, platform: Platform, timer: PhaseTimer, console: Console | None
+) -> tuple[SftEngine, PackedBatches, list[list[Rendered]]]:
+    """The model on its engine, and this rank's part of the data; ``console``: rank 0's."""
+    from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
+
+    tokenizer = tokenizer_of(config.model)
+    check_protocols(config, tokenizer)
+    data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
+    held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
+    if console is not None:
+        tell_left_out((data, *held_out), config.data.max_length_tokens, console)
+    worker = megatron_worker(config, platform)
+    time_optimizer(worker.engine, platform, timer)
+    engine = SftEngine(worker, config, platform)
+    rank, size = engine.dp_rank, engine.dp_size
+    batch = config.train.global_batch
+    batches = PackedBatches(data.examples, batch, config.run.seed, size, rank, hidden_size=engine.shape.hidden)
+    return engine, batches, validation_batches(held_out, batch, dp_size=size, dp_rank=rank)
+
+
+def _of_any_rank(asked: int) -> int:
+    """The signal that asked a rank to end, 0 if none was; the same on all ranks."""
+    heard: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(heard, asked)
+    return max(heard)
+
+
+def _end_at_once(rank: int, asked: int) -> None:
+    """From whatever the main thread waits for: the other ranks may be gone."""
+    if rank == 0:
+        os.write(2, b"ended at once: the same command goes on from the newest complete checkpoint\n")
+    os._exit(exit_code(asked))
+
+
+def _resume(config: SftConfig, rank: int) -> checkpoint.Saved | None:
+    """Rank 0's choice: another node may not see yet what was moved aside."""
+    box = [checkpoint.find_resume(config) if rank == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:

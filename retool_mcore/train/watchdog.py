@@ -57,10 +57,10 @@ class Watchdog:
             raise self._error from error
 
     def _watch(self) -> None:
-        seen, seen_s = last_sign(self._dir), time.monotonic()
+        seen, seen_s = signs(self._dir), time.monotonic()
         while not self._ended.wait(self._stall_s / LOOKS):
-            if (sign := last_sign(self._dir)) != seen:
-                seen, seen_s = sign, time.monotonic()
+            if (now := signs(self._dir)) != seen:
+                seen, seen_s = now, time.monotonic()
             silent_s = time.monotonic() - seen_s
             if silent_s > self._stall_s:
                 self._end(silent_s)
@@ -88,14 +88,17 @@ def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def last_sign(run_dir: Path) -> float:
-    """When the run last wrote something, in seconds since 1970; 0 if never."""
-    found = 0.0
+def signs(run_dir: Path) -> dict[Path, int]:
+    """When each of the run's files was last written, in nanoseconds since 1970.
+
+    Any change is a sign. The newest time alone would stand still after a clock was set back.
+    """
+    found: dict[Path, int] = {}
     for name in SIGNS:
         path = run_dir / name
         for each in (path, *(path.iterdir() if path.is_dir() else ())):
             try:
-                found = max(found, each.stat().st_mtime)
+                found[each] = each.stat().st_mtime_ns
             except FileNotFoundError:  # rotated away or not there yet
                 continue
     return found

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from retool_mcore.errors import CheckpointError
 from retool_mcore.model.tensors import untrained_copies
 from retool_mcore.platforms.pickles import files_are_data
 from retool_mcore.process import die_with_parent
+from retool_mcore.run import checksums
 
 logger = logging.getLogger(__name__)
 CHILDREN_POLL_S = 0.2
@@ -40,7 +42,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
     With ``new_seed`` the random states start afresh from it: the saved ones belong to the pipeline
     and tensor parallel ranks that saved them. Only the schedule's position comes from the
-    checkpoint; its learning rates and weight decay are the run's own.
+    checkpoint; its learning rates and weight decay are the run's own. Raises CheckpointError.
     """
     engine.lr_scheduler.num_steps = 0  # loading adds the saved updates to it
     manager = engine.checkpoint_mananager  # verl's spelling
@@ -48,7 +50,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     try:
         if new_seed is not None:
             manager.checkpoint_load_contents = [content for content in contents if content != "extra"]
-        with _own_schedule(engine), files_are_data():
+        with _own_schedule(engine), _explain_failed_read(folder), files_are_data():
             engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents
@@ -57,6 +59,18 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
 
         logger.warning("random states are of another layout than %s: they start afresh from %d", folder, new_seed)
         set_random_seed(new_seed)
+
+
+@contextmanager
+def _explain_failed_read(folder: str) -> Iterator[None]:
+    """Name the folder: one from before checksums were kept is first found damaged here."""
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
+        raise CheckpointError(
+            f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "
+            "Move it away to resume from the one before it."
+        ) from error
 
 
 @contextmanager
@@ -196,6 +210,13 @@ class PendingSave:
         self._writer.kill()
 
 
+def save(engine: Any, folder: str, step: int) -> None:
+    """Write a checkpoint. Collective. Raises CheckpointError."""
+    with explain_failed_write(folder):
+        engine.save_checkpoint(local_path=folder, global_step=step)
+    checksums.record(Path(folder), dist.get_rank())
+
+
 def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     """Copy what is saved to the host and start a process beside each rank that writes it.
 
@@ -234,6 +255,7 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
     finally:
         del manager._dispatch_finalize
         manager.__dict__.pop("_save_model_as_hf_via_bridge", None)
+    jobs.append(partial(checksums.record, Path(folder), dist.get_rank()))
     return PendingSave(folder, Writer(jobs), finishers)
 
 

@@ -15,6 +15,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.rollout_engines import ENGINES
+from retool_mcore.process import exit_on_sigterm
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
 from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
@@ -37,6 +38,7 @@ class Driver(_TaskRunner):
     """
 
     def run(self, config: DictConfig) -> None:
+        exit_on_sigterm()  # Ray has put its own handler there
         begin(Path(run_config_of(config)).parent, "driver")
         if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
             measure_sglang(settings_of_run(run_config_of(config)))

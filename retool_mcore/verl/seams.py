@@ -74,6 +74,11 @@ SEAMS = (
         "verl keeps the log-probabilities of an update's forward pass",
     ),
     _verl(
+        f"{_TRAINER}_update_critic",
+        ("batch", "metrics"),
+        "a run that is asked to end breaks its step off before the first update",
+    ),
+    _verl(
         f"{_TRAINER}_save_checkpoint",
         (),
         "a checkpoint is written beside the steps and is complete or absent",

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pickle import UnpicklingError
 from typing import Any
 
 import torch.distributed as dist
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import Rendered
-from retool_mcore.errors import CheckpointError
 from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import ModelShape, shape_of_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.engine_patches import MICRO_BATCH_PATCH
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer, memory_by_rank
-from retool_mcore.verl.async_save import PendingSave, explain_failed_write, load_checkpoint, start_save
+from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.keys.sft import sft_worker_config
 from retool_mcore.verl.recompute import recompute_long_micro_batches
 from retool_mcore.verl.sft_batches import Packer
@@ -74,8 +72,7 @@ class SftEngine:
         """
         if self._config.checkpoint.asynchronous:
             return start_save(self.worker.engine, folder, step)
-        with explain_failed_write(folder):
-            self.worker.engine.save_checkpoint(local_path=folder, global_step=step)
+        save(self.worker.engine, folder, step)
         return None
 
     def load(self, folder: str, *, new_seed: int | None = None) -> None:
@@ -83,13 +80,7 @@ class SftEngine:
 
         With ``new_seed`` the random states start afresh.
         """
-        try:
-            load_checkpoint(self.worker.engine, folder, new_seed=new_seed)
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
-            raise CheckpointError(
-                f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "
-                "Move it away to resume from the one before it."
-            ) from error
+        load_checkpoint(self.worker.engine, folder, new_seed=new_seed)
 
     def _share(self, output: Any, names: Sequence[str], prefix: str | None = None) -> dict[str, float]:
         """The source rank's metrics, those with ``prefix`` too, broadcast to every rank."""

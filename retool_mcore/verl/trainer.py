@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,17 @@ from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.pickles import files_are_data
-from retool_mcore.run import checkpoint, start
+from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
 from retool_mcore.verl import (
     advantages,  # noqa: F401  registers ours with verl
     start_stages,
 )
+from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
 from retool_mcore.verl.engine_gap import entropy_metrics, first_update, gap_metrics, store_actor_log_probs
-from retool_mcore.verl.engines import DetachedEnginesMixin, EnginesMixin
+from retool_mcore.verl.engines import DetachedEnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
@@ -118,7 +120,7 @@ def unwrap_worker_errors() -> Iterator[None]:
 
 
 class WorkersSave:
-    """The save in flight of all roles' workers; a ``checkpoint.Pending``."""
+    """The save in flight of all roles' workers; a ``saving.Pending``."""
 
     def __init__(self, groups: Sequence[Any]) -> None:
         self._groups = groups
@@ -135,7 +137,7 @@ class WorkersSave:
         """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
 
 
-class TrainerMixin(BestAndCurriculum, EnginesMixin):
+class TrainerMixin(BestAndCurriculum, EndingMixin):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
     verl_mode: str
@@ -147,7 +149,7 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
         super().__init__(config)
         start_stages.follow(self._run.run.dir, detached_engines=self._run.rollout.gpus > 0)
         self._starting = True
-        self._saver = checkpoint.Saver(self._run, self._write_checkpoint)
+        self._saver = saving.Saver(self._run, self._write_checkpoint)
         self._prompts_named = 0
         self.updates_of_a_batch = self._run.train.updates_per_step
         self._compared: KVBatchMeta | None = None  # rows whose engines are compared with the step's first weights
@@ -315,9 +317,10 @@ class TrainerMixin(BestAndCurriculum, EnginesMixin):
 
     def _write_checkpoint(self, folder: str, step: int) -> WorkersSave | None:
         """verl's own saving; verl uses the same folder for this step."""
-        del folder, step
+        del step
         with unwrap_worker_errors():
             super()._save_checkpoint()
+        self.write_data_state(Path(folder).parent)
         return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
 
     def _load_checkpoint(self) -> None:

@@ -25,7 +25,7 @@ from retool_mcore.model.activations import token_memory
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.run import alive
-from retool_mcore.verl.async_save import PendingSave, explain_failed_write, load_checkpoint, start_save
+from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
 
@@ -57,8 +57,7 @@ class _Saving:
         if worker.checkpoint_config.async_save:
             self._pending = start_save(worker.engine, local_path, global_step)
             return
-        with explain_failed_write(local_path):
-            worker.engine.save_checkpoint(local_path=local_path, global_step=global_step)
+        save(worker.engine, local_path, global_step)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_ended(self) -> bool:

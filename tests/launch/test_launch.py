@@ -169,6 +169,34 @@ def test_what_a_script_started_ends_with_it(ending: str | signal.Signals):
         time.sleep(0.2)
 
 
+@pytest.mark.parametrize(("signals", "said"), [(1, "saved\n"), (2, "at once\n")])
+def test_a_run_saves_with_all_that_it_has_started_unless_the_script_is_asked_twice(
+    tmp_path: Path, signals: int, said: str
+):
+    """As Ray's daemons, which must live until the driver has saved."""
+    log = tmp_path / "log"
+    run = tmp_path / "run.sh"
+    run.write_text(
+        f'asked() {{ [ -z "$first" ] || {{ echo at once >>{log}; exit 143; }}; first=1; }}\n'
+        f"trap asked TERM; sleep 62 & daemon=$!; echo up >{log}.up\n"
+        'while [ -z "$first" ]; do sleep 0.1; done\n'
+        f"for _ in $(seq 30); do sleep 0.1; done; kill -0 $daemon && echo saved >>{log}; exit 143\n"
+    )
+    source = f"set -euo pipefail; source launch/nodes.sh; run bash {run}"
+    mark = uuid.uuid4().hex
+    script = subprocess.Popen(["bash", "-c", source], cwd=ROOT, env={**os.environ, MARK: mark})
+    end_s = time.monotonic() + 30
+    while not Path(f"{log}.up").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    for _ in range(signals):
+        script.terminate()
+        time.sleep(1.0)
+    assert script.wait(timeout=30) == 143
+    assert log.read_text() == said
+    assert not marked(mark)
+
+
 def marked(mark: str) -> set[str]:
     """Command lines of the live processes that carry the mark."""
     found: set[str] = set()

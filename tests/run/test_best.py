@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError, RunError
-from retool_mcore.run import checkpoint
+from retool_mcore.run import checkpoint, saving
 from retool_mcore.run.best import BestKeeper, BestStep, best_so_far, lacks_value, read_best
 from retool_mcore.run.export import export, export_at_end, find_weights
+from retool_mcore.run.step_folders import STATE_FILE
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 VALUES = st.dictionaries(st.integers(1, 60), st.floats(-1, 1).map(lambda value: round(value, 2)), max_size=20)
@@ -32,7 +33,7 @@ def write_model(folder: str, step: int = 0) -> None:
 
 
 def save(config: SftConfig, *steps: int) -> None:
-    with checkpoint.Saver(config, write_model) as saver:
+    with saving.Saver(config, write_model) as saver:
         for step in steps:
             saver.save(step)
 
@@ -207,7 +208,7 @@ def test_a_run_exports_its_best_checkpoint(tmp_path: Path):
         save_file({"w": ones(1)}, Path(folder) / "model/huggingface/model.safetensors")
 
     keeper = BestKeeper(config, 0)
-    with checkpoint.Saver(config, write) as saver:
+    with saving.Saver(config, write) as saver:
         for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
             keeper.validated(step, {"val_loss": loss})
             saver.save(step)
@@ -221,14 +222,14 @@ def test_a_curriculum_is_of_the_run_and_older_checkpoints_are_of_runs_without(tm
         return load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", [*here, *settings])
 
     def saved_by(config: RlConfig) -> Path:
-        with checkpoint.Saver(config, write_model) as saver:
+        with saving.Saver(config, write_model) as saver:
             saver.save(10)
-        return checkpoint.step_folder(config, 10) / checkpoint.STATE_FILE
+        return saving.step_folder(config, 10) / STATE_FILE
 
     state = json.loads(saved_by(rl()).read_text())
     assert checkpoint.find_resume(rl()) is not None
     del state["identity"]["data"]
-    checkpoint.step_folder(rl(), 10).joinpath(checkpoint.STATE_FILE).write_text(json.dumps(state))
+    saving.step_folder(rl(), 10).joinpath(STATE_FILE).write_text(json.dumps(state))
     assert checkpoint.find_resume(rl()) is not None, "saved before there were curricula"
     for before, after, said in (
         ((), ("data.curriculum=solve_rate",), "data.curriculum was 'off', now 'solve_rate'"),

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.run import checkpoint
+from retool_mcore.run import checkpoint, saving, step_folders
 from retool_mcore.run.export import export, export_at_end, find_weights, keeps_nothing
+from retool_mcore.run.step_folders import STATE_FILE
 
 QWEN_7B = ("sft_qwen2.5_7b_h200x8", "rl_qwen2.5_7b_h200x8")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -34,7 +35,7 @@ def write_something(folder: str, step: int = 0) -> None:
 
 
 def save(config: SftConfig, step: int) -> None:
-    with checkpoint.Saver(config, write_something, rank=0, barrier=lambda: None) as saver:
+    with saving.Saver(config, write_something, rank=0, barrier=lambda: None) as saver:
         saver.save(step)
 
 
@@ -57,7 +58,7 @@ def test_a_save_that_was_killed_leaves_the_previous_one_to_resume_from(tmp_path:
         write_something(folder)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), checkpoint.Saver(config, die, rank=0, barrier=lambda: None) as saver:
+    with pytest.raises(KeyboardInterrupt), saving.Saver(config, die, rank=0, barrier=lambda: None) as saver:
         saver.save(100)
     found = checkpoint.find_resume(config)
     assert found is not None and found.step == 50
@@ -68,8 +69,8 @@ def test_a_save_that_was_killed_leaves_the_previous_one_to_resume_from(tmp_path:
 def test_the_next_run_deletes_what_a_kill_has_left_and_nothing_else(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
-    write_something(str(checkpoint.step_folder(config, 100) / "actor"))
-    checkpoint.delete_incomplete(config)
+    write_something(str(saving.step_folder(config, 100) / "actor"))
+    saving.delete_incomplete(config)
     assert [path.name for path in (config.run.dir / "checkpoints").iterdir()] == ["global_step_50"]
 
 
@@ -100,7 +101,7 @@ def test_an_asynchronous_save_counts_once_its_writers_have_ended(tmp_path: Path)
         started.append(next(writes))
         return started[-1]
 
-    with checkpoint.Saver(config, write, rank=0, barrier=lambda: None) as saver:
+    with saving.Saver(config, write, rank=0, barrier=lambda: None) as saver:
         saver.save(50)
         saver.poll()
         assert steps(config) == [] and saver.busy
@@ -118,7 +119,7 @@ def test_a_run_that_fails_gives_up_the_save_in_flight(tmp_path: Path):
     pending = BackgroundSave()
     with (
         pytest.raises(ZeroDivisionError),
-        checkpoint.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
+        saving.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
     ):
         saver.save(50)
         raise ZeroDivisionError
@@ -130,7 +131,7 @@ def test_a_full_disk_met_in_the_background_is_the_same_error(tmp_path: Path):
     pending = BackgroundSave(CheckpointError("rank 0: OSError: [Errno 28] No space left on device"))
     with (
         pytest.raises(CheckpointError, match=r"no space is left for .*global_step_50\. .* before it is kept"),
-        checkpoint.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
+        saving.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
     ):
         saver.save(50)
     assert steps(config) == []
@@ -207,11 +208,11 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_none_that_looks_complete(
     save(config, 50)
 
     def killed(path: Path, ignore_errors: bool = False) -> None:
-        if Path(path).name == "global_step_50":
-            (Path(path) / "actor/model/huggingface/config.json").unlink()
+        if Path(path) == saving.step_folder(config, 50) / "actor":
+            (Path(path) / "model/huggingface/config.json").unlink()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    monkeypatch.setattr(step_folders.shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         save(config, 100)
     assert steps(config) == [100]
@@ -234,10 +235,10 @@ def test_never_refuses_to_overwrite(tmp_path: Path):
 def test_an_explicit_path_must_be_complete(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
-    path = checkpoint.step_folder(config, 50)
+    path = saving.step_folder(config, 50)
     found = checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={path}"))
     assert found is not None and found.path == path
-    (path / checkpoint.STATE_FILE).unlink()
+    (path / STATE_FILE).unlink()
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={path}"))
 
@@ -245,29 +246,35 @@ def test_an_explicit_path_must_be_complete(tmp_path: Path):
 def test_a_corrupt_state_file_is_named(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
-    (checkpoint.step_folder(config, 50) / checkpoint.STATE_FILE).write_text("{")
-    with pytest.raises(CheckpointError, match=r"state\.json is not a checkpoint's state"):
-        checkpoint.find_resume(config)
+    (saving.step_folder(config, 50) / STATE_FILE).write_text("{")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole \(global_step_50: state\.json is not"):
+        checkpoint.require_whole(config)
 
 
 def test_export_takes_the_newest_complete_checkpoint(tmp_path: Path):
     config = run_in(tmp_path)
     save(config, 50)
     save(config, 100)
-    write_something(str(checkpoint.step_folder(config, 150) / "actor"))  # a kill came before state.json
+    write_something(str(saving.step_folder(config, 150) / "actor"))  # a kill came before state.json
     assert find_weights(config.run.dir).parts[-4:] == ("global_step_100", "actor", "model", "huggingface")
-    assert json.loads((find_weights(checkpoint.step_folder(config, 50)) / "config.json").read_text()) == {}
+    assert json.loads((find_weights(saving.step_folder(config, 50)) / "config.json").read_text()) == {}
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_an_export_says_the_dtype_of_its_weights(tmp_path: Path, key: str):
     """A bfloat16 run from a float32 model leaves bfloat16 weights beside its config.json."""
     config = run_in(tmp_path)
-    save(config, 50)
+
+    def write(folder: str, step: int) -> None:
+        write_something(folder)
+        weights = Path(folder) / "model/huggingface"
+        (weights / "config.json").write_text(json.dumps({"model_type": "qwen2", key: "float32"}))
+        tensors = {"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(2, dtype=torch.bfloat16)}
+        save_file({**tensors, "router": torch.zeros(2)}, weights / "model.safetensors")
+
+    with saving.Saver(config, write) as saver:
+        saver.save(50)
     weights = find_weights(config.run.dir)
-    (weights / "config.json").write_text(json.dumps({"model_type": "qwen2", key: "float32"}))
-    tensors = {"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(2, dtype=torch.bfloat16)}
-    save_file({**tensors, "router": torch.zeros(2)}, weights / "model.safetensors")
     made = export(config.run.dir, tmp_path / "out")
     assert json.loads((made / "config.json").read_text()) == {"model_type": "qwen2", key: "bfloat16"}
     assert json.loads((weights / "config.json").read_text())[key] == "float32", "the checkpoint is left as it is"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run import checkpoint
+from retool_mcore.run import checkpoint, saving
 from tests.run.test_checkpoint_files import PPO, RL_7B, save
 
 COSINE = ("optim.schedule=cosine",)
@@ -60,7 +60,7 @@ def test_every_other_changed_setting_is_told_by_name(tmp_path: Path):
 def test_a_checkpoint_from_before_all_settings_were_kept_still_resumes(tmp_path: Path):
     here = f"run.root={tmp_path}"
     save(load_config(RlConfig, RL_7B, [here, *COSINE]), 50)
-    path = checkpoint.step_folder(load_config(RlConfig, RL_7B, [here]), 50) / "state.json"
+    path = saving.step_folder(load_config(RlConfig, RL_7B, [here]), 50) / "state.json"
     state = json.loads(path.read_text())
     del state["settings"], state["identity"]["mini_batch_prompts"]
     path.write_text(json.dumps(state))

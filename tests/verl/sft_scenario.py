@@ -20,7 +20,7 @@ from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import alive
-from retool_mcore.train.watchdog import last_sign
+from retool_mcore.train.watchdog import signs
 
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
 SETTINGS = ("cluster.gpus_per_node=1", "data.max_length_tokens=200", "train.steps=8", "train.global_batch=4")
@@ -110,13 +110,13 @@ def main(folder: Path) -> None:
     alive.EVERY_S = 0.0
     alive.belong_to(folder)
     out: dict[str, Any] = {"validation": engine.validation_loss(VALIDATION)}
-    out["signs"] = [last_sign(folder)]
+    out["signs"] = [bool(signs(folder))]
     (folder / "alive").unlink()
     out["plain_validation"] = [nats(plain, sequences) for sequences in VALIDATION]
     out["plain_batch"] = nats(plain, BATCH)
     forwards = watched(inner)
     out["steps"] = [engine.train_batch(BATCH)]
-    out["signs"].append(last_sign(folder))
+    out["signs"].append(bool(signs(folder)))
     out["forwards"] = list(forwards)
     out["moments_norm"] = moments_norm(inner)
     out["weight_decay"] = sorted({group["weight_decay"] for group in inner.optimizer.param_groups})

@@ -1,0 +1,62 @@
+"""A run that is asked to end saves, and the same command goes on, with what a whole run has."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retool_mcore.run.checkpoint import complete_checkpoints
+from retool_mcore.run.metrics import read_metrics
+from tests.e2e.commands import MARK, ROOT, assert_nothing_left, last_step, run, wait_until
+
+pytestmark = pytest.mark.slow
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sft_losses.json").read_text())
+
+
+def argv(task: Path, root: Path) -> list[str]:
+    """The run of the golden losses, by the agent that the launch scripts start."""
+    torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone", "--nproc-per-node", "2"]
+    files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
+    steps = ["train.steps=8", "train.val_every_steps=4", "checkpoint.every_steps=2", "train.global_batch=16"]
+    more = ["parallel.tp=2", "optim.beta1=0.8", "optim.beta2=0.95", "checkpoint.grace_s=60"]
+    words = [f"run.root={root}", f"model.path={task}/model", *files, *steps, *more]
+    return [*torchrun, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *words]
+
+
+@pytest.mark.long
+def test_sft_saves_its_step_and_goes_on_from_a_whole_checkpoint(task: Path, tmp_path: Path, mark: str):
+    """SIGUSR1 in a step after the second; then four bytes of its optimizer change on the disk."""
+    folder = tmp_path / "sft_tiny_cpu"
+    child = subprocess.Popen(
+        argv(task, tmp_path), cwd=ROOT, env={**os.environ, MARK: mark}, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: last_step(folder) >= 2, "step 2", 120)
+    child.send_signal(signal.SIGUSR1)
+    _, said = child.communicate(timeout=90)
+    assert child.returncode == 143, said[-3000:]
+    assert "Traceback" not in said and "SignalException" not in said
+    step = last_step(folder)
+    assert f"note: ended by SIGUSR1: step {step} is saved, and the same command goes on after it" in said
+    saved = [each.step for each in complete_checkpoints(folder / "checkpoints")]
+    assert saved[-1] == step < 8 and len(saved) == 2, "the step that went on is finished and saved"
+    assert_nothing_left(mark)
+    moments = folder / f"checkpoints/global_step_{step}/actor/optimizer/dist_ckpt/__1_0.distcp"
+    with moments.open("r+b") as file:
+        file.seek(moments.stat().st_size // 2)
+        file.write(b"\xa5\x5a\xa5\x5a")
+    again = run(argv(task, tmp_path), mark)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert f"global_step_{step} is damaged: actor/optimizer/dist_ckpt/__1_0.distcp has other bytes" in again.stderr
+    assert f"The run goes on after step {saved[0]}, from" in again.stderr
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert [row["loss"] for row in rows] == pytest.approx(GOLDEN["loss"], rel=1e-5)
+    assert (folder / "export/model.safetensors").is_file()
+    assert (folder / f"checkpoints/global_step_{step}.damaged").is_dir()

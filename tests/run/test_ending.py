@@ -1,0 +1,110 @@
+"""The first signal asks a process to end, the second or the end of its grace ends it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from retool_mcore.process import usual_exit_code
+
+# A process as a run has them: its main thread may wait in a call that no Python code interrupts.
+WAITS = """
+import ctypes, os, signal, sys, time
+from retool_mcore.run.ending import Ended, Ending, exit_code
+
+how, grace_s, at_once = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+exits = lambda number: os._exit(exit_code(number))
+ending = Ending(grace_s, None if at_once == "leave" else exits)
+try:
+    with ending:
+        print("up", flush=True)
+        if how == "after a loop":
+            signal.set_wakeup_fd(-1)
+        if how == "in C":
+            forever = ctypes.create_string_buffer(64)  # a mutex, locked twice
+            for _ in range(2):
+                ctypes.CDLL(None).pthread_mutex_lock(forever)
+        while not ending.asked or how in ("deaf", "after a loop"):
+            time.sleep(0.02)
+    raise Ended(ending.asked, "saved")
+except Ended as ended:
+    print(ended.words, flush=True)
+    raise
+finally:
+    print("cleaned up", flush=True)
+"""
+
+
+@contextmanager
+def process(how: str, grace_s: float, at_once: str = "exit", ignore: bool = False) -> Iterator[subprocess.Popen[str]]:
+    argv = [sys.executable, "-c", WAITS, how, str(grace_s), at_once]
+    argv = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *argv] if ignore else argv
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "up\n"
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=lambda x: str(int(x))
+)
+def test_one_signal_lets_it_save(number: signal.Signals, code: int):
+    with process("heeds", 30) as child:
+        child.send_signal(number)
+        out, said = child.communicate(timeout=10)
+        assert (child.returncode, out) == (code, f"note: ended by {number.name}: saved\ncleaned up\n"), said
+
+
+@pytest.mark.parametrize("how", ["deaf", "in C", "after a loop"])
+def test_a_second_signal_ends_it_at_once_whatever_it_waits_for(how: str):
+    with process(how, 30) as child:
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # Linux keeps one of two that come at once
+        child.send_signal(signal.SIGTERM)  # of the same key, by who started it
+        time.sleep(1.0)
+        assert child.poll() is None, "what comes together is one signal"
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=5) == 130
+        assert child.communicate()[0] == ""
+
+
+@pytest.mark.parametrize("how", ["deaf", "in C"])
+@pytest.mark.parametrize(("grace_s", "least_s", "most_s"), [(0, 0, 1.0), (1.5, 1.4, 3.5)])
+def test_it_ends_when_its_grace_does(how: str, grace_s: float, least_s: float, most_s: float):
+    with process(how, grace_s) as child:
+        sent_s = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=10) == 143
+        assert least_s <= time.monotonic() - sent_s < most_s
+
+
+def test_the_main_thread_can_leave_through_what_it_is_to_clean_up():
+    with process("deaf", 0, "leave") as child:
+        child.send_signal(signal.SIGUSR1)
+        out, said = child.communicate(timeout=10)
+        assert (child.returncode, out) == (143, "cleaned up\n"), said
+
+
+def test_what_was_ignored_stays_ignored():
+    """A shell gives "ignore SIGINT" to its background processes."""
+    with process("heeds", 30, ignore=True) as child:
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert child.poll() is None
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=10) == 143
+
+
+def test_rays_own_exit_code_becomes_the_usual_one():
+    for code, expected in ((signal.SIGTERM.value, 143), (130, 130), (None, None)):
+        with pytest.raises(SystemExit) as caught, usual_exit_code():
+            raise SystemExit(code)
+        assert caught.value.code == expected
