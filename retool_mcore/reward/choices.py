@@ -35,6 +35,8 @@ def same_choice(answer: str, truth: str) -> bool:
 def _letters(text: str) -> str | None:
     if _RUN.fullmatch(text) and list(text) == sorted(set(text)):
         return text
+    if text.startswith(r"\{") and text.endswith(r"\}"):
+        text = text[2:-2].strip()
     if len(text) < 60 and _SEVERAL.fullmatch(text):
         found = sorted(re.sub("[^A-J]", "", text))
         return "".join(found) if len(set(found)) == len(found) else None

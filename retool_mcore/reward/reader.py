@@ -10,7 +10,7 @@ from __future__ import annotations
 from retool_mcore.reward.atoms import END, Atoms
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
-from retool_mcore.reward.units import CHINESE_SCALES, SCALES, unit_at
+from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, unit_at
 
 RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv", r"\to", ":", r"\parallel", r"\perp",
              r"\notin", r"\sim", r"\cong", r"\subset", r"\subseteq", r"\propto")  # fmt: skip
@@ -28,6 +28,20 @@ def read(text: str) -> Term:
     if _too_deep(node):
         raise Unreadable("it is nested too deeply")
     return node
+
+
+def read_measured(text: str, unit: str) -> Term | None:
+    """The value of an answer whose last letters are a unit (see ``bare_unit``); None for others."""
+    try:
+        found = tokens(text)
+        start = bare_unit(found, unit)
+        if start is None:
+            return None
+        reader = _Reader(found[:start])
+        node = reader.listing()
+    except Unreadable:
+        return None
+    return Term("unit", (node,), unit) if reader.next is END and not _too_deep(node) else None
 
 
 class _Reader(Atoms):
@@ -128,6 +142,8 @@ class _Reader(Atoms):
                 self._tokens[self._at] = Token(self.next.kind, rest)
         if self._skip(r"\%"):
             return Term("percent", (node,))
+        if node.op == "degree" and self.next.text in ("C", "F"):
+            return Term("unit", node.args, "degree" + self._take().text)
         unit, self._at = unit_at(self._tokens, self._at)
         return Term("unit", (node,), unit) if unit is not None else node
 
@@ -142,7 +158,9 @@ class _Reader(Atoms):
                     parts.append(self._factor())
                 else:
                     parts = [Term("div", (nary("mul", parts), self._factor()))]
-            elif self._is(r"\frac") and unit_at(self._tokens, self._at)[0]:
+            elif (self._is(r"\frac") and unit_at(self._tokens, self._at)[0]) or (
+                parts[-1].op == "degree" and self.next.text in ("C", "F") and self._peek() is END
+            ):
                 return nary("mul", parts)
             elif self._starts_factor() or self._spelt_by_letters(parts):
                 self._juxtapose(parts)
