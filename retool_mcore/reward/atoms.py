@@ -40,13 +40,19 @@ class Atoms(ABC):
 
     def _skip(self, *texts: str) -> bool:
         """Take the next token if it is one of these signs or commands."""
-        if self.next.kind in ("sign", "command") and self.next.text in texts:
+        if self._is(*texts):
             self._at += 1
             return True
         return False
 
     def _is(self, *texts: str) -> bool:
-        return self.next.kind in ("sign", "command") and self.next.text in texts
+        token = self.next
+        return token.text in texts and token.kind in ("sign", "command")
+
+    def _among(self, texts: frozenset[str]) -> bool:
+        """``_is`` for many signs at once."""
+        token = self.next
+        return token.text in texts and token.kind in ("sign", "command")
 
     def _expect(self, text: str) -> None:
         if not self._skip(text):

@@ -15,8 +15,9 @@ from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.normalise import normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
+from retool_mcore.reward.radicals import same_radicals
 from retool_mcore.reward.regions import region, same_region
-from retool_mcore.reward.residues import same_rational
+from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import (
     close_to,
@@ -100,8 +101,10 @@ def _same_expressions(a: Term, b: Term) -> bool:
         if known[0] == known[1] or known[0] * known[1] <= 0:
             return known[0] == known[1]
         return printed(written(a), known[1], b) or printed(written(b), known[0], a)
-    if (told := same_rational(a, b)) is not None:
-        return told
+    told = same_radicals(a, b)
+    told = same_rational(a, b) if told is None else told
+    if told is not None:
+        return told or (known[0] is None and rounds_to(b, a)) or (known[1] is None and rounds_to(a, b))
     try:
         if same_value(a, b):
             return True
@@ -219,7 +222,7 @@ def _is_name(node: Term) -> bool:
     """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``; a segment ``AB``."""
     if node.op == "call":
         return True
-    if node.op == "mul" and len(node.args) < 4 and all(_is_point(each) for each in node.args):
+    if _is_segment(node):
         return True
     if node.op == "mul" and node.args[0].op == "name":
         return node.args[1].op == "tuple" or (
@@ -228,8 +231,10 @@ def _is_name(node: Term) -> bool:
     return node.op == "name"
 
 
-def _is_point(node: Term) -> bool:
-    return node.op == "name" and len(node.text) == 1 and node.text.isupper()
+def _is_segment(node: Term) -> bool:
+    """``AB``: two or three capital letters."""
+    capitals = [each.op == "name" and len(each.text) == 1 and each.text.isupper() for each in node.args]
+    return node.op == "mul" and len(capitals) < 4 and all(capitals)
 
 
 def _same_relations(a: Term, b: Term) -> bool:
@@ -268,7 +273,9 @@ def _same_difference(a: Term, b: Term) -> bool:
     symbols = [names(each) for each in differences]
     if not symbols[0] or symbols[0] != symbols[1]:
         return False
-    return proportional(*differences, positive=a.text in ("<", r"\le"))
+    positive = a.text in ("<", r"\le")
+    told = proportional_rational(*differences)
+    return told if told is not None and not (told and positive) else proportional(*differences, positive=positive)
 
 
 def _holds_form(relation: Term) -> bool:

@@ -13,10 +13,14 @@ from retool_mcore.reward.decimals import printed
 from retool_mcore.reward.node import Term
 from retool_mcore.reward.normalise import Normal, equal_numbers, spelling
 from retool_mcore.reward.points import names
+from retool_mcore.reward.radicals import same_radicals
 from retool_mcore.reward.reader import read_measured
+from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
 
+MAX_CHARS = 200  # of two expressions that are compared here
+CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
 
 
@@ -70,7 +74,56 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
         units = [normal.tree.text if normal.tree and normal.tree.op == "unit" else "" for normal in (answer, truth)]
         return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
     mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
-    return None if mine is None or theirs is None else mine == theirs
+    if mine is not None and theirs is not None:
+        return mine == theirs
+    mine, theirs = _listed(answer.tree), _listed(truth.tree)
+    if mine is not None and theirs is not None:
+        sets = "set" in (answer.tree.op if answer.tree else "", truth.tree.op if truth.tree else "")
+        return set(mine) == set(theirs) if sets else mine == theirs
+    return _told_exactly(answer, truth)
+
+
+def _listed(node: Term | None) -> list[Fraction] | None:
+    """The rational numbers of ``1, 2``, ``x=1, x=2`` or a set, sorted; None for anything else."""
+    if node is None or node.op not in ("list", "set"):
+        return None
+    named = [each.args for each in node.args if each.op == "relation" and each.text == "=" and len(each.args) == 2]
+    parts = node.args
+    if named and node.op == "list":  # all of one name
+        alike = len(named) == len(parts) and len({name for name, _ in named}) == 1 and named[0][0].op == "name"
+        parts = tuple(value for _, value in named) if alike else parts
+    values = [exact(each) if each.op in ("number", "neg", "div", "group") else None for each in parts]
+    known = [value for value in values if value is not None]
+    return sorted(known) if len(known) == len(values) else None
+
+
+def _told_exactly(answer: Normal, truth: Normal) -> bool | None:
+    """Whether two short expressions are one by exact algebra; None where it takes decimals.
+
+    What takes long, such as the remainder of a great factorial, is for a checker.
+    """
+    if len(answer.text) + len(truth.text) > MAX_CHARS:
+        return None
+    mine, theirs = tree_of(answer), tree_of(truth)
+    if mine.op == theirs.op == "relation":
+        return _same_equations(mine, theirs)
+    if not (_is_cheap(mine) and _is_cheap(theirs)):
+        return None
+    told = same_radicals(mine, theirs)
+    told = same_rational(mine, theirs) if told is None else told
+    return None if told is False and "." in answer.text + truth.text else told  # it may round to it
+
+
+def _same_equations(a: Term, b: Term) -> bool | None:
+    """Whether two equations in letters are one but for a factor: y = 2x and 4x - 2y = 0."""
+    both = a.text == b.text == "=" and len(a.args) == len(b.args) == 2 and names(a) == names(b) != frozenset()
+    if not both or not all(map(_is_cheap, (*a.args, *b.args))):
+        return None
+    return proportional_rational(*(Term("add", (each.args[0], Term("neg", (each.args[1],)))) for each in (a, b)))
+
+
+def _is_cheap(node: Term) -> bool:
+    return node.op in CHEAP and all(map(_is_cheap, node.args))
 
 
 def _same_choices(answer: Normal, truth: Normal) -> bool:

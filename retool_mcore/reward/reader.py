@@ -12,8 +12,15 @@ from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
 from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, unit_at
 
-RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv", r"\to", ":", r"\parallel", r"\perp",
-             r"\notin", r"\sim", r"\cong", r"\subset", r"\subseteq", r"\propto")  # fmt: skip
+RELATIONS = frozenset((
+    "=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv", r"\to", ":", r"\parallel", r"\perp",
+    r"\notin", r"\sim", r"\cong", r"\subset", r"\subseteq", r"\propto",
+))  # fmt: skip
+FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
+    r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil", r"\begin", r"\overline", r"\vec", r"\hat", r"\angle",
+    r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed",
+))  # fmt: skip
+SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
          "eleven": 11, "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "hex": 16}  # fmt: skip
 _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
@@ -80,17 +87,17 @@ class _Reader(Atoms):
     def statement(self) -> Term:
         self._skip(r"\approx")
         first = self._sets()
-        if not self._is(*RELATIONS):
+        if not self._among(RELATIONS):
             return first
         sides, signs = [first], list[str]()
-        while self._is(*RELATIONS):
+        while self._among(RELATIONS):
             signs.append(self._take().text)
             sides.append(self._sets())
         return Term("relation", tuple(sides), " ".join(signs))
 
     def _sets(self) -> Term:
         node = self.sum(units=True)
-        while self._is(*_SETS):
+        while self.next.text in _SETS and self._is(*_SETS):
             op = _SETS[self._take().text]
             node = Term(op, (node, self.sum(units=True)))
         return node
@@ -99,7 +106,7 @@ class _Reader(Atoms):
         """A sum, with a percent sign or a unit behind it where ``units`` may stand."""
         negative = False
         sign = ""
-        while self._is("+", "-", r"\pm", r"\mp"):
+        while self._among(SIGNS):
             token = self._take().text
             negative ^= token == "-"
             sign = token if token.startswith("\\") else sign
@@ -107,7 +114,7 @@ class _Reader(Atoms):
         node = Term("neg", (node,)) if negative else node
         node = Term("pm", (number(0), node), sign) if sign else node
         parts = [node]
-        while self._is("+", "-", r"\pm", r"\mp"):
+        while self._among(SIGNS):
             op = self._take().text
             right = self._product()
             if op.startswith("\\"):
@@ -215,31 +222,7 @@ class _Reader(Atoms):
             return False
         if token.kind == "sign":
             return token.text in ("(", "[", "{") or (token.text == "|" and not self._bars)
-        return token.kind == "command" and (
-            token.text in FUNCTIONS
-            or token.text in CONSTANTS
-            or token.text in GREEK
-            or token.text
-            in (
-                r"\frac",
-                r"\sqrt",
-                r"\binom",
-                r"\lfloor",
-                r"\lceil",
-                r"\begin",
-                r"\overline",
-                r"\vec",
-                r"\hat",
-                r"\angle",
-                r"\triangle",
-                r"\nabla",
-                r"\partial",
-                r"\tilde",
-                r"\underline",
-                r"\{",
-                r"\boxed",
-            )
-        )
+        return token.kind == "command" and token.text in FACTORS
 
     def _factor(self) -> Term:
         negative = False
