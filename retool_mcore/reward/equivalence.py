@@ -292,7 +292,7 @@ def _directed(relation: Term) -> Term:
 
 def _says(answer: Term, truth: Term) -> bool:
     """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
-    if truth.op == "list" and answer.op == "tuple" and answer.text == "[]":
+    if answer.op == "tuple" and answer.text == "[]" and _spread(truth).op in ("list", "set"):
         return same(Term("list", answer.args), truth)  # the list that Python prints
     if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
         return False

@@ -25,7 +25,7 @@ _FENCED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_BRACES = re.compile(r"\\boxed\s*\{|\\boxed[ \t]++-?\d++(?:[.,]\d++)*+|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\boxed\s*\{|\\boxed[ \t]*+-?\d++(?:[.,]\d++)*+|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(response: str) -> str | None:

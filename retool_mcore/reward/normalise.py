@@ -15,7 +15,7 @@ from functools import lru_cache
 from retool_mcore.reward.choices import label
 from retool_mcore.reward.fold import folded, unquoted
 from retool_mcore.reward.node import Term
-from retool_mcore.reward.prints import printed
+from retool_mcore.reward.prints import chosen, printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
 from retool_mcore.reward.value import exact
@@ -43,6 +43,16 @@ _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with number
 _RUN = re.compile(r"[A-Za-z]++")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
+MAX_NAME_CHARS = 60
+_IN_BASE = re.compile(
+    r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
+)
+_ROUGHLY = re.compile(r"(?:\\ )?\((?:\\approx|\\text\{approximately \})\s{0,2}(-?[\d.]{1,40})\)$")
+_BEFORE = re.compile(r"^(?:USD|RMB|Rs\.?|US)\s{0,3}(?=\d)")
+_PLAIN_NAME = re.compile(r"[^\d=<>!,;]*[A-Za-z][^\d=<>!,;]*")
+_DENIES = re.compile(
+    r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
+)
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})\s{0,3}(?:\\text\{)?\s{0,3}([ap])\.?\s?m\.?\s{0,3}\}?", re.IGNORECASE)
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
@@ -83,6 +93,7 @@ def _read(text: str) -> Normal:
     number = plain_number(text)
     if number is not None:
         return Normal(text, number=number)
+    text = _plainer(text)
     if "_" in text:
         text = _TEXT_DIGITS.sub(r"\1", text)
         text = f"0{match[1]}{match[2]}" if (match := _ONE_DIGIT.fullmatch(text)) else text  # E_{16}
@@ -95,10 +106,35 @@ def _read(text: str) -> Normal:
     try:
         tree = read(text)
     except Unreadable as problem:
+        if (tree := _named_by_text(text)) is not None:
+            return Normal(text, False, None, tree)
         words = " ".join(text.casefold().replace(",", " , ").split()) if _NAMED.fullmatch(text) else None
         return Normal(text, words=words, problem=str(problem))
     percent = tree.op == "percent"
     return Normal(text, percent, exact(tree.args[0] if percent else tree), tree)
+
+
+def _plainer(text: str) -> str:
+    """The text with what stands around numbers as mathematics: ``1011 (base 2)``, ``USD 5``."""
+    if "base" in text:
+        text = _IN_BASE.sub(r"\1_{\2}", text)
+    if "approx" in text:
+        text = _ROUGHLY.sub(r"\\approx \1", text)
+    if "C" in text:
+        text = chosen(text)
+    return _BEFORE.sub("", text)
+
+
+def _named_by_text(text: str) -> Term | None:
+    """``P(A|B) = 0.25`` as what a name says: before "=" there is no number, and nothing denies."""
+    head, _, tail = text.rpartition("=")
+    if not head or len(head) > MAX_NAME_CHARS or not _PLAIN_NAME.fullmatch(head) or _DENIES.search(head):
+        return None
+    try:
+        value = read(tail)
+    except Unreadable:
+        return None
+    return Term("relation", (Term("name", text="".join(head.casefold().split())), value), "=")
 
 
 def vote(answer: str | None) -> str:

@@ -29,6 +29,31 @@ _ROWS = re.compile(r"\[\s*+(?:\[[^][]{1,400}\][\s,]*+){1,40}\]")
 _ROW = re.compile(r"\[([^][]{1,400})\]")
 
 
+_CHOSEN = re.compile(
+    r"(?:\{\})?[_^](?:\{(\d{1,4})\}|(\d))\s{0,2}(?:\\(?:mathrm|text)\{C\}|C)_(?:\{(\d{1,4})\}|(\d))"
+    r"|(?:\\(?:mathrm|text)\{C\}|(?<![A-Za-z])C)\^(?:\{(\d{1,4})\}|(\d))_(?:\{(\d{1,4})\}|(\d))"
+)
+_BESIDE = re.compile(r"(\d{1,4})C(\d{1,4})")  # 10C3
+
+
+def chosen(text: str) -> str:
+    """The text with binomials in the other spellings of schools as LaTeX: ``{}_{10}C_3``."""
+    if match := _BESIDE.fullmatch(text):
+        return rf"\binom{{{match[1]}}}{{{match[2]}}}"
+    return _CHOSEN.sub(_binomial, text)
+
+
+def _binomial(match: re.Match[str]) -> str:
+    first, second, third, fourth = (
+        match[1] or match[2],
+        match[3] or match[4],
+        match[5] or match[6],
+        match[7] or match[8],
+    )
+    over, under = (first, second) if first else (fourth, third)
+    return rf"\binom{{{over}}}{{{under}}}"
+
+
 def printed(text: str) -> str:
     """The text with what Python prints as LaTeX; any other text as it is."""
     if match := _BASED.fullmatch(text):

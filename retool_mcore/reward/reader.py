@@ -21,6 +21,7 @@ FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
     r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed",
 ))  # fmt: skip
 SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
+DENYING = frozenset(("not", "no", "never", "wrong", "incorrect", "without", "except"))  # in a name of words
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
          "eleven": 11, "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "hex": 16}  # fmt: skip
 _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
@@ -302,8 +303,11 @@ class _Reader(Atoms):
             ahead += 1
         if self._peek(ahead).text not in ("=", r"\approx") or len(words) > 4 or self._at + ahead > len(words):
             return None
+        said = " ".join(words).casefold()
+        if DENYING & set(said.split()):
+            return None
         self._at += ahead
-        return Term("name", text=" ".join(words).casefold())
+        return Term("name", text=said)
 
     def _primary(self) -> Term:
         self._depth += 1

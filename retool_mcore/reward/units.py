@@ -70,8 +70,10 @@ _DONE = re.compile(
 _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "gram",
             "千克": "kg", "公斤": "kg", "毫克": "mg", "吨": "ton", "升": "liter", "毫升": "ml", "秒": "second",
             "分": "minute", "分钟": "minute", "时": "hr", "小时": "hr", "天": "day", "日": "day", "周": "week",
+            "公顷": "hectare", "亩": "mu", "摄氏度": "degreeC", "斤": "jin", "角": "jiao", "里": "li",
             "月": "month", "个月": "month", "年": "year", "元": "yuan", "度": "degree"}  # fmt: skip
 _COUNTED = set("个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍")
+_NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
 
 def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:
@@ -213,7 +215,8 @@ def _chinese(text: str) -> str | None:
     over, per, under = base.replace("每", "/").partition("/")
     if per and over in _CHINESE and under in _CHINESE:
         return f"{_CHINESE[over]}/{_CHINESE[under]}"
-    return "?" + text if set(text) <= _COUNTED else None
+    counted = set(text) <= _COUNTED or (text[0] in _COUNTED and len(text) < 6 and not set(text) & _NO_NOUN)
+    return "?" + text if counted else None
 
 
 def _ends(tokens: list[Token], position: int) -> bool:
