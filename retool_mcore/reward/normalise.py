@@ -26,6 +26,7 @@ MAX_WORDS = 6  # of a truth that is words
 NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted", "notfound"}
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
+_SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers are
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")
 _FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
@@ -84,6 +85,8 @@ class Normal:
 @lru_cache(maxsize=4096)
 def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
+    if _SHORT.fullmatch(plain := answer.strip()):
+        return Normal(plain, number=Fraction(plain))
     text = _joined(printed(_unwrapped(folded(answer)))).rstrip(".,; ")
     letter, rest = label(text)
     return replace(_read(_joined(_unwrapped(rest)).rstrip(".,; ")), label=letter) if letter else _read(text)
@@ -134,7 +137,9 @@ def _named_by_text(text: str) -> Term | None:
         value = read(tail)
     except Unreadable:
         return None
-    return Term("relation", (Term("name", text="".join(head.casefold().split())), value), "=")
+    if exact(value) is None:
+        return None
+    return Term("relation", (Term("name", text=spelling(head.replace("$", " ")).casefold()), value), "=")
 
 
 def vote(answer: str | None) -> str:
