@@ -19,6 +19,7 @@ from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
 
+MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
@@ -107,11 +108,27 @@ def _told_exactly(answer: Normal, truth: Normal) -> bool | None:
     mine, theirs = tree_of(answer), tree_of(truth)
     if mine.op == theirs.op == "relation":
         return _same_equations(mine, theirs)
-    if not (_is_cheap(mine) and _is_cheap(theirs)):
-        return None
-    told = same_radicals(mine, theirs)
-    told = same_rational(mine, theirs) if told is None else told
+    told = _told(mine, theirs)
     return None if told is False and "." in answer.text + truth.text else told  # it may round to it
+
+
+def _told(a: Term, b: Term) -> bool | None:
+    if a == b:
+        return True
+    if a.op == b.op and a.op in ("tuple", "matrix"):  # in order, with their brackets or shape
+        if a.text != b.text or len(a.args) != len(b.args):
+            return False
+        parts = {_told(x, y) for x, y in zip(a.args, b.args, strict=True)}
+        return False if False in parts else None if None in parts else True
+    if a.op == b.op == "set" and len(a.args) <= MAX_ELEMENTS >= len(b.args):
+        table = [[_told(x, y) for y in b.args] for x in a.args]
+        if any(None in row for row in table):
+            return None
+        return all(map(any, table)) and all(map(any, zip(*table, strict=True)))
+    if not (_is_cheap(a) and _is_cheap(b)):
+        return None
+    told = same_radicals(a, b)
+    return same_rational(a, b) if told is None else told
 
 
 def _same_equations(a: Term, b: Term) -> bool | None:
