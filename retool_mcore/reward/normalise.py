@@ -50,7 +50,7 @@ _IN_BASE = re.compile(
 )
 _ROUGHLY = re.compile(r"(?:\\ )?\((?:\\approx|\\text\{approximately \})\s{0,2}(-?[\d.]{1,40})\)$")
 _BEFORE = re.compile(r"^(?:USD|RMB|Rs\.?|US)\s{0,3}(?=\d)")
-_PLAIN_NAME = re.compile(r"[^\d=<>!,;]*[A-Za-z][^\d=<>!,;]*")
+_PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
 _DENIES = re.compile(
     r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
 )
