@@ -33,7 +33,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -42,6 +41,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from perf.reward_bench import tree_cpu_s
 from retool_mcore.reward.score import compute_score
 from tests.reward.generated import FAMILIES, pairs
 from tests.reward.spellings import EQUAL, UNEQUAL
@@ -123,19 +123,19 @@ def measure(judge: Judge, rows: list[Pair]) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()):
         with contextlib.suppress(Exception):
             judge("\\sqrt{8}", "2\\sqrt{2}")  # whatever it starts or imports at first
-        started = time.perf_counter()
+        started = tree_cpu_s()
         for answer, truth, _ in rows:
             try:
                 verdicts.append(judge(answer, truth))
             except Exception:  # noqa: BLE001  as a trainer would have it: no reward
                 verdicts.append(False)
-        wall_s = time.perf_counter() - started
+        cpu_s = tree_cpu_s() - started
     wrong = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict != row[2]]
     equal = sum(row[2] for row in rows)
     return {
         "missed": sum(row[2] for row in wrong) / max(equal, 1),
         "passed": sum(not row[2] for row in wrong) / max(len(rows) - equal, 1),
-        "rows_per_s": len(rows) / wall_s,
+        "rows_per_s": len(rows) / max(cpu_s, 0.01),
         "wrong": wrong,
     }
 
@@ -171,7 +171,9 @@ def main() -> None:
     counts = {name: (sum(row[2] for row in rows), len(rows)) for name, rows in sources.items()}
     said = ", ".join(f"{name} {equal} equal of {total}" for name, (equal, total) in counts.items())
     print(f"commit {commit.stdout.strip()}, seed {options.seed}; pairs: {said}\n")
-    print("| scorer | pairs | equal judged unequal | unequal judged equal | rows/s |\n|---|---|---|---|---|")
+    print(
+        "| scorer | pairs | equal judged unequal | unequal judged equal | rows per CPU second |\n|---|---|---|---|---|"
+    )
     for label, make in judges.items():
         if options.scorers and label not in options.scorers:
             continue
@@ -179,7 +181,7 @@ def main() -> None:
         for source, rows in sources.items():
             got = measure(judge, rows)
             print(
-                f"| {label} | {source} | {got['missed']:.1%} | {got['passed']:.1%} | {got['rows_per_s']:.0f} |",
+                f"| {label} | {source} | {got['missed']:.2%} | {got['passed']:.2%} | {got['rows_per_s']:.0f} |",
                 flush=True,
             )
             if options.show and label == "ours":

@@ -141,6 +141,9 @@ class Reward(Section):
     require_format: bool = False
     """True: a right answer counts only when no call of its response was malformed."""
 
+    require_simplified: bool = False
+    """True: only when it is worked out: a number for a number, no copy; see reward/README.md."""
+
     @model_validator(mode="after")
     def _check_own_function_alone(self) -> Reward:
         fields = type(self).model_fields

@@ -38,6 +38,12 @@ REMEDIES: Mapping[Stage, str] = {
 }
 
 _TAG = re.compile(r"<(/?)(code|interpreter|answer)>")
+_OUTPUT = re.compile(r"^[ \t]*```output\b", re.MULTILINE)
+_RUN = re.compile(  # code in a fence, and behind it what it printed
+    r"^[ \t]*```(?:python|py)[ \t]*\n((?:(?![ \t]*```)[^\n]*+\n)*+)[ \t]*```[ \t]*\n\s*+"
+    r"```output[ \t]*\n((?:(?![ \t]*```)[^\n]*+\n)*+)[ \t]*```[ \t]*$",
+    re.MULTILINE,
+)
 _FENCE = re.compile(r"\A\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 
 
@@ -107,12 +113,16 @@ def read_trace(messages: Any) -> Trace:
 
 
 def _content(message: Mapping[str, Any]) -> str:
+    """A message's text, behind the thoughts that some put beside it."""
     content = message.get("content")
-    if content is None:
-        return ""
-    if not isinstance(content, str):
+    if content is not None and not isinstance(content, str):
         raise Rejected("source", "the content of a message is no text")
-    return content
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if thoughts is None or message.get("role") != "assistant":
+        return content or ""
+    if not isinstance(thoughts, str):
+        raise Rejected("source", "the reasoning_content of a message is no text")
+    return f"<think>\n{thoughts.strip()}\n</think>\n\n{content or ''}".rstrip() if thoughts.strip() else content or ""
 
 
 def end_tag_problem(steps: Sequence[CallStep], protocol: ProtocolName) -> str | None:
@@ -126,6 +136,8 @@ def end_tag_problem(steps: Sequence[CallStep], protocol: ProtocolName) -> str | 
 
 def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
     """Steps and closing words of a raw trace. Raises Rejected("format") for tags out of order."""
+    if not _TAG.search(text) and _OUTPUT.search(text):
+        return _read_fenced(text)
     steps: list[CallStep] = []
     pending: tuple[str, str] | None = None  # text and code that wait for their output
     start, opened, answers = 0, None, 0
@@ -160,6 +172,19 @@ def read_inline(text: str) -> tuple[tuple[CallStep, ...], str]:
         raise Rejected("format", f"<{opened}> is not closed" if opened else "the last <code> block has no output")
     rest = text[start:].strip()
     return tuple(steps), f"{said}\n{rest}".strip() if answers else rest
+
+
+def _read_fenced(text: str) -> tuple[tuple[CallStep, ...], str]:
+    """Steps of a trace in Markdown, as NuminaMath-TIR has it: code in a fence, then its output."""
+    steps: list[CallStep] = []
+    start = 0
+    for block in _RUN.finditer(text):
+        steps.append(CallStep(text[start : block.start()].strip(), block[1].strip("\n"), block[2].strip("\n")))
+        start = block.end()
+    rest = "".join(step.text for step in steps) + text[start:]
+    if _OUTPUT.search(rest):
+        raise Rejected("format", "an ```output block is not behind its ```python block")
+    return tuple(steps), text[start:].strip()
 
 
 def _unfenced(code: str) -> str:

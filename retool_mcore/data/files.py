@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retool_mcore.config.base import is_table
+from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.errors import DataError
 from retool_mcore.run import folder
 
@@ -78,9 +78,7 @@ def read_jsonl(
         with open(path, "rb") as file:
             if str(path).endswith(".json") and (whole := _document(file)) is not None:
                 for number, row in enumerate(whole, start=1):
-                    if not is_table(row):
-                        raise DataError(f"{path}, row {number}: {type(row).__name__}, not an object")
-                    yield number, row
+                    yield number, _of_turns(row) or _table(row, f"{path}, row {number}")
                 return
             for number, line in enumerate(file, start=1):
                 if not line.strip():
@@ -124,9 +122,18 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: a text holds {error.object[error.start]!r}, half a character") from error
     except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, endless digits or brackets
         raise DataError(f"{where}: not JSON: {error}") from error
+    return _of_turns(row) or _table(row, where)
+
+
+def _table(row: Any, where: str) -> dict[str, Any]:
     if not is_table(row):
         raise DataError(f"{where}: {type(row).__name__}, not an object")
     return row
+
+
+def _of_turns(row: Any) -> dict[str, Any] | None:
+    """A row that is a list of two turns, as Open-Reasoner-Zero's file has it, by their numbers."""
+    return {str(number): turn for number, turn in enumerate(row)} if is_tables(row) and len(row) == 2 else None
 
 
 def write_parquet(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> None:

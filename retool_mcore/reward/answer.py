@@ -44,9 +44,9 @@ How = Literal["exact", "values", "timeout", "crash", "too long"]
 class Verdict:
     """Whether two answers are equivalent, and how the check came to it.
 
-    ``how`` is "exact" for a comparison of texts or rational numbers, "values" for one of
-    expressions. "timeout", "crash" and "too long" mean that the check was given up, and the answer
-    counts as not equivalent.
+    ``how`` is "exact" for a comparison of texts, numbers or short algebra, "values" for others.
+    "timeout", "crash" and "too long" mean that the check was given up, and the answer counts as not
+    equivalent.
     """
 
     equivalent: bool

@@ -40,13 +40,19 @@ class Atoms(ABC):
 
     def _skip(self, *texts: str) -> bool:
         """Take the next token if it is one of these signs or commands."""
-        if self.next.kind in ("sign", "command") and self.next.text in texts:
+        if self._is(*texts):
             self._at += 1
             return True
         return False
 
     def _is(self, *texts: str) -> bool:
-        return self.next.kind in ("sign", "command") and self.next.text in texts
+        token = self.next
+        return token.text in texts and token.kind in ("sign", "command")
+
+    def _among(self, texts: frozenset[str]) -> bool:
+        """``_is`` for many signs at once."""
+        token = self.next
+        return token.text in texts and token.kind in ("sign", "command")
 
     def _expect(self, text: str) -> None:
         if not self._skip(text):
@@ -120,6 +126,8 @@ class Atoms(ABC):
         if letter == "C" and (chosen := self._chosen()) is not None:
             return chosen
         said = letter
+        if self._is_index():
+            said += "_" + self._take().text  # x1, as SymPy prints x_1
         while True:
             if self._skip("_"):
                 said += "_" + self._raw()
@@ -139,6 +147,12 @@ class Atoms(ABC):
         if said in CONSTANTS:
             return Term("constant", text=CONSTANTS[said])
         return name(said)
+
+    def _is_index(self) -> bool:
+        """Whether digits glued to a letter are its index; not in ``3x2`` and ``\\frac x2``."""
+        before = self._tokens[self._at - 2].text if self._at > 1 else "("
+        digits = self.next.kind == "number" and self.next.text.isdigit() and self.next.glued
+        return digits and before in ("(", "[", ",", "=", "+", "-", "*", ":", "<", ">", "or", "and")
 
     def _chosen(self) -> Term | None:
         """``C_{10}^3``, as the Chinese write a binomial; None where C is a name with an index."""

@@ -9,7 +9,8 @@ import re
 
 _LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathbf|mathrm|textrm|bf)\s*+\{\s*+(?=\(?[A-J][).:]\s*+\}))?"
-    r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\})|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
+    r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\}|[\d$]|\\(?:frac|sqrt))"
+    r"|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
     r"(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
 _SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
@@ -35,6 +36,8 @@ def same_choice(answer: str, truth: str) -> bool:
 def _letters(text: str) -> str | None:
     if _RUN.fullmatch(text) and list(text) == sorted(set(text)):
         return text
+    if text.startswith(r"\{") and text.endswith(r"\}"):
+        text = text[2:-2].strip()
     if len(text) < 60 and _SEVERAL.fullmatch(text):
         found = sorted(re.sub("[^A-J]", "", text))
         return "".join(found) if len(set(found)) == len(found) else None

@@ -9,19 +9,17 @@ This runs in a checker process: values of hostile answers may take long.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from fractions import Fraction
-
-from retool_mcore.reward.choices import same_choice
-from retool_mcore.reward.decimals import printed
+from retool_mcore.reward.decimals import printed, written
+from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.node import Term, number
-from retool_mcore.reward.normalise import Normal, equal_numbers, normalise, spelling
+from retool_mcore.reward.normalise import normalise
 from retool_mcore.reward.points import names
+from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
+from retool_mcore.reward.radicals import same_radicals
 from retool_mcore.reward.regions import region, same_region
-from retool_mcore.reward.residues import same_rational
+from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import (
-    NoValue,
     close_to,
     exact,
     proportional,
@@ -32,7 +30,6 @@ from retool_mcore.reward.value import (
 MAX_ELEMENTS = 24  # of a set or list without order: each is compared with each
 FLIPPED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
 DEGREE = Term("div", (Term("constant", text="pi"), number(180)))
-FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
 
 
 def equivalent(answer: str, truth: str) -> bool:
@@ -41,77 +38,11 @@ def equivalent(answer: str, truth: str) -> bool:
     known = quick_verdict(mine, theirs)
     if known is not None:
         return known
+    mine, theirs = map(tree_of, measured(mine, theirs))
     try:
-        return _says(_tree(mine), _tree(theirs)) or same(_tree(mine), _tree(theirs))
+        return _says(mine, theirs) or same(mine, theirs)
     except NoValue:
         return False
-
-
-def _tree(normal: Normal) -> Term:
-    if normal.tree is not None:
-        return normal.tree
-    assert normal.number is not None, "what could not be read was compared as text"
-    return Term("number", text=normal.text, value=normal.number)
-
-
-def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
-    """Whether two answers are equal, where that takes no values of expressions; else None."""
-    if not answer.text or not truth.text:
-        return False
-    if answer.label or truth.label:
-        return _told_labels(answer, truth)
-    if answer.text == truth.text or _same_choices(answer, truth):
-        return True
-    if answer.words is not None or truth.words is not None:
-        return answer.words == truth.words
-    if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
-        return spelling(answer.text) == spelling(truth.text)
-    if answer.number is not None and truth.number is not None:
-        units = [normal.tree.text if normal.tree and normal.tree.op == "unit" else "" for normal in (answer, truth)]
-        return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
-    mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
-    return None if mine is None or theirs is None else mine == theirs
-
-
-def _same_choices(answer: Normal, truth: Normal) -> bool:
-    """Whether both are the same letters, one of which can only be a choice: ``(g)`` and G."""
-    if answer.words is None and truth.words is None:
-        return False
-    said = [each.words if each.words and len(each.words) == 1 else each.text for each in (answer, truth)]
-    return same_choice(*said)
-
-
-def _told_labels(answer: Normal, truth: Normal) -> bool | None:
-    """``(B) 12`` is B, and it is 12; another ``(B) 12`` has both."""
-    if answer.label and truth.label:
-        behind = quick_verdict(replace(answer, label=""), replace(truth, label=""))
-        return behind if answer.label == truth.label else False
-    labelled, other = (answer, truth) if answer.label else (truth, answer)
-    if len(other.text) == 1 and other.text.isalpha():
-        return other.text.upper() == labelled.label
-    return quick_verdict(replace(answer, label=""), replace(truth, label=""))
-
-
-def _printed(answer: Normal, truth: Normal) -> bool:
-    """Whether one is a float as Python prints it and the other the fraction that it stands for."""
-    for decimal, other in ((answer, truth), (truth, answer)):
-        if "." not in other.text and decimal.number and other.number and decimal.number * other.number > 0:
-            return printed(decimal.text.lstrip("+-"), other.number)
-    return False
-
-
-def _numbers(node: Term | None) -> tuple[str, tuple[Fraction, ...]] | None:
-    """Brackets and values of a tuple, interval or set of rational numbers; else None.
-
-    Those of a set, "{}", are sorted and without repeats.
-    """
-    if node is None or node.op not in ("tuple", "set"):
-        return None
-    values = [exact(each) if each.op not in ("unit", "degree") else None for each in node.args]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return ("{}", tuple(sorted(set(known)))) if node.op == "set" else (node.text, tuple(known))
 
 
 def same(a: Term, b: Term) -> bool:
@@ -130,6 +61,8 @@ def same(a: Term, b: Term) -> bool:
             return same_region(mine, theirs) and (_subject(a) == _subject(b) or None in (_subject(a), _subject(b)))
     if a.op == "relation" or b.op == "relation":
         return _same_relations(a, b)
+    if (_list_name(a) or _list_name(b)) != (_list_name(b) or _list_name(a)):
+        return False  # x = 1, 2 and y = 1, 2
     a, b = _spread(a), _spread(b)
     if a.op in ("list", "set") and b.op in ("list", "set"):
         return _same_elements(a, b)
@@ -165,9 +98,13 @@ def _same_measured(a: Term, b: Term) -> bool:
 def _same_expressions(a: Term, b: Term) -> bool:
     known = exact(a), exact(b)
     if known[0] is not None and known[1] is not None:
-        return known[0] == known[1] or printed(a.text, known[1]) or printed(b.text, known[0])
-    if (told := same_rational(a, b)) is not None:
-        return told
+        if known[0] == known[1] or known[0] * known[1] <= 0:
+            return known[0] == known[1]
+        return printed(written(a), known[1], b) or printed(written(b), known[0], a)
+    told = same_radicals(a, b)
+    told = same_rational(a, b) if told is None else told
+    if told is not None:
+        return told or (known[0] is None and rounds_to(b, a)) or (known[1] is None and rounds_to(a, b))
     try:
         if same_value(a, b):
             return True
@@ -194,6 +131,14 @@ def _spread(node: Term) -> Term:
     if _holds(node, "pm") and node.op not in FORMS[:-1]:
         return Term("list", (_signed(node, 1), _signed(node, -1)))
     return node
+
+
+def _list_name(node: Term) -> Term | None:
+    """``x`` of ``x = 1, 2``."""
+    if node.op != "list" or any(each.op == "relation" for each in node.args[1:]):
+        return None
+    named = _named_value(node.args[0])
+    return named[0] if named else None
 
 
 def _holds(node: Term, op: str) -> bool:
@@ -274,14 +219,22 @@ def _named_value(node: Term) -> tuple[Term, Term] | None:
 
 
 def _is_name(node: Term) -> bool:
-    """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``."""
+    """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``; a segment ``AB``."""
     if node.op == "call":
+        return True
+    if _is_segment(node):
         return True
     if node.op == "mul" and node.args[0].op == "name":
         return node.args[1].op == "tuple" or (
             node.args[1].op == "group" and node.args[1].args[0].op in ("name", "number")
         )
     return node.op == "name"
+
+
+def _is_segment(node: Term) -> bool:
+    """``AB``: two or three capital letters."""
+    capitals = [each.op == "name" and len(each.text) == 1 and each.text.isupper() for each in node.args]
+    return node.op == "mul" and len(capitals) < 4 and all(capitals)
 
 
 def _same_relations(a: Term, b: Term) -> bool:
@@ -320,7 +273,9 @@ def _same_difference(a: Term, b: Term) -> bool:
     symbols = [names(each) for each in differences]
     if not symbols[0] or symbols[0] != symbols[1]:
         return False
-    return proportional(*differences, positive=a.text in ("<", r"\le"))
+    positive = a.text in ("<", r"\le")
+    told = proportional_rational(*differences)
+    return told if told is not None and not (told and positive) else proportional(*differences, positive=positive)
 
 
 def _holds_form(relation: Term) -> bool:
@@ -337,6 +292,8 @@ def _directed(relation: Term) -> Term:
 
 def _says(answer: Term, truth: Term) -> bool:
     """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
+    if answer.op == "tuple" and answer.text == "[]" and _spread(truth).op in ("list", "set"):
+        return same(Term("list", answer.args), truth)  # the list that Python prints
     if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
         return False
     return _is_value_of(answer, truth, loose=True)

@@ -25,7 +25,7 @@ _FENCED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_BRACES = re.compile(r"\\boxed\s*\{|\\boxed[ \t]++-?\d++(?:[.,]\d++)*+|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\boxed\s*\{|\\boxed[ \t]*+-?\d++(?:[.,]\d++)*+|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(response: str) -> str | None:
@@ -39,7 +39,7 @@ def model_text(response: str) -> str:
     The response may be decoded with or without control tokens. A call or output block without an
     end is left out too.
     """
-    response = _QUOTED.sub("` `", response)
+    response = _spoken(response)
     start = max(response.rfind(end) + len(end) if end in response else 0 for end in OUTPUT_ENDS)
     return _own_words(response[start:])
 
@@ -50,7 +50,7 @@ def _own_words(text: str) -> str:
     What stands before the end of an output that has no beginning may be output: it is left out.
     """
     words: list[str] = []
-    text = _QUOTED.sub("` `", text)
+    text = _spoken(text)
     block, depth, start = "", 0, 0
     for tag in _TAG.finditer(text):
         name, ends = tag["block"], tag["end"] is not None
@@ -65,7 +65,14 @@ def _own_words(text: str) -> str:
             start = tag.end()
     if not depth:
         words.append(text[start:])
-    return _SESSION.sub(" ", _FENCED.sub(" ", " ".join(words)))
+    said = " ".join(words)
+    said = _FENCED.sub(" ", said) if "```" in said else said
+    return _SESSION.sub(" ", said) if ">>>" in said else said
+
+
+def _spoken(text: str) -> str:
+    """The text without tags that are only spoken of."""
+    return _QUOTED.sub("` `", text) if "`<" in text else text
 
 
 def last_answer(text: str) -> str | None:

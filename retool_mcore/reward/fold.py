@@ -6,6 +6,7 @@ It runs before anything else reads an answer, and takes linear time.
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _INVISIBLE = dict.fromkeys(
     [0xAD, 0x34F, 0x61C, 0x180E, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070)]
@@ -13,9 +14,12 @@ _INVISIBLE = dict.fromkeys(
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
-    ord("㎡"): "m²", ord("℃"): "°C",
+    ord("℃"): "°C",
 }  # fmt: skip
-_FOLDED = _INVISIBLE | _WIDE
+_POWERS = str.maketrans("23", "²³")
+# Units of one character, such as those of cm and of km²: the digit in the latter is raised.
+_UNITS = {code: unicodedata.normalize("NFKC", chr(code)).translate(_POWERS) for code in range(0x3380, 0x33D8)}
+_FOLDED = _INVISIBLE | _UNITS | _WIDE
 _DOTTED = re.compile("(\\d)\u0307")  # 0.3̇6̇: repeating digits
 _SIZES = "tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
 _STYLES = "displaystyle|textstyle|scriptstyle|scriptscriptstyle|bfseries|itshape|sffamily|ttfamily|rmfamily|strut|relax"

@@ -32,6 +32,8 @@ def number(said: str | int) -> Term:
     text = str(said)
     if len(text) > MAX_DIGITS:
         raise Unreadable(f"a number has {len(text)} digits; {MAX_DIGITS} are the most")
+    if text.isdigit() and text.isascii():
+        return Term("number", text=text, value=Fraction(int(text)))
     digits, _, exponent = text.lower().partition("e")
     if exponent and abs(int(exponent)) > MAX_POWER_OF_TEN:
         raise Unreadable(f"the power of ten of {text:.40} is beyond {MAX_POWER_OF_TEN}")

@@ -15,6 +15,7 @@ from functools import lru_cache
 from retool_mcore.reward.choices import label
 from retool_mcore.reward.fold import folded, unquoted
 from retool_mcore.reward.node import Term
+from retool_mcore.reward.prints import chosen, printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
 from retool_mcore.reward.value import exact
@@ -25,20 +26,41 @@ MAX_WORDS = 6  # of a truth that is words
 NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted", "notfound"}
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
+_SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers are
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")
 _FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
 _GROUPED = re.compile(r"(?<=\d)(?:,\\!|\\!,|\{,\}|\\,)\s?(?=\d{3}(?!\d))")
 _SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\displaystyle(?![a-zA-Z])")
 _CURRENCY = re.compile(r"\\\$|[$€£¥]|\\(?:euro|pounds)(?![a-zA-Z])")
-_WRAPPED = re.compile(r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox|boldsymbol|fbox)\s*+\{")
+_WRAPPED = re.compile(
+    r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox|boldsymbol|fbox|underline|emph"
+    r"|textsf|texttt|mathsf)\s*+\{"
+)
+_BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
-_CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Z])[.):]")
+MAX_NAME_CHARS = 60
+_IN_BASE = re.compile(
+    r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
+)
+_ROUGHLY = re.compile(r"(?:\\ )?\((?:\\approx|\\text\{approximately \})\s{0,2}(-?[\d.]{1,40})\)$")
+_BEFORE = re.compile(r"^(?:USD|RMB|Rs\.?|US)\s{0,3}(?=\d)")
+_PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
+_DENIES = re.compile(
+    r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
+)
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})\s{0,3}(?:\\text\{)?\s{0,3}([ap])\.?\s?m\.?\s{0,3}\}?", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
+    r"|(?:[Oo]ption|[Cc]hoice|[Aa]nswer):?\s\(?([A-J])\)?"
+)
+_TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
+_ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
 
 
 @dataclass(frozen=True)
@@ -63,7 +85,9 @@ class Normal:
 @lru_cache(maxsize=4096)
 def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
-    text = _joined(_unwrapped(folded(answer))).rstrip(".,; ")
+    if _SHORT.fullmatch(plain := answer.strip()):
+        return Normal(plain, number=Fraction(plain))
+    text = _joined(printed(_unwrapped(folded(answer)))).rstrip(".,; ")
     letter, rest = label(text)
     return replace(_read(_joined(_unwrapped(rest)).rstrip(".,; ")), label=letter) if letter else _read(text)
 
@@ -72,6 +96,10 @@ def _read(text: str) -> Normal:
     number = plain_number(text)
     if number is not None:
         return Normal(text, number=number)
+    text = _plainer(text)
+    if "_" in text:
+        text = _TEXT_DIGITS.sub(r"\1", text)
+        text = f"0{match[1]}{match[2]}" if (match := _ONE_DIGIT.fullmatch(text)) else text  # E_{16}
     if not text:
         return Normal("", problem="it is empty")
     if (words := _words(text)) is not None:
@@ -81,10 +109,37 @@ def _read(text: str) -> Normal:
     try:
         tree = read(text)
     except Unreadable as problem:
+        if (tree := _named_by_text(text)) is not None:
+            return Normal(text, False, None, tree)
         words = " ".join(text.casefold().replace(",", " , ").split()) if _NAMED.fullmatch(text) else None
         return Normal(text, words=words, problem=str(problem))
     percent = tree.op == "percent"
     return Normal(text, percent, exact(tree.args[0] if percent else tree), tree)
+
+
+def _plainer(text: str) -> str:
+    """The text with what stands around numbers as mathematics: ``1011 (base 2)``, ``USD 5``."""
+    if "base" in text:
+        text = _IN_BASE.sub(r"\1_{\2}", text)
+    if "approx" in text:
+        text = _ROUGHLY.sub(r"\\approx \1", text)
+    if "C" in text:
+        text = chosen(text)
+    return _BEFORE.sub("", text)
+
+
+def _named_by_text(text: str) -> Term | None:
+    """``P(A|B) = 0.25`` as what a name says: before "=" there is no number, and nothing denies."""
+    head, _, tail = text.rpartition("=")
+    if not head or len(head) > MAX_NAME_CHARS or not _PLAIN_NAME.fullmatch(head) or _DENIES.search(head):
+        return None
+    try:
+        value = read(tail)
+    except Unreadable:
+        return None
+    if exact(value) is None:
+        return None
+    return Term("relation", (Term("name", text=spelling(head.replace("$", " ")).casefold()), value), "=")
 
 
 def vote(answer: str | None) -> str:
@@ -188,6 +243,12 @@ def _unwrapped(text: str) -> str:
                 text = text[len(opening) : -len(closing)].strip()
         if (match := _WRAPPED.match(text)) and _closes_at_end(text, match.end()):
             text = text[match.end() : -1].strip()
+        if match := _BARE_BOX.fullmatch(text):
+            text = match[1]
+        if text[:1] == "{" and _closes_at_end(text, 1):
+            text = text[1:-1].strip()
+        if len(text) > 4 and text[:2] == text[-2:] == "**" and "*" not in text[2:-2]:
+            text = text[2:-2].strip()  # bold, as in Markdown
         if text == before or len(before) > MAX_ANSWER_CHARS:
             return text
 
@@ -214,13 +275,15 @@ def _joined(text: str) -> str:
 
 
 def _space(match: re.Match[str]) -> str:
-    return "" if match[0] in ("\\,", "\\!", "\\displaystyle") else " "
+    return "" if match[0] in ("\\!", "\\displaystyle") else " "
 
 
 def _words(text: str) -> str | None:
     """An answer that is words or the letter of a choice, without case; None for mathematics."""
+    if match := _CLOCK.fullmatch(text):
+        return f"{int(match[1])}:{match[2]} {match[3].lower()}m"
     if match := _CHOICE.fullmatch(text):
-        return (match[1] or match[2]).upper() if len(text) > 1 else text
+        return (match[1] or match[2] or match[3] or match[4]).upper()
     if len(text) == 1 and text in "ABCDE":
         return text
     if not _LETTERS.fullmatch(text):

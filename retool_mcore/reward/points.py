@@ -17,11 +17,12 @@ def names(node: Term) -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def points(symbols: tuple[str, ...], many: bool, both: bool) -> list[tuple[dict[str, str], bool]]:
+def points(symbols: tuple[str, ...], many: bool, both: bool, far: int) -> list[tuple[dict[str, str], bool]]:
     """Values of the symbols, as decimals, and whether some are negative.
 
     ``many``: many more, whole and large ones, since a step function is the same between its steps.
-    ``both``: values of all sizes and signs, on both sides of where |x - 5| folds.
+    ``both``: values of all sizes and signs, on both sides of where |x - 5| folds. ``far``: some
+    beyond so many digits, where |x - 1000000| has folded.
     """
     if not symbols:
         return [({}, False)]
@@ -41,7 +42,20 @@ def points(symbols: tuple[str, ...], many: bool, both: bool) -> list[tuple[dict[
             symbol: f"{sign * 10 ** draw.uniform(-2 + index % 2 * 4, 2 + index % 2 * 4):.9f}" for symbol in symbols
         }
         drawn.append((values, sign < 0))
+    for index in range(4 if far else 0):
+        draw = random.Random(f"{index}far{len(symbols)}")
+        sign = (-1) ** index
+        values = {symbol: f"{sign * 10 ** draw.uniform(far, far + 1):.6f}" for symbol in symbols}
+        drawn.append((values, sign < 0))
     return drawn
+
+
+def largest(node: Term) -> int:
+    """Digits of the largest whole number in a tree; 0 where all are small, or one is huge."""
+    if node.op == "number":
+        digits = len(str(abs(int(node.value)))) if abs(node.value) < 10**40 else 0
+        return digits if digits > 3 else 0
+    return max(map(largest, node.args), default=0)
 
 
 def folds(node: Term) -> bool:

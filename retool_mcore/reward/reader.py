@@ -10,10 +10,18 @@ from __future__ import annotations
 from retool_mcore.reward.atoms import END, Atoms
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
-from retool_mcore.reward.units import CHINESE_SCALES, SCALES, unit_at
+from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, unit_at
 
-RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv", r"\to", ":", r"\parallel", r"\perp",
-             r"\notin", r"\sim", r"\cong", r"\subset", r"\subseteq", r"\propto")  # fmt: skip
+RELATIONS = frozenset((
+    "=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv", r"\to", ":", r"\parallel", r"\perp",
+    r"\notin", r"\sim", r"\cong", r"\subset", r"\subseteq", r"\propto",
+))  # fmt: skip
+FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
+    r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil", r"\begin", r"\overline", r"\vec", r"\hat", r"\angle",
+    r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed",
+))  # fmt: skip
+SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
+DENYING = frozenset(("not", "no", "never", "wrong", "incorrect", "without", "except"))  # in a name of words
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
          "eleven": 11, "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "hex": 16}  # fmt: skip
 _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
@@ -28,6 +36,20 @@ def read(text: str) -> Term:
     if _too_deep(node):
         raise Unreadable("it is nested too deeply")
     return node
+
+
+def read_measured(text: str, unit: str) -> Term | None:
+    """The value of an answer whose last letters are a unit (see ``bare_unit``); None for others."""
+    try:
+        found = tokens(text)
+        start = bare_unit(found, unit)
+        if start is None:
+            return None
+        reader = _Reader(found[:start])
+        node = reader.listing()
+    except Unreadable:
+        return None
+    return Term("unit", (node,), unit) if reader.next is END and not _too_deep(node) else None
 
 
 class _Reader(Atoms):
@@ -66,17 +88,17 @@ class _Reader(Atoms):
     def statement(self) -> Term:
         self._skip(r"\approx")
         first = self._sets()
-        if not self._is(*RELATIONS):
+        if not self._among(RELATIONS):
             return first
         sides, signs = [first], list[str]()
-        while self._is(*RELATIONS):
+        while self._among(RELATIONS):
             signs.append(self._take().text)
             sides.append(self._sets())
         return Term("relation", tuple(sides), " ".join(signs))
 
     def _sets(self) -> Term:
         node = self.sum(units=True)
-        while self._is(*_SETS):
+        while self.next.text in _SETS and self._is(*_SETS):
             op = _SETS[self._take().text]
             node = Term(op, (node, self.sum(units=True)))
         return node
@@ -85,7 +107,7 @@ class _Reader(Atoms):
         """A sum, with a percent sign or a unit behind it where ``units`` may stand."""
         negative = False
         sign = ""
-        while self._is("+", "-", r"\pm", r"\mp"):
+        while self._among(SIGNS):
             token = self._take().text
             negative ^= token == "-"
             sign = token if token.startswith("\\") else sign
@@ -93,7 +115,7 @@ class _Reader(Atoms):
         node = Term("neg", (node,)) if negative else node
         node = Term("pm", (number(0), node), sign) if sign else node
         parts = [node]
-        while self._is("+", "-", r"\pm", r"\mp"):
+        while self._among(SIGNS):
             op = self._take().text
             right = self._product()
             if op.startswith("\\"):
@@ -128,6 +150,8 @@ class _Reader(Atoms):
                 self._tokens[self._at] = Token(self.next.kind, rest)
         if self._skip(r"\%"):
             return Term("percent", (node,))
+        if node.op == "degree" and self.next.text in ("C", "F"):
+            return Term("unit", node.args, "degree" + self._take().text)
         unit, self._at = unit_at(self._tokens, self._at)
         return Term("unit", (node,), unit) if unit is not None else node
 
@@ -142,7 +166,9 @@ class _Reader(Atoms):
                     parts.append(self._factor())
                 else:
                     parts = [Term("div", (nary("mul", parts), self._factor()))]
-            elif self._is(r"\frac") and unit_at(self._tokens, self._at)[0]:
+            elif (self._is(r"\frac") and unit_at(self._tokens, self._at)[0]) or (
+                parts[-1].op == "degree" and self.next.text in ("C", "F") and self._peek() is END
+            ):
                 return nary("mul", parts)
             elif self._starts_factor() or self._spelt_by_letters(parts):
                 self._juxtapose(parts)
@@ -197,31 +223,7 @@ class _Reader(Atoms):
             return False
         if token.kind == "sign":
             return token.text in ("(", "[", "{") or (token.text == "|" and not self._bars)
-        return token.kind == "command" and (
-            token.text in FUNCTIONS
-            or token.text in CONSTANTS
-            or token.text in GREEK
-            or token.text
-            in (
-                r"\frac",
-                r"\sqrt",
-                r"\binom",
-                r"\lfloor",
-                r"\lceil",
-                r"\begin",
-                r"\overline",
-                r"\vec",
-                r"\hat",
-                r"\angle",
-                r"\triangle",
-                r"\nabla",
-                r"\partial",
-                r"\tilde",
-                r"\underline",
-                r"\{",
-                r"\boxed",
-            )
-        )
+        return token.kind == "command" and token.text in FACTORS
 
     def _factor(self) -> Term:
         negative = False
@@ -301,8 +303,11 @@ class _Reader(Atoms):
             ahead += 1
         if self._peek(ahead).text not in ("=", r"\approx") or len(words) > 4 or self._at + ahead > len(words):
             return None
+        said = " ".join(words).casefold()
+        if DENYING & set(said.split()):
+            return None
         self._at += ahead
-        return Term("name", text=" ".join(words).casefold())
+        return Term("name", text=said)
 
     def _primary(self) -> Term:
         self._depth += 1

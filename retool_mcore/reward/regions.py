@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.node import Term
 from retool_mcore.reward.points import names
-from retool_mcore.reward.value import NoValue, constant
+from retool_mcore.reward.value import constant, exact
 
 # Low end, is it in, high end, is it in. Infinite ends are floats and never in.
 Interval = tuple[Any, bool, Any, bool]
@@ -19,6 +20,7 @@ Region = list[Interval]
 _INFINITE = float("inf")
 _LINE: Interval = (-_INFINITE, False, _INFINITE, False)
 SAME = 1e-25
+_END_BITS = 60  # of an end; ends of more may differ by less than SAME
 
 
 def same_region(a: Region, b: Region) -> bool:
@@ -89,9 +91,10 @@ def _end(node: Term) -> Any:
         return _INFINITE
     if names(node):
         raise NoValue
-    value = constant(node)
-    if value.imag:
-        raise NoValue
+    value, known = constant(node), exact(node)
+    precise = known is None or max(known.numerator.bit_length(), known.denominator.bit_length()) <= _END_BITS
+    if value.imag or not precise or abs(value.real) > 2**_END_BITS:
+        raise NoValue  # compared by its form, exactly
     return value.real
 
 

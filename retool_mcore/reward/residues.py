@@ -1,21 +1,26 @@
-"""Compare huge rational values exactly: by their remainders at several primes.
+"""Compare rational expressions exactly: by their remainders at several primes.
 
 2^2024 + 1 and 2^2024 - 1 agree to 600 digits. Their remainders differ at any prime but 2, and cost
 nothing: powers, products and factorials are reduced at every step. Two different values agree at
-all of these primes only by an accident of one in 10^90.
+all of these primes only by an accident of one in 10^90. Letters, and pi, stand for remainders that
+are drawn: different expressions agree there by an accident of one in 10^40.
 """
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
+from functools import lru_cache
 
 from retool_mcore.reward.node import Term
+from retool_mcore.reward.points import names
 
 PRIMES = (10**18 + 3, 10**18 + 9, 2**61 - 1, 2**89 - 1)
 MAX_FACTORIAL = 100_000  # one product of each number up to it
 MAX_CHOSEN = 10_000
 MAX_TOWER = 8  # powers in exponents
-_OPS = ("number", "neg", "add", "mul", "div", "pow", "factorial", "binomial", "group", "unit")
+_LETTER_PRIMES = PRIMES[-2:]
+_OPS = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "factorial", "binomial", "group", "unit")
 
 
 class NoResidue(Exception):
@@ -26,28 +31,50 @@ def same_rational(a: Term, b: Term) -> bool | None:
     """Whether two rational expressions have one value; None where that cannot be told."""
     if not (_rational(a) and _rational(b)):
         return None
+    primes = _LETTER_PRIMES if names(a) | names(b) else PRIMES
     try:
-        return all(_residue(a, prime, 0) == _residue(b, prime, 0) for prime in PRIMES)
+        return all(_residue(a, prime, 0) == _residue(b, prime, 0) for prime in primes)
     except (NoResidue, ValueError):
         return None
 
 
+def proportional_rational(a: Term, b: Term) -> bool | None:
+    """Whether a rational expression is a constant multiple, not 0, of another in the letters."""
+    if not (_rational(a) and _rational(b)):
+        return None
+    prime = _LETTER_PRIMES[-1]
+    try:
+        ratios = [_residue(a, prime, draw) * _inverse(_residue(b, prime, draw), prime) % prime for draw in range(3)]
+    except (NoResidue, ValueError):
+        return None
+    return len(set(ratios)) == 1 and ratios[0] != 0
+
+
 def _rational(node: Term) -> bool:
+    if node.op == "constant":
+        return node.text == "pi"
     return node.op in _OPS and all(map(_rational, node.args))
 
 
-def _residue(node: Term, prime: int, depth: int) -> int:
+@lru_cache(maxsize=512)
+def _drawn(said: str, prime: int, draw: int) -> int:
+    return random.Random(f"{said} {draw}").randrange(1, prime)
+
+
+def _residue(node: Term, prime: int, draw: int) -> int:
     if node.op == "number":
         return _ratio(node.value, prime)
+    if node.op in ("name", "constant"):
+        return _drawn(node.text, prime, draw)
     if node.op in ("group", "unit"):
-        return _residue(node.args[0], prime, depth)
+        return _residue(node.args[0], prime, draw)
     if node.op == "pow":
-        return _power(node, prime, depth)
+        return _power(node, prime, draw)
     if node.op == "factorial":
         return _factorial(_whole(node.args[0], MAX_FACTORIAL), prime)
     if node.op == "binomial":
         return _binomial(_whole(node.args[0], 10**9), _whole(node.args[1], MAX_CHOSEN), prime)
-    parts = [_residue(each, prime, depth) for each in node.args]
+    parts = [_residue(each, prime, draw) for each in node.args]
     if node.op == "neg":
         return -parts[0] % prime
     if node.op == "add":
@@ -60,10 +87,10 @@ def _residue(node: Term, prime: int, depth: int) -> int:
     return product
 
 
-def _power(node: Term, prime: int, depth: int) -> int:
+def _power(node: Term, prime: int, draw: int) -> int:
     """By Fermat, an exponent counts only by its remainder at prime - 1."""
-    base = _residue(node.args[0], prime, depth)
-    exponent = _exponent(node.args[1], prime - 1, depth + 1)
+    base = _residue(node.args[0], prime, draw)
+    exponent = _exponent(node.args[1], prime - 1, 1)
     if base == 0:
         raise NoResidue
     return pow(base, exponent, prime)

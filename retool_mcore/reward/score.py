@@ -45,12 +45,13 @@ def compute_score(
         "check_failed": float(response.check_failed),
     }
     if shaping.on:
-        behavior = behavior_of(extra_info)
-        counts = shaping.counts(right, behavior)
+        behavior = behavior_of(extra_info) if shaping.needs_behavior else dict[str, Any]()
+        counts = shaping.counts(response, behavior)
         base = float(reward.correct if counts else reward.wrong)
         parts = shaping.parts(counts, base, behavior)
         added = sum(value for name, value in parts.items() if name != "format_ok")
-        result |= {"score": base + added, "reward_answer": base, **parts}
+        told = {"simplified_ok": float(shaping.worked_out(response))} if shaping.require_simplified else {}
+        result |= {"score": base + added, "reward_answer": base, **parts, **told}
     return result
 
 

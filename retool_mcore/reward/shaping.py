@@ -6,6 +6,7 @@
   tokens before ``overlong_limit_tokens`` loses up to 1, linearly. The limit is
   rollout.max_response_tokens, interpreter output included.
 - ``require_format``: a right answer counts only when no call of the response was malformed.
+- ``require_simplified``: a right answer counts only when it is worked out (see ``simplified``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, cast
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
+from retool_mcore.reward.response import Response
+from retool_mcore.reward.simplified import simplified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class Shaping:
     overlong_buffer_tokens: int
     overlong_limit_tokens: int
     require_format: bool
+    require_simplified: bool
 
     @classmethod
     def of(cls, reward: Reward, max_response_tokens: int) -> Shaping:
@@ -36,6 +40,7 @@ class Shaping:
             overlong_buffer_tokens=reward.overlong_buffer_tokens,
             overlong_limit_tokens=max_response_tokens,
             require_format=reward.require_format,
+            require_simplified=reward.require_simplified,
         )
 
     def __post_init__(self) -> None:
@@ -47,14 +52,22 @@ class Shaping:
 
     @property
     def on(self) -> bool:
+        return self.needs_behavior or self.require_simplified
+
+    @property
+    def needs_behavior(self) -> bool:
         return bool(self.call_bonus or self.overlong_buffer_tokens or self.require_format)
 
-    def counts(self, right: bool, behavior: Mapping[str, Any]) -> bool:
-        """Whether a response counts as right, given whether its answer is ``right``."""
-        return right and not (self.require_format and behavior["malformed"])
+    def counts(self, response: Response, behavior: Mapping[str, Any]) -> bool:
+        """Whether a response counts as right, given what its answer is."""
+        return self.worked_out(response) and response.right and not (self.require_format and behavior["malformed"])
+
+    def worked_out(self, response: Response) -> bool:
+        """False for a right answer that ``require_simplified`` refuses."""
+        return not (self.require_simplified and response.right) or simplified(response.answer or "", response.truth)
 
     def parts(self, right: bool, base: float, behavior: Mapping[str, Any]) -> dict[str, float]:
-        """The parts to add to ``base``, by name.
+        """The parts to add to ``base``, by name; ``right``: what ``counts`` said.
 
         Only options that are on have parts, so every response has the same ones.
         """

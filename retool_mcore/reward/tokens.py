@@ -29,7 +29,8 @@ class Token:
 _TOKEN = re.compile(
     r"(?P<space>\s+|~|\\[ ,;:!>]|\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![a-zA-Z])|&nbsp;"
     r"|\\(?:left|right|[bB]ig+[lr]?)(?![a-zA-Z])\s*+\.?)"
-    r"|(?P<digits>\d[\dA-F]*+(?<=[A-F\d])(?=\)?_\{?\(?1[1-6](?!\d)))"
+    r"|(?P<digits>(?<![A-Za-z])(?:\d[\dA-F]*+|[A-F][\dA-F]++)"
+    r"(?=\)?_\{?\(?(?:1[1-6](?!\d)|(?:\\text\{)?(?:sixteen|twelve|eleven|hex))))"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
     r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|mathcal|mbox|hbox|operatorname\*?|bold"
     r"|boldsymbol|bm|textup)\s*+(?=\{|[A-Za-z])"
@@ -50,12 +51,15 @@ _SIGNS = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦ�
     "<=": r"\le", "≤": r"\le", "⩽": r"\le", ">=": r"\ge", "≥": r"\ge", "⩾": r"\ge", "!=": r"\ne", "≠": r"\ne",
     "≈": r"\approx", "±": r"\pm", "∓": r"\mp", "∞": r"\infty", "π": r"\pi", "√": r"\sqrt", "∪": r"\cup", "∩": r"\cap",
     "∈": r"\in", "°": r"\degree", "%": r"\%", "ℝ": r"\R", "∅": r"\emptyset", "’": "'", "′": "'", "，": ",", "（": "(",
-    "）": ")", "：": ":", "；": ";", "⟨": r"\langle", "⟩": r"\rangle", "∖": r"\setminus", "→": r"\to", "∠": r"\angle",
+    "）": ")", "：": ":", "；": ";", "⁄": "/", "⌊": r"\lfloor", "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil",
+    "⟨": r"\langle", "⟩": r"\rangle",
+    "∖": r"\setminus", "→": r"\to", "∠": r"\angle",
 }  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _METER = re.compile(r"(?<=\d )m(?=[²³])")  # the one letter that a raised digit marks as a unit
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-_PARTS = {"½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "15", "⅙": "16", "⅛": "18"}
+_PARTS = {"½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "15", "⅙": "16", "⅛": "18",
+          "⅖": "25", "⅗": "35", "⅘": "45", "⅚": "56", "⅜": "38", "⅝": "58", "⅞": "78"}  # fmt: skip
 _VULGAR = {ord(sign): rf"\frac{{{parts[0]}}}{{{parts[1]}}}" for sign, parts in _PARTS.items()}
 _COMMANDS = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\leq": r"\le", r"\leqslant": r"\le",
@@ -65,7 +69,8 @@ _COMMANDS = {
     r"\dbinom": r"\binom", r"\tbinom": r"\binom", r"\varepsilon": r"\epsilon", r"\varphi": r"\phi",
     r"\vartheta": r"\theta", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
     r"\lor": r"\vee", r"\bullet": "*", r"\backslash": r"\setminus", r"\rightarrow": r"\to", r"\smallsetminus":
-    r"\setminus", r"\arcsinh": r"\asinh", r"\tg": r"\tan", r"\ctg": r"\cot", r"\degrees": r"\degree", r"\doteq": "=",
+    r"\setminus", r"\arcsinh": r"\asinh", r"\tg": r"\tan", r"\ctg": r"\cot", r"\degrees": r"\degree",
+    r"\doteq": r"\approx", r"\cr": "\\\\",
     r"\oslash": r"\emptyset", r"\quad": ";", r"\qquad": ";",
     r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from retool_mcore.reward.tokens import UNITS, Token
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
@@ -14,6 +16,7 @@ _MARKED = {
     "sec": "second", "ms": "ms", "cm": "cm", "nm": "nm",
 } | UNITS  # fmt: skip
 _MARKED["L"] = "liter"
+_PLAIN_LETTERS = set("msghL")
 VOWELS = set("aeiouy")
 _GENERIC = {f"{base}^{power}" for base in ("unit", "times", "way", "point") for power in (1, 2, 3)}
 _SEPARATORS = ("and", "or", "", ",")
@@ -54,14 +57,23 @@ _CHANGING = set(
     "wrong false never none neither nor except without invalid impossible undefined infinite infinity unknown cannot "
     "approximately roughly almost nearly maybe perhaps possibly probably least most over under more less fewer than "
     "greater above below between only but else instead unless incorrectly correct right true equals equal then thus "
-    "hence therefore answer guess error by".split()
+    "hence therefore answer guess error by prime primed complement transposed transpose excluded exclusive each score "
+    "scores gross dozens quadrillion quintillion sextillion septillion octillion nonillion decillion lakh crore sine "
+    "cosine tangent log logarithm bar dot overline modulus remainder off exactly zeroes nil null something".split()
+)
+# One word that says what was done to a value, or which part of one is meant: reduced, thirtieths.
+_DONE = re.compile(
+    r"(?!(?:month|cloth|birth|death|length|width|depth|booth|moth|path|bath|growth|youth|earth|hundred|sled|shed)s?$)"
+    r"(?:\w{3,}[^e\W]ed|\w+(?:illion|[tdn]ieth|[^aeiou\W]th)s?)"
 )
 # What stands behind a value in Chinese: units by name, and words that count things.
 _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "gram",
             "千克": "kg", "公斤": "kg", "毫克": "mg", "吨": "ton", "升": "liter", "毫升": "ml", "秒": "second",
             "分": "minute", "分钟": "minute", "时": "hr", "小时": "hr", "天": "day", "日": "day", "周": "week",
+            "公顷": "hectare", "亩": "mu", "摄氏度": "degreeC", "斤": "jin", "角": "jiao", "里": "li",
             "月": "month", "个月": "month", "年": "year", "元": "yuan", "度": "degree"}  # fmt: skip
 _COUNTED = set("个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍")
+_NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
 
 def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:
@@ -82,8 +94,8 @@ def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:
         power, position = _power(tokens, position)
         parts.append(joined + named + power)
         joined, ahead = "", position
-        if ahead < len(tokens) and tokens[ahead].kind in ("sign", "command") and tokens[ahead].text in ("/", "*", "."):
-            joined = tokens[ahead].text.replace("*", "").replace(".", "")
+        if ahead < len(tokens) and tokens[ahead].kind in ("sign", "command") and _joins(tokens, ahead):
+            joined = tokens[ahead].text.strip("*.-")
             if _named(tokens, ahead + 1) is None:
                 break
             position = ahead + 1
@@ -93,6 +105,35 @@ def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:
         position += 1
     unknown = [part[1:] for part in parts if part.startswith("?")]
     return ("?" + " ".join(unknown) if unknown else _joined(parts)), position
+
+
+def _joins(tokens: list[Token], at: int) -> bool:
+    """Whether a sign joins two units; a hyphen does between two that are marked: ``N-m``."""
+    if tokens[at].text != "-":
+        return tokens[at].text in ("/", "*", ".")
+    around = tokens[at - 1], tokens[at + 1] if at + 1 < len(tokens) else tokens[at]
+    return all(each.kind == "text" and _known(each.text) is not None for each in around)
+
+
+def bare_unit(tokens: list[Token], unit: str) -> int | None:
+    """Where letters at the end spell a unit: ``m`` in ``6 m``; None where they do not.
+
+    ``unit``: the one that the other answer has. "" where it has none: then only letters that are
+    hardly ever names behind a number and a space, such as ``m`` and ``m/s``, are a unit.
+    """
+    spelt = [Token("text", each.text, each.glued) if each.text in _MARKED else each for each in tokens]
+    for start in range(1, len(tokens)):
+        if tokens[start].kind not in ("letter", "word", "text", "command"):
+            continue
+        marked = tokens[:start] + spelt[start:]
+        named, end = unit_at(marked, start)
+        if named is None or end != len(tokens) or named.startswith("?"):
+            continue
+        letters = [each.text for each in tokens[start:] if each.kind == "letter"]
+        alone = not tokens[start].glued and set(letters) <= _PLAIN_LETTERS and len(letters) < 3
+        if same_unit(named, unit) if unit else alone:
+            return start
+    return None
 
 
 def _ratio(tokens: list[Token], start: int) -> tuple[str, int] | None:
@@ -133,9 +174,8 @@ def _named(tokens: list[Token], position: int) -> str | None:
         lower = token.text.lower()
         if token.text in UNITS and lower not in SCALES:
             return UNITS[token.text]
-        noun = (
-            len(lower) > 3 and not token.glued and VOWELS & set(lower) and lower not in (*SCALES, *_CLAUSES, *_CHANGING)
-        )
+        changes = lower in SCALES or lower in _CLAUSES or _changes([lower])
+        noun = len(lower) > 3 and not token.glued and VOWELS & set(lower) and not changes
         return "?" + lower.removesuffix("s") if noun else None
     if token.kind == "command" and token.text in (r"\min", r"\sec") and position and following not in ("(", "{", "^"):
         return {r"\min": "minute", r"\sec": "second"}[token.text] if _ends(tokens, position + 1) else None
@@ -162,7 +202,8 @@ def _changes(words: list[str]) -> bool:
     plain = [word.lower().strip("().,;:!?") for word in words]
     listed = any("," in word[:-1] or word in (",", ";") for word in words) or words[0][0] in ",;"
     numbers = any(any(map(str.isdigit, word)) and "^" not in word for word in plain)
-    return listed or numbers or any(word in _CHANGING for word in plain)
+    done = len(plain) == 1 and _DONE.fullmatch(plain[0]) is not None
+    return listed or numbers or done or any(part in _CHANGING for word in plain for part in word.split("-"))
 
 
 def _chinese(text: str) -> str | None:
@@ -174,7 +215,8 @@ def _chinese(text: str) -> str | None:
     over, per, under = base.replace("每", "/").partition("/")
     if per and over in _CHINESE and under in _CHINESE:
         return f"{_CHINESE[over]}/{_CHINESE[under]}"
-    return "?" + text if set(text) <= _COUNTED else None
+    counted = set(text) <= _COUNTED or (text[0] in _COUNTED and len(text) < 6 and not set(text) & _NO_NOUN)
+    return "?" + text if counted else None
 
 
 def _ends(tokens: list[Token], position: int) -> bool:

@@ -79,6 +79,49 @@ def test_a_raw_trace_under_sharegpts_names_is_read(tmp_path):
     assert [turn["role"] for turn in made["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
+NUMINA = (
+    f"Let me add.\n```python\n{CODE}\n```\n```output\n4\n```\nOnce more.\n```python\nprint('\\n'.join('ab'))\n```\n"
+    "```output\na\nb\n```\nSo it is $\\boxed{4}$."
+)
+
+
+def test_an_output_that_markdown_shows_is_a_result_and_no_words_of_the_model(tmp_path):
+    _, (made,) = convert(tmp_path, {"messages": [OPENAI[1], {"role": "assistant", "content": NUMINA}]})
+    assert [turn["role"] for turn in made["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert [turn["content"] for turn in made["messages"][1:]] == [
+        "Let me add.", "4", "Once more.", "a\nb", "So it is $\\boxed{4}$.",
+    ]  # fmt: skip
+    assert made["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"] == CODE
+
+
+def test_an_output_without_code_is_a_reject_with_its_reason(tmp_path):
+    text = "Running it:\n```output\n4\n```\nSo \\boxed{4}."
+    result, _ = convert(tmp_path, {"messages": [OPENAI[1], {"role": "assistant", "content": text}]})
+    assert result.exit_code == 2 and "an ```output block is not behind its ```python block" in result.output
+    _, (made,) = convert(  # code that shows no output is only shown
+        tmp_path,
+        {"messages": [OPENAI[1], {"role": "assistant", "content": f"```python\n{CODE}\n```\nSo \\boxed{{4}}."}]},
+    )
+    assert len(made["messages"]) == 2
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_beside_a_turns_text_are_kept(tmp_path, name):
+    turns = [*OPENAI[:2], {**OPENAI[2], name: "Two and two."}, OPENAI[3], {**OPENAI[4], name: "Done.\n"}]
+    _, (made,) = convert(tmp_path, {"messages": turns})
+    assert made["messages"][1]["content"] == "<think>\nTwo and two.\n</think>\n\nLet me add."
+    assert made["messages"][-1]["content"] == "<think>\nDone.\n</think>\n\nSo it is \\boxed{4}."
+    result, _ = convert(tmp_path, {"messages": [*OPENAI[:4], {**OPENAI[4], name: ["Done."]}]})
+    assert result.exit_code == 2 and "the reasoning_content of a message is no text" in result.output
+
+
 @given(st.permutations([0, 1, 2]))
 def test_results_of_parallel_calls_go_to_their_calls(order):
     calls = [{"id": f"c{n}", "function": {"name": "x", "arguments": {"code": str(n)}}} for n in range(3)]

@@ -98,7 +98,6 @@ UNEQUAL = [
     (r"2 \pi a b", r"2\pi"),
     (r"2 \pi a b", r"2 \pi a"),
     ("6m", "6"),
-    ("6 m", "6"),
     (r"\gamma^2-1", r"\gamma^2-3"),
     (r"\gamma^2-1", r"\infty"),
     ("x^2-2x+10=0", "x^2-3x+10=0"),

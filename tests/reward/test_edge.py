@@ -57,6 +57,54 @@ EQUAL = [
     (r"\frac{3^{2021}-1}{2}", r"\frac{3^{2021}}{2}-\frac12"),
     (r"x \approx 3.464102", r"2\sqrt3"),
     (r"\{1,\sqrt2\}", r"\{\sqrt2,1\}"),
+    ("E_{16}", "14"),
+    ("(E)_{16}", "14"),
+    (r"\mathrm{FF}_{16}", "255"),
+    (r"2B3_{\text{sixteen}}", "691"),
+    ("A1_{16}", "161"),
+    (r"\boxed 34", "34"),
+    (r"\boxed{\Large 34}", "34"),
+    (r"\underline{34}", "34"),
+    ("**34**", "34"),
+    (r"\displaystyle\text{(B)}", "B"),
+    (r"\displaystyle{\text{(B)}}", "B"),
+    (r"(\mathrm{B})", "B"),
+    ("Option B", "B"),
+    ("b)", "B"),
+    (r"\{A,B,D\}", "ABD"),
+    (r"\begin{pmatrix}1&2\\[4pt]3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"12\,\frac{m}{s}", r"12\text{ m/s}"),
+    (r"12\frac{\text{km}}{\text{h}}", "12 km/h"),
+    ("3920 N-m", r"3920 \mathrm{~N}-\mathrm{m}"),
+    (r"32^\circ F", r"32^{\circ} \mathrm{F}"),
+    ("42 m^3", r"42\text{ m}^3"),
+    ("5:30 pm", r"5:30\text{ p.m.}"),
+    ("12平方厘米", r"12\text{ cm}^2"),
+    ("1.5万", "15000"),
+    ("５", "5"),
+    ("AB=5", "AB = 5"),
+    (r"\boxed34", "34"),
+    ("12公顷", "12"),
+    ("5个苹果", "5"),
+    ("12㎏", r"12\text{ kg}"),
+    ("12㎢", r"12\text{ km}^2"),
+    (r"\begin{pmatrix}1&2\cr3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("1011 (base 2)", "11"),
+    (r"1011_{\text{base }2}", "11"),
+    ("_{10}C_3", "120"),
+    (r"\mathrm{C}_{10}^3", "120"),
+    ("C^3_{10}", "120"),
+    ("10C3", "120"),
+    (r"P(A\mid B)=\frac14", "0.25"),
+    (r"\text{Area of } \triangle ABC = 33", "33"),
+    (r"\operatorname{Var}(X)=2", "2"),
+    (r"2\sqrt{3}\ (\approx 3.46)", r"2\sqrt3"),
+    ("USD 50", "50"),
+    ("(B)12", "12"),
+    ("[1.4142135623730951, -1.4142135623730951]", r"\pm\sqrt2"),
+    ("5", "AB=5"),
+    (r"2^{2024}+\sqrt2", r"\sqrt2+2\cdot 2^{2023}"),
+    (r"\sqrt{2^{4000}+2^{2001}+1}", r"2^{2000}+1"),
 ]
 UNEQUAL = [
     (r"2^{2024}+1", r"2^{2024}-1"),
@@ -101,6 +149,43 @@ UNEQUAL = [
     ("x", "X"),
     ("g", "G"),
     ("B", "12"),
+    ("E_{16}", "16"),
+    ("E_{16}", "e"),
+    ("A_{16}+B_{16}", "21"),  # names with an index
+    ("12公斤", r"12\text{ g}"),
+    ("5个或6个", "5"),
+    ("1011 (base 3)", "11"),
+    ("10C3", "103"),
+    (r"P(A\mid B)=\frac14", "0.5"),
+    (r"\text{not } x = 33", "33"),
+    (r"x \text{ or } y\mid = 33", "33"),
+    (r"2\sqrt{3}\ (\approx 3.56)", r"2\sqrt3"),
+    ("42 prime", "42"),
+    ("42 reduced", "42"),
+    ("42 thirtieths", "42"),
+    ("42 twenty-fifths", "42"),
+    ("42 nonillion", "42"),
+    ("42 dozens", "42"),
+    ("6 cm", "6 m"),
+    (r"6\text{ m}", "6 m^2"),
+    (r"6\text{ s}", "6 m"),
+    ("6 x", "6"),
+    ("6 m n", "6"),
+    (r"6m", r"6m\text{ m}"),
+    (r"32^\circ F", r"32^{\circ} \mathrm{C}"),
+    ("5:30 pm", "5:30 am"),
+    ("a=-7,-2", "p=-7,-2"),
+    ("CD=5", "AB=5"),
+    (r"2^{2024}+\sqrt2", r"2^{2024}+\sqrt3"),
+    (r"\sqrt{2^{4000}+1}", r"2^{2000}"),
+    (r"\ln(2^{9000}+1)", r"\ln(2^{9000})"),
+    ("e^{9000}+1", "e^{9000}"),
+    (r"x+2^{2024}", r"x+2^{2024}+1"),
+    (r"\lfloor 10^{150}\sqrt2\rfloor", r"\lfloor 10^{150}\sqrt2\rfloor+1"),
+    (r"(2^{2024},\infty)", r"(2^{2024}+1,\infty)"),
+    ("100000-x", "|x-100000|"),
+    ("10000000-x", "|x-10000000|"),
+    (r"\max(x,100000)", "100000"),
 ]
 # fmt: on
 
@@ -113,6 +198,27 @@ def test_what_a_policy_prints_is_right(pair):
 @pytest.mark.parametrize("pair", UNEQUAL, ids=" | ".join)
 def test_what_it_would_print_to_be_paid_is_wrong(pair):
     assert not equivalent(*pair)
+
+
+@pytest.mark.parametrize("answer", ["6 m", r"6\,m", "6 m/s", "6 m^2", r"\frac{12}{2} m", "6 s", "6 km/h"])
+def test_a_bare_letter_behind_a_space_is_a_unit_where_the_truth_is_one_number(answer):
+    assert equivalent(answer, "6")
+    assert not equivalent("6", answer)  # a truth in letters is in letters
+    assert not equivalent(answer, "7") and not equivalent(answer, "6x") and not equivalent(answer, r"6\text{ kg}")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_letters_are_the_unit_that_the_other_answer_marks(seed):
+    draw = random.Random(seed)
+    for _ in range(10):
+        value, unit = (
+            draw.choice(["6", "2.5", r"\sqrt2", r"\frac{3}{4}"]),
+            draw.choice(["m", "s", "g", "N", "m/s", "kg"]),
+        )
+        other = draw.choice([each for each in ("m", "s", "g", "N", "m/s", "kg") if each != unit])
+        bare = f"{value} {unit}" if draw.random() < 0.5 else f"{value}~{unit}"
+        assert equivalent(bare, rf"{value}\text{{ {unit}}}") and equivalent(rf"{value} \mathrm{{~{unit}}}", bare)
+        assert not equivalent(bare, rf"{value}\text{{ {other}}}") and not equivalent(rf"{value}\text{{ {other}}}", bare)
 
 
 @pytest.mark.parametrize("seed", [309, 1294793, *range(60)])
@@ -128,6 +234,16 @@ def test_floats_as_python_prints_them_are_their_value_and_others_are_not(number)
         assert equivalent(printed, truth), (printed, truth)
         off = repr(float(printed) * (1 + 4e-14))
         assert not equivalent(off, truth), (off, truth)
+
+
+def test_huge_values_beside_roots_are_compared_with_the_digits_that_they_need():
+    draw = random.Random(1)
+    for _ in range(25):
+        power, under = draw.randint(200, 9000), draw.choice((2, 3, 5, 7))
+        huge = rf"{draw.choice((2, 3, 10))}^{{{power}}}"
+        assert equivalent(rf"{huge}+\sqrt{{{under}}}", rf"\sqrt{{{under}}}+{huge}")
+        assert not equivalent(rf"{huge}+\sqrt{{{under}}}", rf"{huge}+\sqrt{{{under + 1}}}")
+        assert not equivalent(rf"\sqrt{{{under}}}+\frac{{1}}{{{huge}}}", rf"\sqrt{{{under}}}")
 
 
 def test_huge_values_are_compared_exactly():

@@ -6,7 +6,9 @@ import pytest
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
+from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.score import compute_score, mean_parts
+from retool_mcore.reward.simplified import simplified
 
 
 def score(answer: str, shaping=None, **behavior):
@@ -50,6 +52,48 @@ def test_a_right_answer_with_a_malformed_call_is_gated_when_asked():
     assert (got["score"], got["reward_answer"], got["format_ok"], got["acc"]) == (-1.0, -1.0, 0.0, 1.0)
     assert score("34", {"require_format": True})["score"] == 1.0
     assert score("34", malformed={"json": 1})["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer, counts",
+    [("34", True), ("34.0", True), (r"\frac{68}{2}", False), ("30+4", False), ("m+n = 30+4 = 34", True),
+     (r"e^{\ln 34}", False), ("34+0x", False), (r"34\text{ cm}", True), ("3.4e1", True), ("68/2", False)],
+)  # fmt: skip
+def test_a_right_answer_that_is_not_worked_out_is_gated_when_asked(answer, counts):
+    got = compute_score("math", rf"So \boxed{{{answer}}}.", "34", reward=Reward(require_simplified=True))
+    assert got["acc"] == 1.0
+    assert (got["score"], got["simplified_ok"]) == ((1.0, 1.0) if counts else (-1.0, 0.0))
+    assert compute_score("math", rf"So \boxed{{{answer}}}.", "34")["score"] == 1.0
+    wrong = compute_score("math", r"\boxed{35}", "34", reward=Reward(require_simplified=True))
+    assert (wrong["score"], wrong["simplified_ok"]) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "answer, truth, worked_out",
+    [
+        ("0.5", r"\frac12", True),
+        (r"\frac24", r"\frac12", True),
+        (r"1\frac12", "1.5", True),
+        (r"\frac{1}{4}+\frac{1}{4}", r"\frac12", False),
+        (r"3\times10^{8}", "300000000", True),
+        (r"\sqrt8", r"2\sqrt2", True),
+        (r"\frac{4}{\sqrt2}", r"2\sqrt2", True),
+        (r"\sqrt{\frac{1}{2}+\frac{3}{2}}\cdot\frac{12}{6}", r"2\sqrt2", False),
+        ("(x+1)^2", "x^2+2x+1", True),
+        ("x^2+2x+1", "(x+1)^2", True),
+        ("(x+1)^2-(x-1)^2", "4x", False),
+        ("4x", "4x", True),
+        (r"\frac{-9}{4}", "-2.25", True),
+        ("2 million", "2000000", True),
+        (r"\frac{\pi}{4}", r"45^\circ", True),
+        (r"\sqrt2", "1.414214", True),
+        ("y=4x", "y=4x", True),
+        (r"\text{Evelyn}", "evelyn", True),
+    ],
+)
+def test_what_counts_as_worked_out(answer, truth, worked_out):
+    assert equivalent(answer, truth)
+    assert simplified(answer, truth) == worked_out
 
 
 def test_all_responses_of_a_run_have_the_same_parts():

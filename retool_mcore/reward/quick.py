@@ -1,0 +1,184 @@
+"""What can be told of two answers without values of expressions: numbers, words, choices, texts.
+
+Which tokens are a unit is told here too: it depends on both answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from retool_mcore.reward.choices import same_choice
+from retool_mcore.reward.decimals import printed
+from retool_mcore.reward.node import Term
+from retool_mcore.reward.normalise import Normal, equal_numbers, spelling
+from retool_mcore.reward.points import names
+from retool_mcore.reward.radicals import same_radicals
+from retool_mcore.reward.reader import read_measured
+from retool_mcore.reward.residues import proportional_rational, same_rational
+from retool_mcore.reward.units import same_unit
+from retool_mcore.reward.value import exact
+
+MAX_ELEMENTS = 6  # of a set that is compared here
+MAX_CHARS = 200  # of two expressions that are compared here
+CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
+FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
+
+
+def measured(answer: Normal, truth: Normal) -> tuple[Normal, Normal]:
+    """Both with the letters that are a unit read as one: ``6 m``, where the other has metres.
+
+    Letters of an answer are so, too, behind a number and a space, where the truth is one number. A
+    truth that has them bare is in letters: 6 is not ``6 m``.
+    """
+    return _measured(answer, truth), _measured(truth, answer, is_truth=True)
+
+
+def _measured(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
+    if normal.number is not None or normal.words is not None or (normal.tree and not names(normal.tree)):
+        return normal
+    unit = other.tree.text if other.tree is not None and other.tree.op == "unit" else ""
+    if unit.startswith("?") or (not unit and (is_truth or not _is_plain(other))):
+        return normal
+    tree = read_measured(normal.text, unit)
+    return normal if tree is None or names(tree) else replace(normal, tree=tree, number=exact(tree))
+
+
+def _is_plain(normal: Normal) -> bool:
+    """Whether an answer is one value without letters and unit."""
+    if normal.tree is None:
+        return normal.number is not None
+    return normal.tree.op not in (*FORMS, "unit", "percent") and not names(normal.tree)
+
+
+def tree_of(normal: Normal) -> Term:
+    if normal.tree is not None:
+        return normal.tree
+    assert normal.number is not None, "what could not be read was compared as text"
+    return Term("number", text=normal.text, value=normal.number)
+
+
+def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
+    """Whether two answers are equal, where that takes no values of expressions; else None."""
+    if not answer.text or not truth.text:
+        return False
+    if answer.label or truth.label:
+        return _told_labels(answer, truth)
+    if answer.text == truth.text or _same_choices(answer, truth):
+        return True
+    if answer.words is not None or truth.words is not None:
+        return answer.words == truth.words
+    answer, truth = measured(answer, truth)
+    if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
+        return spelling(answer.text) == spelling(truth.text)
+    if answer.number is not None and truth.number is not None:
+        units = [normal.tree.text if normal.tree and normal.tree.op == "unit" else "" for normal in (answer, truth)]
+        return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
+    mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
+    if mine is not None and theirs is not None:
+        return mine == theirs
+    mine, theirs = _listed(answer.tree), _listed(truth.tree)
+    if mine is not None and theirs is not None:
+        sets = "set" in (answer.tree.op if answer.tree else "", truth.tree.op if truth.tree else "")
+        return set(mine) == set(theirs) if sets else mine == theirs
+    return _told_exactly(answer, truth)
+
+
+def _listed(node: Term | None) -> list[Fraction] | None:
+    """The rational numbers of ``1, 2``, ``x=1, x=2`` or a set, sorted; None for anything else."""
+    if node is None or node.op not in ("list", "set"):
+        return None
+    named = [each.args for each in node.args if each.op == "relation" and each.text == "=" and len(each.args) == 2]
+    parts = node.args
+    if named and node.op == "list":  # all of one name
+        alike = len(named) == len(parts) and len({name for name, _ in named}) == 1 and named[0][0].op == "name"
+        parts = tuple(value for _, value in named) if alike else parts
+    values = [exact(each) if each.op in ("number", "neg", "div", "group") else None for each in parts]
+    known = [value for value in values if value is not None]
+    return sorted(known) if len(known) == len(values) else None
+
+
+def _told_exactly(answer: Normal, truth: Normal) -> bool | None:
+    """Whether two short expressions are one by exact algebra; None where it takes decimals.
+
+    What takes long, such as the remainder of a great factorial, is for a checker.
+    """
+    if len(answer.text) + len(truth.text) > MAX_CHARS:
+        return None
+    mine, theirs = tree_of(answer), tree_of(truth)
+    if mine.op == theirs.op == "relation":
+        return _same_equations(mine, theirs)
+    told = _told(mine, theirs)
+    return None if told is False and "." in answer.text + truth.text else told  # it may round to it
+
+
+def _told(a: Term, b: Term) -> bool | None:
+    if a == b:
+        return True
+    if a.op == b.op and a.op in ("tuple", "matrix"):  # in order, with their brackets or shape
+        if a.text != b.text or len(a.args) != len(b.args):
+            return False
+        parts = {_told(x, y) for x, y in zip(a.args, b.args, strict=True)}
+        return False if False in parts else None if None in parts else True
+    if a.op == b.op == "set" and len(a.args) <= MAX_ELEMENTS >= len(b.args):
+        table = [[_told(x, y) for y in b.args] for x in a.args]
+        if any(None in row for row in table):
+            return None
+        return all(map(any, table)) and all(map(any, zip(*table, strict=True)))
+    if not (_is_cheap(a) and _is_cheap(b)):
+        return None
+    told = same_radicals(a, b)
+    return same_rational(a, b) if told is None else told
+
+
+def _same_equations(a: Term, b: Term) -> bool | None:
+    """Whether two equations in letters are one but for a factor: y = 2x and 4x - 2y = 0."""
+    both = a.text == b.text == "=" and len(a.args) == len(b.args) == 2 and names(a) == names(b) != frozenset()
+    if not both or not all(map(_is_cheap, (*a.args, *b.args))):
+        return None
+    return proportional_rational(*(Term("add", (each.args[0], Term("neg", (each.args[1],)))) for each in (a, b)))
+
+
+def _is_cheap(node: Term) -> bool:
+    return node.op in CHEAP and all(map(_is_cheap, node.args))
+
+
+def _same_choices(answer: Normal, truth: Normal) -> bool:
+    """Whether both are the same letters, one of which can only be a choice: ``(g)`` and G."""
+    if answer.words is None and truth.words is None:
+        return False
+    said = [each.words if each.words and len(each.words) == 1 else each.text for each in (answer, truth)]
+    return same_choice(*said)
+
+
+def _told_labels(answer: Normal, truth: Normal) -> bool | None:
+    """``(B) 12`` is B, and it is 12; another ``(B) 12`` has both."""
+    if answer.label and truth.label:
+        behind = quick_verdict(replace(answer, label=""), replace(truth, label=""))
+        return behind if answer.label == truth.label else False
+    labelled, other = (answer, truth) if answer.label else (truth, answer)
+    if len(other.text) == 1 and other.text.isalpha():
+        return other.text.upper() == labelled.label
+    return quick_verdict(replace(answer, label=""), replace(truth, label=""))
+
+
+def _printed(answer: Normal, truth: Normal) -> bool:
+    """Whether one is a float as Python prints it and the other the fraction that it stands for."""
+    for decimal, other in ((answer, truth), (truth, answer)):
+        if "." not in other.text and decimal.number and other.number and decimal.number * other.number > 0:
+            return printed(decimal.text.lstrip("+-"), other.number, tree_of(other))
+    return False
+
+
+def _numbers(node: Term | None) -> tuple[str, tuple[Fraction, ...]] | None:
+    """Brackets and values of a tuple, interval or set of rational numbers; else None.
+
+    Those of a set, "{}", are sorted and without repeats.
+    """
+    if node is None or node.op not in ("tuple", "set"):
+        return None
+    values = [exact(each) if each.op not in ("unit", "degree") else None for each in node.args]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return ("{}", tuple(sorted(set(known)))) if node.op == "set" else (node.text, tuple(known))
