@@ -154,7 +154,8 @@ def train_sft(out: Path, name: str, *, common: list[str], free: Devices, platfor
         command = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *common]
         command += [f"run.name=sft_{name}", f"model.path={start}", "cluster.gpus_per_node=1"]
         command += SFT_SETTINGS.get(name, ())
-        command += [f"data.{split}_file={out}/task/sft_{split}.parquet" for split in ("train", "val")]
+        files = f'validation.files=["{out}/task/sft_val.parquet"]'
+        command += [f"data.train_file={out}/task/sft_train.parquet", files]
         run(command, out / f"sft_{name}.log", taken)
     finally:
         free.give_back(taken)

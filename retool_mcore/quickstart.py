@@ -156,7 +156,8 @@ def _train(stages: Stages, root: Path, seed: int) -> None:
         "sft",
         "supervised fine-tuning",
         *(*RETOOL, "sft", SFT_CONFIG, *_places(root, seed, "sft"), f"model.path={task}/model"),
-        *(f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")),
+        f"data.train_file={task}/sft_train.parquet",
+        f"validation.files={json.dumps([str(task / 'sft_val.parquet')])}",
         watch=_watch(sft, sft_steps, "loss"),
     )
     rl_steps = load_config(RlConfig, RL_CONFIG).train.steps

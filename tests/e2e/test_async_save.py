@@ -54,7 +54,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def argv(task: Path, root: Path, *more: str) -> list[str]:
-    files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
+    files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
     steps = ("train.steps=10", "validation.every=0", "checkpoint.every_steps=4", "train.global_batch=16")
     return argv_sft(f"run.root={root}", f"model.path={task}/model", *files, *steps, "parallel.tp=2", *more)
 

@@ -91,7 +91,7 @@ def test_a_run_that_was_cut_off_knows_its_best_step_its_patience_and_its_curricu
 def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_longer(
     task: Path, tmp_path: Path, mark: str
 ):
-    files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
+    files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
     often = ("validation.every=1", "checkpoint.every_steps=1", "checkpoint.keep=1", "train.global_batch=16")
     # The loss falls, so that by the highest the first step is the best, and patience is spent at
     # the third.

@@ -39,7 +39,7 @@ EXACT = ("loss", "grad_norm", "lr", "tokens", "loss_tokens", "val_loss")
 
 
 def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
-    files = [f"data.{split}_file={task}/sft_{split}.parquet" for split in ("train", "val")]
+    files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
     steps = ("train.steps=8", "validation.every=4", "checkpoint.every_steps=4", "train.global_batch=16")
     return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
 
