@@ -29,7 +29,6 @@ from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.watchdog import Watchdog
-from retool_mcore.verl.plugin import assert_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +55,8 @@ def train(config: RlConfig) -> None:
         if note := keeps_nothing(config):
             _tell(note, terminal)
         platform.activate()
+        from retool_mcore.verl.plugin import assert_loaded  # in a child of a run it imports Ray: see keep_to_loopback
+
         assert_loaded()
         for note in checkpoint.require_whole(config):
             _tell(note, terminal)

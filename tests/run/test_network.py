@@ -1,6 +1,8 @@
 """A run on one node keeps to loopback, and its Ray has a secret that no other run has."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,11 @@ def test_the_users_own_interface_is_kept(monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     keep_to_loopback()
     assert [os.environ[name] for name in INTERFACES] == ["lo", "ib0"]
+
+
+def test_ray_is_not_imported_before_even_in_a_child_of_a_run():
+    """Ray reads its variables when imported, and a run's platform loads verl, which imports it."""
+    code = "import sys, retool_mcore.train.rl; print('ray' in sys.modules)"
+    env = os.environ | {"RETOOL_PLATFORM": "cpu", "VERL_PLATFORM": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
