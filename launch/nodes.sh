@@ -11,7 +11,8 @@ fail() { echo "error: $*" >&2; exit 2; }
 
 # prepare PROGRAM CONFIG [section.key=value ...] [--dry-run]: sets KEYS, the settings of the command
 # line, and which node this is; holds the run's folder; then checks that this node has all that the
-# run needs, before anything is started. In a dry run the program reports, and every command is shown in place of carried out.
+# run needs, before anything is started. In a dry run the program reports, and every command is shown
+# in place of carried out.
 prepare() {
   local program=$1 config=$2 word
   KEYS=()
