@@ -22,7 +22,7 @@ def test_rl_unlearns_the_habit_that_fails_the_hidden_tests(tmp_path: Path, mark:
     get_platform("cpu").activate()
     task = tmp_path / "task"
     make(task)
-    files = (f"data.train_file={task}/sft_train.parquet", f"data.val_file={task}/sft_val.parquet")
+    files = (f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]')
     done = run(argv_sft(f"run.root={tmp_path}", "run.name=sft", f"model.path={task}/model", *files), mark, 1200)
     assert done.returncode == 0, done.stderr[-3000:]
     settings = (f"run.root={tmp_path}", "run.name=rl", f"model.path={tmp_path}/sft/export", "validation.before=true")
