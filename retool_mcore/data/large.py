@@ -89,6 +89,8 @@ def read(question: str, answer: str) -> EnlargedProblem:
     for step, value in zip(solution.steps, stated, strict=True):
         if evaluate(step.expression) != value:
             raise Rejected("source", f"rounded: {step.expression} is not exactly {step.stated}")
+        if value < 0:
+            raise Rejected("source", f"negative: in {step.expression} = {step.stated} the sign is no operand's")
     if value_or_none(solution.truth) != stated[-1]:
         raise Rejected("source", f"another answer: {solution.truth} after a last step of {stated[-1]}")
     told = numbers_in(question)

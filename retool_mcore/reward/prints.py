@@ -20,7 +20,7 @@ _CALL = re.compile(
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
           "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
 _NAMED = re.compile(r"(?<![\w\\.])(?:S\.Reals|S\.EmptySet|EmptySet|Reals|GoldenRatio)(?!\w)")
-_REAL = r"[-+]?\s{0,2}[\d.]{1,40}(?:e[-+]?\d{1,4})?"
+_REAL = r"[-+]?\s{0,2}[\d.]{1,40}+(?:e[-+]?\d{1,4})?+"
 _COMPLEX = re.compile(rf"\(?(?:{_REAL}\s{{0,2}}(?=[-+]))?{_REAL}j\)?")
 _UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:_\d{3}){1,30}(?:\.\d{1,40})?")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")

@@ -64,7 +64,7 @@ _CHANGING = set(
 # One word that says what was done to a value, or which part of one is meant: reduced, thirtieths.
 _DONE = re.compile(
     r"(?!(?:month|cloth|birth|death|length|width|depth|booth|moth|path|bath|growth|youth|earth|hundred|sled|shed)s?$)"
-    r"(?:\w{3,}[^e\W]ed|\w+(?:illion|[tdn]ieth|[^aeiou\W]th)s?)"
+    r"(?:\w{3,20}[^e\W]ed|\w{1,20}(?:illion|[tdn]ieth|[^aeiou\W]th)s?)"
 )
 # What stands behind a value in Chinese: units by name, and words that count things.
 _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "gram",
@@ -73,6 +73,7 @@ _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千
             "公顷": "hectare", "亩": "mu", "摄氏度": "degreeC", "斤": "jin", "角": "jiao", "里": "li",
             "月": "month", "个月": "month", "年": "year", "元": "yuan", "度": "degree"}  # fmt: skip
 _COUNTED = set("个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍")
+MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
 
@@ -122,7 +123,7 @@ def bare_unit(tokens: list[Token], unit: str) -> int | None:
     hardly ever names behind a number and a space, such as ``m`` and ``m/s``, are a unit.
     """
     spelt = [Token("text", each.text, each.glued) if each.text in _MARKED else each for each in tokens]
-    for start in range(1, len(tokens)):
+    for start in range(max(1, len(tokens) - MAX_UNIT_TOKENS), len(tokens)):
         if tokens[start].kind not in ("letter", "word", "text", "command"):
             continue
         marked = tokens[:start] + spelt[start:]

@@ -131,9 +131,9 @@ def _tell(note: str, console: Console) -> None:
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
-    resume = _resume(config, rank)
     timer = PhaseTimer()
     engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
+    resume = _resume(config, rank)
     done = resume.step if resume is not None else 0
     if resume is not None:
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
