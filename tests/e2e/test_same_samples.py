@@ -121,7 +121,7 @@ def evaluate(root: Path, mark: str, *settings: str) -> Samples:
     assert done.returncode == 0, done.stderr[-3000:]
     tokenizer = AutoTokenizer.from_pretrained(root / "first" / "export")
     found: dict[str, dict[int, str]] = defaultdict(dict)
-    for row in map(json.loads, (root / "eval/export/samples.jsonl").open()):
+    for row in map(json.loads, (root / "eval/first/samples.jsonl").open()):
         prompt, said = (
             tokenizer.decode(row[f"{name}_ids"], skip_special_tokens=True) for name in ("prompt", "response")
         )
