@@ -207,7 +207,8 @@ def slurm(folder: Path, nodes: int = 2, **env: str) -> dict[str, str]:
     stand_in(folder, "scontrol", f"[ $1 = requeue ] || echo '{names}'\n")
     run_all = f'for rank in {ranks}; do SLURM_NODEID=$rank "$@" & echo $! >>{folder}/pids; done\n'
     others = f"kill -TERM $(cat {folder}/pids) 2>/dev/null"  # --kill-on-bad-exit
-    waited = f"ended=0; for pid in $(cat {folder}/pids); do wait $pid || {{ ended=$?; {others}; }}; done; exit $ended\n"
+    failed = f"{{ code=$?; {others}; ((ended)) || ended=$code; }}"  # the first that fails ends the others
+    waited = f"ended=0; for pid in $(cat {folder}/pids); do wait $pid || {failed}; done; exit $ended\n"
     stand_in(folder, "srun", "while [[ $1 == --* ]]; do shift; done\n" + run_all + waited)
     stand_in(folder, "scancel", f"kill -TERM $(cat {folder}/pids)\n")
     stand_in(folder, "apptainer", 'while [[ $1 != *.sif ]]; do shift; done; shift; exec "$@"\n')

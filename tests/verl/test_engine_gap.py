@@ -98,7 +98,7 @@ def update(monkeypatch: pytest.MonkeyPatch, *settings: str, call: int = 0) -> tu
     settings = ("algorithm.old_log_prob=rollout", "rollout.group_size=2", "train.mini_batch_prompts=6", *settings)
     trainer._run = load_config(RlConfig, RL, settings)
     trainer.config, trainer.updates_of_a_batch = tree(*settings), trainer._run.train.updates_per_step
-    trainer.local_trigger_step, trainer._compared = call, None
+    trainer.local_trigger_step, trainer._compared, trainer.use_critic = call, None, False
     trainer.actor_rollout_wg = SimpleNamespace(log_probs_of_update=log_probs_of_update)
     metrics: dict[str, Any] = {}
     trainer._update_actor(batch(), metrics)
