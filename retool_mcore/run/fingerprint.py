@@ -9,13 +9,12 @@ import hashlib
 import importlib.metadata
 import platform
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import retool_mcore
 from retool_mcore.config import RunConfig
-from retool_mcore.config.base import is_table
+from retool_mcore.config.base import leaves
 from retool_mcore.config.model import BUILT_IN
 
 PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
@@ -36,15 +35,7 @@ def fingerprint(config: RunConfig) -> dict[str, str]:
         found[f"model.path, {name}"] = file_hash(Path(config.model.path) / name)
     if config.model.chat_template not in ("", *BUILT_IN):
         found[f"model.chat_template = {config.model.chat_template}"] = file_hash(Path(config.model.chat_template))
-    return found | dict(_settings(config.model_dump()))
-
-
-def _settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in tree.items():
-        if is_table(value):
-            yield from _settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", repr(value)
+    return found | {name: repr(value) for name, value in leaves(config.model_dump()).items()}
 
 
 def code_hash() -> str:
