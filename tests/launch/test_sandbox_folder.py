@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +25,13 @@ start_sandbox any.toml
 """
 
 
+# The service itself is real: sandbox.sh calls it by the `python` of PATH.
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
 def started(**env: str) -> str:
-    done = subprocess.run(
-        ["bash", "-c", SCRIPT], cwd=ROOT, env=os.environ | env, capture_output=True, text=True, check=False
-    )
+    env = os.environ | {"PATH": PATH} | env
+    done = subprocess.run(["bash", "-c", SCRIPT], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     return f"{done.returncode} {done.stderr}"
 
 
