@@ -24,6 +24,7 @@ from retool_mcore.verl.keys.rollout import engine_args
 # Entries of a model's configuration that do not concern what a server computes with the weights.
 NOT_ARCHITECTURE = {
     "_name_or_path",
+    "_model_name_or_path",  # written by transformers after it has read a GGUF file
     "transformers_version",
     "dtype",
     "torch_dtype",

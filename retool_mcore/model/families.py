@@ -21,19 +21,20 @@ APPLIED = {
 WINDOW = {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}  # check_window
 EXPERTS = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"}
 HARMLESS = {  # of the file, of generation, or of how a program runs the model
-    "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache",
-    "initializer_range", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
-    "unk_token_id", "decoder_start_token_id", "tokenizer_class", "prefix", "task_specific_params", "problem_type",
-    "id2label", "label2id", "num_labels", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
-    "is_decoder", "finetuning_task", "pruned_heads", "chunk_size_feed_forward", "transformers.js_config",
-    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
-    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
-    "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+    "_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash", "transformers_version", "torch_dtype",
+    "dtype", "use_cache", "initializer_range", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id",
+    "sep_token_id", "unk_token_id", "decoder_start_token_id", "tokenizer_class", "prefix", "task_specific_params",
+    "problem_type", "id2label", "label2id", "num_labels", "return_dict", "output_attentions", "torchscript",
+    "output_hidden_states", "is_decoder", "finetuning_task", "pruned_heads", "chunk_size_feed_forward",
+    "transformers.js_config", "max_length", "min_length", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
+    "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
     "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "unsloth_version",
     "unsloth_fixed", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset",
     "output_router_logits", "router_aux_loss_coef", "classifier_dropout", "is_llama_config", "seq_length",
-    "model_max_length", "max_sequence_length", "use_flash_attn", "_flash_attn_2_enabled", "model_name", "use_bfloat16",
+    "model_max_length", "max_sequence_length", "use_flash_attn", "_flash_attn_2_enabled", "model_name",
+    "use_bfloat16",
 }  # fmt: skip
 NO_SCALE = "training does not scale there"
 NO_BIAS = "training has no such bias, and would leave it out"

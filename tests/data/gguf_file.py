@@ -18,6 +18,7 @@ TENSORS = {
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
+MODEL_NAME = "Coin 0.1B Instruct"  # published files have one, and it gets into config.json
 
 
 def write_gguf(folder: Path, file: Path, *, eos: str = END_OF_TURN, output_noise: float | None = None) -> None:
@@ -37,6 +38,7 @@ def write_gguf(folder: Path, file: Path, *, eos: str = END_OF_TURN, output_noise
         tokens[index] = token
         types[index] = CONTROL if token in CONTROL_TOKENS else USER_DEFINED if token in TOOL_MARKS else NORMAL
     writer = gguf.GGUFWriter(str(file), "qwen2")
+    writer.add_name(MODEL_NAME)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

@@ -17,9 +17,10 @@ from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.gguf_model import write_gguf_model
 from retool_mcore.data.task_model import END_OF_TEXT, TOOL_MARKS
 from retool_mcore.errors import CheckpointError, DataError, PlatformError
+from retool_mcore.model.families import check_fields
 from retool_mcore.model.files import dtype_of_weights
 from retool_mcore.rollout.protocol import serving_protocol
-from tests.data.gguf_file import write_gguf
+from tests.data.gguf_file import MODEL_NAME, write_gguf
 
 pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 
@@ -56,6 +57,12 @@ def test_tokens_template_and_ends_are_the_files(made, tokenizer):
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [tokenizer.eos_token_id, tokenizer.pad_token_id]
     assert serving_protocol(found) == "hermes"
+
+
+def test_training_takes_the_folder(made):
+    values = json.loads((made[0] / "config.json").read_text())
+    assert values["_model_name_or_path"] == MODEL_NAME  # transformers' own, from the file
+    check_fields(values, str(made[0]))
 
 
 def test_weights_are_the_files(made, model_dir):
