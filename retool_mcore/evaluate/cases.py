@@ -33,6 +33,7 @@ from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, protocol_of
 from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.run.folder import lock_run
 from retool_mcore.run.trackers import Trackers, check_trackers
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
@@ -81,7 +82,7 @@ def evaluate_many(
         architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
     problems = read_problems(data, limit, columns)
     reports: dict[str, dict[str, Any]] = {}
-    with Servers(config, out, url) as servers:
+    with lock_run(out, "name another folder in --out"), Servers(config, out, url) as servers:
         for case in cases:
             settings = Settings.of(config, n, case.tool, len(servers))
             samples = SampleFile(out / case.name, _identity(config, case.model, problems) | settings.identity())

@@ -17,10 +17,11 @@ from retool_mcore.errors import ConfigError
 ASKED_S = 0.05  # a look at the lock takes microseconds
 
 
-def lock_run(run_dir: Path) -> IO[str]:
+def lock_run(run_dir: Path, another: str = "set another run.name") -> IO[str]:
     """Lock the run's folder for this process; the lock ends with the process, however it ends.
 
-    Raises ConfigError when another process is writing to the same run.
+    ``another``: how its user names another folder. Raises ConfigError when another process is
+    writing to the same run.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     handle = (run_dir / ".lock").open("a+", encoding="utf-8")
@@ -29,9 +30,7 @@ def lock_run(run_dir: Path) -> IO[str]:
     except BlockingIOError as error:
         handle.seek(0)
         owner = handle.read().strip() or "unknown"
-        raise ConfigError(
-            f"{run_dir} is in use by process {owner}. Wait for it, stop it, or set another run.name."
-        ) from error
+        raise ConfigError(f"{run_dir} is in use by process {owner}. Wait for it, stop it, or {another}.") from error
     handle.truncate(0)
     handle.write(f"{os.getpid()} on {socket.gethostname()}")
     handle.flush()

@@ -15,7 +15,7 @@ from retool_mcore.config import load_evaluation
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
-from retool_mcore.evaluate.cases import Case, _Work
+from retool_mcore.evaluate.cases import Case, _Work, evaluate_many
 from retool_mcore.evaluate.problems import Problem
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
 from retool_mcore.reward.answer import is_equivalent
@@ -23,6 +23,7 @@ from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling,
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import TextOnly
 from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.run.folder import lock_run
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = [
@@ -154,6 +155,21 @@ async def test_an_evaluation_that_was_killed_continues(tokenizer, settings, tmp_
     assert make_report(PROBLEMS, settings, again) == make_report(
         PROBLEMS, settings, SampleFile(tmp_path, settings.identity())
     )
+
+
+def test_a_second_evaluation_into_the_same_folder_waits_for_the_first(tmp_path: Path):
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
+    case = Case(name="base", model="base", tool=False)
+    with lock_run(tmp_path / "out"), pytest.raises(ConfigError, match=r"in use by process \d+.*or name another folder"):
+        evaluate_many(
+            load_evaluation(ROOT / "configs/rl_tiny_cpu.toml"),
+            [case],
+            data=[problems],
+            out=tmp_path / "out",
+            url="http://127.0.0.1:9",
+        )
+    assert not (tmp_path / "out" / "base").exists()
 
 
 def test_other_settings_are_not_mixed_in(settings, tmp_path: Path):
