@@ -60,6 +60,26 @@ def test_sft_over_two_nodes_loses_one_and_continues(task: Path, tmp_path: Path, 
     assert [{k: row[k] for k in EXACT} for row in rows] == [{k: row[k] for k in EXACT} for row in expected]
 
 
+@pytest.mark.long
+def test_a_cable_that_comes_out_ends_both_nodes_and_the_run_goes_on_later(task: Path, tmp_path: Path, mark: str):
+    stall_s = 45
+    words = sft_settings(task, tmp_path, "run.name=two", "train.steps=40", f"train.stall_s={stall_s}", *TWO_NODES)
+    env = {"CONFIG": "configs/sft_tiny_cpu.toml", "HEAD_WAIT_S": "120"}
+    run_dir = tmp_path / "two"
+    with two_hosts(tmp_path / "hosts") as hosts:
+        both = start_both(hosts, SFT_SCRIPT, words, env, mark)
+        wait_until(lambda: last_step(run_dir) >= 5 or both[0].poll() is not None, "step 5", 240)
+        hosts[1].unplug()
+        # Torch alone would wait half an hour for an answer.
+        assert [node.wait(timeout=stall_s + 120) for node in both] == [3, 3], logs(hosts)
+        assert f"train.stall_s = {stall_s}" in hosts[0].log(), logs(hosts)
+        assert_nothing_left(mark)
+    with two_hosts(tmp_path / "again") as hosts:
+        both = start_both(hosts, SFT_SCRIPT, words, env, mark)
+        assert [node.wait(timeout=300) for node in both] == [0, 0], logs(hosts)
+    assert [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")] == list(range(1, 41))
+
+
 def test_a_node_with_other_data_and_settings_is_told_and_nothing_is_trained(task: Path, tmp_path: Path, mark: str):
     other = tmp_path / "other"
     shutil.copytree(task, other)

@@ -54,6 +54,10 @@ class Host:
     def log(self) -> str:
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
+    def unplug(self) -> None:
+        """Its cable is out from now on: no packet arrives, and no connection is told."""
+        _ip("-n", self.name, "link", "set", INTERFACE, "down")
+
     def kill(self) -> None:
         """Everything on this host dies at once, as when its power is cut."""
         done = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False)
