@@ -96,6 +96,10 @@ class Atoms(ABC):
         if self._is(r"\overline") and texts[1] == "{" and texts[2].isdigit() and self._peek(3).text == "}":
             self._at += 4
             return texts[2]
+        if self._is(r"\overline") and texts[1].isdigit():
+            self._tokens[self._at + 1] = Token("number", texts[1][1:], True)
+            self._at += 1 if len(texts[1]) > 1 else 2
+            return texts[1][0]
         return self._dotted()
 
     def _dotted(self) -> str:

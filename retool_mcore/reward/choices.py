@@ -26,11 +26,18 @@ def label(text: str) -> tuple[str, str]:
 
 
 def same_choice(answer: str, truth: str) -> bool:
-    """Whether two single letters, or groups of letters in any order, are the same choices."""
+    """Whether two single letters, or groups of letters in any order, are the same choices.
+
+    Letters without signs between them are choices where they stand in order. Behind a truth of
+    three or more such letters an answer may have them in any order; of two it may not: BA is no AB.
+    """
     if len(answer) == len(truth) == 1:
         return answer.isalpha() and answer.upper() == truth.upper()
-    mine, theirs = _letters(answer), _letters(truth)
-    return mine is not None and mine == theirs
+    theirs = _letters(truth)
+    if theirs is None:
+        return False
+    any_order = len(truth) > 2 and _RUN.fullmatch(truth) and _RUN.fullmatch(answer)
+    return ("".join(sorted(answer)) if any_order else _letters(answer)) == theirs
 
 
 def _letters(text: str) -> str | None:

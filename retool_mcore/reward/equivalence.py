@@ -9,6 +9,7 @@ This runs in a checker process: values of hostile answers may take long.
 
 from __future__ import annotations
 
+from retool_mcore.reward.beside import is_clock
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.node import Term, number
@@ -52,6 +53,8 @@ def same(a: Term, b: Term) -> bool:
         return True
     if (a.op == "degree") != (b.op == "degree"):
         angle, other = (a, b) if a.op == "degree" else (b, a)
+        if other.op == "unit" and not other.text.startswith("?"):
+            return other.text == "radian^1" and same(Term("mul", (angle.args[0], DEGREE)), other.args[0])
         return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
     if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
         return _same_measured(a, b)
@@ -66,6 +69,8 @@ def same(a: Term, b: Term) -> bool:
     a, b = _spread(a), _spread(b)
     if a.op in ("list", "set") and b.op in ("list", "set"):
         return _same_elements(a, b)
+    if a.op == b.op == "mod" and not same(a.args[1], b.args[1]):
+        return False  # 5 mod 7 and 5 mod 8
     if a.op in FORMS or b.op in FORMS:
         return _same_forms(a, b)
     return _same_expressions(a, b)
@@ -128,6 +133,8 @@ def _spread(node: Term) -> Term:
             return Term("list", (sides[0][1], *node.args[1:]))  # x = 1, 2
         if len(known) == len(sides) and len({side[0] for side in known}) == 1:
             return Term("list", tuple(side[1] for side in known))
+        if node.text == "or" and all(_told_same(node.args[0], each) for each in node.args[1:]):
+            return node.args[0]  # 3/4 or 0.75
     if _holds(node, "pm") and node.op not in FORMS[:-1]:
         return Term("list", (_signed(node, 1), _signed(node, -1)))
     return node
@@ -256,9 +263,11 @@ def _same_relations(a: Term, b: Term) -> bool:
 
 
 def _same_ratio(a: Term, b: Term) -> bool:
-    """3:4 is 6:8, and 1:2:3 is 2:4:6."""
+    """3:4 is 6:8, and 1:2:3 is 2:4:6. A time of day is no ratio."""
     if len(a.args) != len(b.args):
         return False
+    if is_clock(a) or is_clock(b):
+        return all(map(same, a.args, b.args))
     return all(
         same(Term("mul", (x, b.args[0])), Term("mul", (y, a.args[0])))
         for x, y in zip(a.args[1:], b.args[1:], strict=True)
@@ -292,8 +301,8 @@ def _directed(relation: Term) -> Term:
 
 def _says(answer: Term, truth: Term) -> bool:
     """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
-    if answer.op == "tuple" and answer.text == "[]" and _spread(truth).op in ("list", "set"):
-        return same(Term("list", answer.args), truth)  # the list that Python prints
+    if answer.op == "tuple" and answer.text == "[]" and _spread(truth).op == "list":
+        return same(Term("list", answer.args), truth)  # the list that Python prints, of 1 \pm 2
     if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
         return False
     return _is_value_of(answer, truth, loose=True)

@@ -153,6 +153,8 @@ class _Reader(Atoms):
         if node.op == "degree" and self.next.text in ("C", "F"):
             return Term("unit", node.args, "degree" + self._take().text)
         unit, self._at = unit_at(self._tokens, self._at)
+        if unit == "degree^1":
+            return Term("degree", (node,))
         return Term("unit", (node,), unit) if unit is not None else node
 
     def _product(self) -> Term:

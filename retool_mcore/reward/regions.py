@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from retool_mcore.reward.evaluate import NoValue
-from retool_mcore.reward.node import Term
+from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.points import names
 from retool_mcore.reward.value import constant, exact
 
@@ -20,6 +20,7 @@ Region = list[Interval]
 _INFINITE = float("inf")
 _LINE: Interval = (-_INFINITE, False, _INFINITE, False)
 SAME = 1e-25
+_TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _END_BITS = 60  # of an end; ends of more may differ by less than SAME
 
 
@@ -126,7 +127,9 @@ def _condition(node: Term) -> Region | None:
 def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if left.op != "name":
         left, right = right, left
-        sign = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}.get(sign, sign)
+        sign = _TURNED.get(sign, sign)
+    if left.op == "abs" or right.op == "abs":
+        return _distance(left, sign, right)
     if left.op != "name" or names(right):
         return None
     end = _end(right)
@@ -137,6 +140,26 @@ def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if sign == r"\ne":
         return [(-_INFINITE, False, end, False), (end, False, _INFINITE, False)]
     return [(end, True, end, True)] if sign == "=" else None
+
+
+def _distance(left: Term, sign: str, right: Term) -> Region | None:
+    r"""``|x| < 3`` and ``|x-1| \ge 2``."""
+    if right.op == "abs":
+        left, right = right, left
+        sign = _TURNED.get(sign, sign)
+    inner, shift = left.args[0], number(0)
+    if inner.op == "add" and len(inner.args) == 2 and inner.args[0].op == "name" and not names(inner.args[1]):
+        inner, shift = inner.args[0], Term("neg", (inner.args[1],))
+    if left.op != "abs" or inner.op != "name" or names(right):
+        return None
+    if not _end(right) > 0 or sign not in _TURNED:
+        return None
+    ends = [_end(Term("add", (shift, each))) for each in (Term("neg", (right,)), right)]
+    closed = sign in (r"\le", r"\ge")
+    within: Region = [(ends[0], closed, ends[1], closed)]
+    if sign in ("<", r"\le"):
+        return within
+    return [(-_INFINITE, False, ends[0], closed), (ends[1], closed, _INFINITE, False)]
 
 
 def _several(node: Term) -> Region | None:

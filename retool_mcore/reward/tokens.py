@@ -33,7 +33,7 @@ _TOKEN = re.compile(
     r"(?=\)?_\{?\(?(?:1[1-6](?!\d)|(?:\\text\{)?(?:sixteen|twelve|eleven|hex))))"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
     r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|mathcal|mbox|hbox|operatorname\*?|bold"
-    r"|boldsymbol|bm|textup)\s*+(?=\{|[A-Za-z])"
+    r"|boldsymbol|bm(?![a-z])|textup)\s*+(?=\{|[A-Za-z])"
     r"|(?P<row>\\\\\s*+\[\s*+-?[\d.]{1,6}\s*+[a-z]{2}\s*+\])"
     r"|(?P<command>\\(?:[a-zA-Z]++|.))"
     r"|(?P<letters>[a-zA-Z]++)"
@@ -62,7 +62,8 @@ _PARTS = {"½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "
           "⅖": "25", "⅗": "35", "⅘": "45", "⅚": "56", "⅜": "38", "⅝": "58", "⅞": "78"}  # fmt: skip
 _VULGAR = {ord(sign): rf"\frac{{{parts[0]}}}{{{parts[1]}}}" for sign, parts in _PARTS.items()}
 _COMMANDS = {
-    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\leq": r"\le", r"\leqslant": r"\le",
+    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\nicefrac": r"\frac", r"\sfrac": r"\frac",
+    r"\surd": r"\sqrt", r"\top": "T", r"\intercal": "T", r"\leq": r"\le", r"\leqslant": r"\le",
     r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne", r"\lt": "<", r"\gt": ">", r"\cdot": "*", r"\times": "*",
     r"\ast": "*", r"\div": "/", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]",
     r"\lparen": "(", r"\rparen": ")", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": r"\mid", r"\colon": ":",
@@ -162,7 +163,11 @@ def _text(command: str, content: str, glued: bool) -> Token:
     plain = re.sub(r"[\s~]+|\\[ ,;:!]", " ", content).strip()
     if command == "mathbb" and plain in ("R", "Z", "N", "Q", "C"):
         return Token("command", "\\" + plain, glued)
-    if command.startswith("operatorname") or (command == "mathrm" and plain in WORDS and plain not in ("min", "sec")):
+    if (
+        (command.startswith("operatorname") and plain not in UNITS)
+        or (command == "text" and plain == "cis")
+        or (command == "mathrm" and plain in WORDS and plain not in ("min", "sec"))
+    ):
         return Token("command", WORDS.get(plain, "\\" + plain), glued)
     if plain.lower() in ("%", r"\%", "percent", "pct", "per cent"):
         return Token("command", r"\%", glued)
