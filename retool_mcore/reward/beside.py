@@ -16,16 +16,18 @@ _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
-    node = _transposed(_without_notes(node, other))
+    node = _without_notes(node, other)
     if node.op == "relation":
         return _stated(node, other)
     if node.op in _PLACES:
         return _listed(_vector(node, other), other, is_truth)
     if other.op in _PLACES:
         return _placed(node, other)
-    if node.op == "list" and other.op in ("list", "set"):
-        return _of_one_letter(node)
-    return _as_python_says(node, other)
+    return _of_one_letter(node) if node.op == "list" and _lists_values(other) else node
+
+
+def _lists_values(node: Term) -> bool:
+    return node.op in ("list", "set") and not any(each.op == "relation" for each in node.args)
 
 
 def _without_notes(node: Term, other: Term) -> Term:
@@ -45,8 +47,15 @@ def _excludes(node: Term) -> bool:
     return _is_exclusion(node) or any(map(_excludes, node.args))
 
 
-def _transposed(node: Term) -> Term:
-    """A matrix or tuple with the sign of transposition, as what it is then."""
+def is_point(node: Term) -> bool:
+    """Whether it is a letter with a pair behind it, ``P(3,4)``: a point, a count or a value."""
+    return node.op == "mul" and len(node.args) == 2 and node.args[0].op == "name" and node.args[1].op == "tuple"
+
+
+def plain(node: Term) -> Term:
+    """A matrix or tuple without brackets around it, and transposed where the sign says so."""
+    while node.op == "group" and node.args[0].op in _PLACES:
+        node = node.args[0]
     if node.op != "pow" or node.args[1] != name("T") or node.args[0].op not in _PLACES:
         return node
     inner = node.args[0]
@@ -59,12 +68,26 @@ def _transposed(node: Term) -> Term:
 
 
 def _stated(node: Term, other: Term) -> Term:
-    """``2:3`` as 2/3 and ``x \\equiv 5 \\pmod 7`` as 5 mod 7, where the other is a value."""
+    r"""``5 = x`` as ``x = 5``; beside a value ``2:3`` as 2/3, ``x \equiv 5 \pmod 7`` as 5 mod 7."""
+    if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
+        return Term("relation", node.args[::-1], "=")
+    node = _ratio_behind_names(node)
     if other.op in ("relation", "list", "set", *_PLACES) or len(node.args) != 2:
         return node
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _ratio_behind_names(node: Term) -> Term:
+    """``AB:BC = 3:2`` as ``3:2``."""
+    signs = node.text.split()
+    half = len(signs) // 2
+    if len(signs) < 3 or signs != [":"] * half + ["="] + [":"] * half:
+        return node
+    left, right = node.args[: half + 1], node.args[half + 1 :]
+    named = all(map(names, left)) and not any(map(names, right))
+    return Term("relation", right, " ".join(signs[half + 1 :])) if named else node
 
 
 def is_clock(node: Term) -> bool:
@@ -76,7 +99,7 @@ def is_clock(node: Term) -> bool:
 def _vector(node: Term, other: Term) -> Term:
     """A row or column beside a tuple as one; a tuple beside ``2i-3j`` as such a sum."""
     if node.op == "matrix" and other.op == "tuple" and node.text in ("matrix 1", f"matrix {len(node.args)}"):
-        return Term("tuple", node.args, "()") if len(node.args) > 1 else node
+        return Term("tuple", node.args, other.text) if len(node.args) > 1 and other.text in ("()", "[]") else node
     if (node.op == "tuple" and node.text == "()") or (node.op == "matrix" and node.text == f"matrix {len(node.args)}"):
         for family in _FAMILIES if len(node.args) in (2, 3) else ():
             if other.op in ("add", "mul", "neg") and _held(other, family[1:]):
@@ -90,16 +113,16 @@ def _held(node: Term, some: tuple[Term, ...]) -> bool:
 
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     """The list that Python prints, ``[1, 2]``, as a set or list where the truth is one."""
-    if is_truth or node.op != "tuple" or node.text != "[]" or other.op not in ("list", "set"):
+    if is_truth or node.op != "tuple" or node.text != "[]" or not _lists_values(other):
         return node
     return Term(other.op, node.args)
 
 
 def _placed(node: Term, other: Term) -> Term:
     """``P(3,4)`` and ``x=3, y=4`` as the pair that they give."""
-    if node.op == "mul" and len(node.args) == 2 and node.args[1].op == "tuple":
-        letter = node.args[0]
-        return node.args[1] if letter.op == "name" and letter.text.isupper() and len(letter.text) == 1 else node
+    if is_point(node):
+        letter = node.args[0].text
+        return node.args[1] if letter.isupper() and len(letter) == 1 else node
     if node.op == "list" and node.text != "or" and len(node.args) == len(other.args) and other.text != "[]":
         said = _named(node)
         alone = all(len(each.text) == 1 for each in said)
@@ -120,18 +143,3 @@ def _of_one_letter(node: Term) -> Term:
     indexed = len(said) == len(node.args) and all("_" in each.text for each in said)
     alike = {each.text.partition("_")[0] for each in said}
     return Term("list", tuple(said.values())) if indexed and len(alike) == 1 else node
-
-
-def _as_python_says(node: Term, other: Term) -> Term:
-    """SymPy's ``I`` and ``E`` as i and e, where the other has these and no such letters."""
-    for letter in ("I", "E"):
-        constant = Term("constant", text=letter.lower())
-        if _held(node, (name(letter),)) and _held(other, (constant,)) and not _held(other, (name(letter),)):
-            node = _replaced(node, name(letter), constant)
-    return node
-
-
-def _replaced(node: Term, old: Term, new: Term) -> Term:
-    if node == old:
-        return new
-    return Term(node.op, tuple(_replaced(each, old, new) for each in node.args), node.text, node.value)

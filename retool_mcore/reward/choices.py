@@ -11,7 +11,7 @@ _LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathbf|mathrm|textrm|bf)\s*+\{\s*+(?=\(?[A-J][).:]\s*+\}))?"
     r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\}|[\d$]|\\(?:frac|sqrt))"
     r"|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
-    r"(?=[^\s=^_!/*+)\]}<>,;.&|])"
+    r"(?!(?:or|and)(?![a-z])|\\text\{\s*(?:or|and))(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
 _SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
 _RUN = re.compile(r"[A-J]{2,10}")
@@ -43,8 +43,9 @@ def same_choice(answer: str, truth: str) -> bool:
 def _letters(text: str) -> str | None:
     if _RUN.fullmatch(text) and list(text) == sorted(set(text)):
         return text
-    if text.startswith(r"\{") and text.endswith(r"\}"):
-        text = text[2:-2].strip()
+    for opening, closing in ((r"\{", r"\}"), ("[", "]")):
+        if text.startswith(opening) and text.endswith(closing):
+            text = text[len(opening) : -len(closing)].strip()
     if len(text) < 60 and _SEVERAL.fullmatch(text):
         found = sorted(re.sub("[^A-J]", "", text))
         return "".join(found) if len(set(found)) == len(found) else None

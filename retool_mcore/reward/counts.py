@@ -11,7 +11,7 @@ import re
 from retool_mcore.reward.node import Term, name, number
 from retool_mcore.reward.tokens import Unreadable
 
-_LETTERS = ("C", "P", "A")
+COUNT_LETTERS = ("C", "P", "A")
 _NUMBER = r"(?:\{(\d{1,4})\}|(\d))"
 _LETTER = r"(?:\\(?:mathrm|text|operatorname)\{([CPA])\}|([CPA]))"
 _BEFORE = re.compile(rf"(?:\{{\}}|(?<![\w)}}\]]))[_^]{_NUMBER}\s{{0,2}}{_LETTER}_{_NUMBER}")  # {}_{10}P_3
@@ -69,7 +69,7 @@ def _called(node: Term, taken: frozenset[str]) -> Term | None:
         return None
     letter, inner = node.args
     pair = inner.op == "tuple" and inner.text == "()" and len(inner.args) == 2
-    if not pair or letter.op != "name" or letter.text not in _LETTERS or letter.text in taken:
+    if not pair or letter.op != "name" or letter.text not in COUNT_LETTERS or letter.text in taken:
         return None
     return _count(letter.text, *inner.args)
 

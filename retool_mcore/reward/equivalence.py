@@ -17,7 +17,7 @@ from retool_mcore.reward.normalise import normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
 from retool_mcore.reward.radicals import same_radicals
-from retool_mcore.reward.regions import region, same_region
+from retool_mcore.reward.regions import same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import (
@@ -58,10 +58,8 @@ def same(a: Term, b: Term) -> bool:
         return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
     if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
         return _same_measured(a, b)
-    if _is_region(a) or _is_region(b):
-        mine, theirs = region(a), region(b)
-        if mine is not None and theirs is not None:
-            return same_region(mine, theirs) and (_subject(a) == _subject(b) or None in (_subject(a), _subject(b)))
+    if (told := same_sets(a, b)) is not None:
+        return told
     if a.op == "relation" or b.op == "relation":
         return _same_relations(a, b)
     if (_list_name(a) or _list_name(b)) != (_list_name(b) or _list_name(a)):
@@ -204,19 +202,6 @@ def _renamed(node: Term, old: str, new: str) -> Term:
     return Term(node.op, tuple(_renamed(each, old, new) for each in node.args), text, node.value)
 
 
-def _subject(node: Term) -> frozenset[str] | None:
-    """The symbol that inequalities are about; None for sets, whose symbols are bound."""
-    return names(node) if node.op in ("relation", "list") else None
-
-
-def _is_region(node: Term) -> bool:
-    if node.op == "relation":
-        return node.text != "="
-    return node.op in ("union", "intersection", "without", "builder", "space") or (
-        node.op == "list" and any(each.op == "relation" and each.text != "=" for each in node.args)
-    )
-
-
 def _named_value(node: Term) -> tuple[Term, Term] | None:
     """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last, if a is b."""
     if node.op != "relation" or any(sign != "=" for sign in node.text.split()) or not _is_name(node.args[0]):
@@ -229,13 +214,20 @@ def _is_name(node: Term) -> bool:
     """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``; a segment ``AB``."""
     if node.op == "call":
         return True
-    if _is_segment(node):
+    if _is_segment(node) or _is_inverse(node):
         return True
+    if node.op == "mul" and _is_inverse(node.args[0]):
+        return len(node.args) == 2 and node.args[1].op == "group"
     if node.op == "mul" and node.args[0].op == "name":
         return node.args[1].op == "tuple" or (
             node.args[1].op == "group" and node.args[1].args[0].op in ("name", "number")
         )
     return node.op == "name"
+
+
+def _is_inverse(node: Term) -> bool:
+    """``A^{-1}``, and the name in ``f^{-1}(x)``."""
+    return node.op == "pow" and node.args[0].op == "name" and node.args[1] == Term("neg", (number(1),))
 
 
 def _is_segment(node: Term) -> bool:

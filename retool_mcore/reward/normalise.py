@@ -50,10 +50,10 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 MAX_NAME_CHARS = 60
 _IN_BASE = re.compile(
-    r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
+    r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
 )
 _ROUGHLY = re.compile(r"(?:\\ )?\((?:\\approx|\\text\{approximately \})\s{0,2}(-?[\d.]{1,40})\)$")
-_BEFORE = re.compile(r"^(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}(?=\d)")
+_BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
 _DENIES = re.compile(
@@ -275,8 +275,10 @@ def _closes_at_end(text: str, start: int) -> bool:
 
 def _joined(text: str) -> str:
     """Without spacing commands, currency signs and separators of thousands."""
-    text = _GROUPED.sub("", text)
-    text = _SPACING.sub(_space, text)
+    if "," in text:
+        text = _GROUPED.sub("", text)
+    if "\\" in text or "~" in text:
+        text = _SPACING.sub(_space, text)
     text = _CURRENCY.sub("", text.replace("{,}", ",").replace("−", "-").replace("\u00a0", " ")).strip()
     start = text.rfind("=") + 1
     start += len(text[start:]) - len(text[start:].lstrip())

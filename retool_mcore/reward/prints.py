@@ -26,6 +26,9 @@ _UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:_\d{3}){1,30}(?:\.\d{1,40})?")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
 _ROWS = re.compile(r"\[\s*+(?:\[[^][]{1,400}\][\s,]*+){1,40}\]")
+_WITH_I = re.compile(r"(?:-|[-+]?\d[\d./]{0,20} [-+] )I")  # 3 - I
+_STRINGS = re.compile(r"""(?<=[\[{(,\s])(['"])([^'"]{1,80})\1(?=[\]}),])""")  # ['B', 'C']
+_DICTS = re.compile(r"\[\{([^{}<>|]{1,300})\}\]")  # [{x: 1, y: 2}]
 _ROW = re.compile(r"\[([^][]{1,400})\]")
 
 
@@ -47,9 +50,12 @@ def printed(text: str) -> str:
         if turned is None:
             break
         text = turned
+    if text[:1] in "[{(" and (text[1:2] in ("'", '"', "{")):
+        text = _STRINGS.sub(r"\2", text)
+        text = match[1].replace(":", " =") if (match := _DICTS.fullmatch(text)) else text
     if "[[" in text and (rows := _rows(text.strip())):
         return rows
-    return _constants(text) if "*" in text else text
+    return _constants(text) if "*" in text or _WITH_I.fullmatch(text) else text
 
 
 def _constants(text: str) -> str:

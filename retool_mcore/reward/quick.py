@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from retool_mcore.reward.beside import beside
+from retool_mcore.reward.beside import beside, is_point, plain
 from retool_mcore.reward.choices import same_choice
-from retool_mcore.reward.counts import counted
+from retool_mcore.reward.counts import COUNT_LETTERS, counted
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.node import Term, name, nary
 from retool_mcore.reward.normalise import Normal, equal_numbers, spelling
 from retool_mcore.reward.points import names
 from retool_mcore.reward.radicals import same_radicals
 from retool_mcore.reward.reader import read_measured
+from retool_mcore.reward.regions import is_written, same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.spoken import same_time
 from retool_mcore.reward.units import same_unit
@@ -42,15 +43,19 @@ def measured(answer: Normal, truth: Normal) -> tuple[Normal, Normal]:
 def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
     if normal.tree is None or normal.tree.op == "number" or (other.tree is None and other.number is None):
         return normal
-    tree = beside(normal.tree, tree_of(other), is_truth=is_truth)
+    tree = beside(plain(normal.tree), plain(tree_of(other)), is_truth=is_truth)
     return normal if tree is normal.tree else replace(normal, tree=tree, number=exact(tree))
 
 
 def _counted(normal: Normal, other: Normal) -> Normal:
     """With ``C(10,3)`` and ``A_5^2`` as numbers, where the other is a value without C or A."""
-    if normal.tree is None or (other.tree is not None and other.tree.op in FORMS and other.tree.op != "relation"):
+    if normal.tree is None or not any(letter in normal.text for letter in COUNT_LETTERS):
         return normal
-    tree = counted(normal.tree, names(other.tree) if other.tree is not None else frozenset())
+    if other.tree is not None and other.tree.op in FORMS and other.tree.op != "relation":
+        return normal
+    if is_point(normal.tree) and other.tree is not None and is_point(other.tree):
+        return normal
+    tree = counted(normal.tree, names(counted(other.tree, frozenset())) if other.tree is not None else frozenset())
     return normal if tree is normal.tree else replace(normal, tree=tree, number=exact(tree))
 
 
@@ -109,7 +114,7 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
 def _spelt(normal: Normal, other: Normal) -> Normal:
     """``abc`` as a product, where the other is an expression in the same letters."""
     said = normal.words or ""
-    if len(said) > 3 or normal.text != said or not said.isalpha() or other.tree is None or other.words is not None:
+    if len(said) != 3 or normal.text != said or not said.isalpha() or other.tree is None or other.words is not None:
         return normal
     if names(other.tree) != frozenset(said):
         return normal
@@ -154,10 +159,25 @@ def _told_exactly(answer: Normal, truth: Normal) -> bool | None:
     if len(answer.text) + len(truth.text) > MAX_CHARS:
         return None
     mine, theirs = tree_of(answer), tree_of(truth)
+    if is_written(mine) and is_written(theirs) and (told := same_sets(mine, theirs)) is not None:
+        return told
     if mine.op == theirs.op == "relation":
         return _same_equations(mine, theirs)
+    if (said := _said(mine, theirs)) is not None:
+        mine, theirs = said
     told = _told(mine, theirs)
     return None if told is False and "." in answer.text + truth.text else told  # it may round to it
+
+
+def _said(a: Term, b: Term) -> tuple[Term, Term] | None:
+    """``x = 5`` and 6 as 5 and 6: a name's value beside a value, without units both have."""
+    relation, other = (a, b) if a.op == "relation" else (b, a)
+    if relation.op != "relation" or relation.text != "=" or len(relation.args) != 2 or other.op in FORMS:
+        return None
+    value = relation.args[1]
+    if relation.args[0].op != "name" or names(value) or names(other) or not _is_cheap(other):
+        return None
+    return value.args[0] if value.op == "unit" else value, other
 
 
 def _told(a: Term, b: Term) -> bool | None:

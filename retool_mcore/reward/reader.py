@@ -20,6 +20,7 @@ FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
     r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil", r"\begin", r"\overline", r"\vec", r"\hat", r"\angle",
     r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed",
 ))  # fmt: skip
+POSTFIX = ("!", r"\degree", "_")
 SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
 DENYING = frozenset(("not", "no", "never", "wrong", "incorrect", "without", "except"))  # in a name of words
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
@@ -123,6 +124,8 @@ class _Reader(Atoms):
             else:
                 parts.append(right if op == "+" else Term("neg", (right,)))
         node = nary("add", parts)
+        if self.next is END:
+            return node
         if self._is(r"\bmod", r"\pmod"):
             self._take()
             braced = self._skip("(") or self._skip("{")
@@ -160,6 +163,8 @@ class _Reader(Atoms):
     def _product(self) -> Term:
         parts = [self._factor()]
         while True:
+            if self.next is END:
+                return nary("mul", parts)
             if self._is("*", "/"):
                 if unit_at(self._tokens, self._at + 1)[0] is not None:
                     self._at += self._is("*")
@@ -261,15 +266,16 @@ class _Reader(Atoms):
         return node
 
     def _postfix(self, node: Term) -> Term:
-        while True:
+        while self._among(POSTFIX):
             if self._skip("!"):
                 node = Term("factorial", (node,))
             elif self._skip(r"\degree"):
                 node = Term("degree", (node,))
-            elif self._is("_") and (said := _digits_of(node)):
+            elif said := _digits_of(node):
                 node = self._based(said)
             else:
                 return node
+        return node
 
     def _based(self, said: str) -> Term:
         """``1011_2``, ``(1011)_2``, ``1011_{\\text{two}}``, ``1A_{16}``: digits in a base."""
@@ -299,16 +305,22 @@ class _Reader(Atoms):
 
     def _named_by_words(self, token: Token) -> Term | None:
         """``\\text{Area} = 33``: words before the first sign of equality are a name."""
-        words, ahead = [token.text], 0
+        if token.kind == "text" and token.text.endswith(":") and self._at == 1:  # \text{Answer: } 33
+            self._tokens.insert(self._at, Token("sign", ":"))
+        words, ahead = [token.text.rstrip(": ")], 0
         while self._peek(ahead).kind in ("word", "text", "letter"):
             words.append(self._peek(ahead).text)
             ahead += 1
-        if self._peek(ahead).text not in ("=", r"\approx") or len(words) > 4 or self._at + ahead > len(words):
+        labelled = self._peek(ahead).text == ":" and max(map(len, words)) > 2
+        named = labelled or self._peek(ahead).text in ("=", r"\approx")
+        if not named or len(words) > 4 or self._at + ahead > len(words):
             return None
         said = " ".join(words).casefold()
         if DENYING & set(said.split()):
             return None
         self._at += ahead
+        if labelled:
+            self._tokens[self._at] = Token("sign", "=")
         return Term("name", text=said)
 
     def _primary(self) -> Term:

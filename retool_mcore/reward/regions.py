@@ -21,6 +21,8 @@ _INFINITE = float("inf")
 _LINE: Interval = (-_INFINITE, False, _INFINITE, False)
 SAME = 1e-25
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
+_WRITTEN = ("number", "neg", "div", "group", "constant", "name", "tuple", "set", "union", "intersection", "without",
+            "relation", "list", "builder", "space")  # fmt: skip
 _END_BITS = 60  # of an end; ends of more may differ by less than SAME
 
 
@@ -39,6 +41,37 @@ def region(node: Term) -> Region | None:
     except NoValue:
         return None
     return None if found is None else _merged(found)
+
+
+def same_sets(a: Term, b: Term) -> bool | None:
+    """Whether two sets of numbers are one; None where one is no such set.
+
+    Both are about one symbol, or one of them is a set, whose symbol is bound.
+    """
+    if not (_is_region(a) or _is_region(b)):
+        return None
+    mine, theirs = region(a), region(b)
+    if mine is None or theirs is None:
+        return None
+    return same_region(mine, theirs) and (_subject(a) == _subject(b) or None in (_subject(a), _subject(b)))
+
+
+def _subject(node: Term) -> frozenset[str] | None:
+    """The symbol that inequalities are about; None for sets, whose symbols are bound."""
+    return names(node) if node.op in ("relation", "list") else None
+
+
+def _is_region(node: Term) -> bool:
+    if node.op == "relation":
+        return node.text != "="
+    return node.op in ("union", "intersection", "without", "builder", "space") or (
+        node.op == "list" and any(each.op == "relation" and each.text != "=" for each in node.args)
+    )
+
+
+def is_written(node: Term) -> bool:
+    """Whether a set has only numbers as they are written, so that its ends cost nothing."""
+    return node.op in _WRITTEN and all(map(is_written, node.args))
 
 
 def _region(node: Term) -> Region | None:

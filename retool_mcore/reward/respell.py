@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from retool_mcore.reward.tokens import UNITS
+
 _DIGITS = re.compile("[₀-₉]+")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _ENDLESS = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{3,40})\s{0,2}(?:\.{3}|…|\\(?:ldots|dots|cdots|dotsc)(?![a-z]))")
@@ -35,7 +37,8 @@ _PAIR = r"[A-Za-z]\w{0,9}\s?:\s?[^,:{}<>|]{1,60}"
 _DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
-_SPACE_AROUND = re.compile(r"^(?:\s|\\q?quad(?![a-z])|\\[ ,;:!])+|(?:\s|\\q?quad|\\[ ,;:!])+$")
+_ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
+_NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _LEADING = re.compile(r"^(?:=|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])")
 
 
@@ -55,8 +58,10 @@ def lowered(text: str) -> str:
 
 def trimmed(text: str) -> str:
     r"""Without ``\quad`` at both ends, and without a sign of equality before all of it."""
-    if "quad" in text:
-        text = _SPACE_AROUND.sub("", text)
+    for quad in ("\\quad", "\\qquad") if "quad" in text else ():
+        if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
+            text = text[len(quad) :].lstrip()
+        text = text.removesuffix(quad).rstrip()
     return _LEADING.sub("", text) if text[:1] in ("=", "\\") else text
 
 
@@ -66,6 +71,10 @@ def respelled(text: str) -> str:
         text = text.replace("{:}", ":")
     if "==" in text:
         text = text.replace("==", "=")
+    if text[:1] == "<" and _ANGLES.fullmatch(text):
+        text = rf"\langle {text[1:-1]} \rangle"
+    if r".\overline" in text:
+        text = _NO_ZERO.sub(r"0.\\overline", text)
     if "..." in text or "dots" in text or "…" in text:
         text = _ENDLESS.sub(_repeating, text)
     if text[-1:] in "hdt}" and (match := _ORDINAL.fullmatch(text)) and _suffix(int(match[1])) == match[2]:
@@ -78,7 +87,7 @@ def respelled(text: str) -> str:
     if "log" in text:
         text = _BASED_LOG.sub(r"\\log_{\2}(\1)", _LOG.sub(r"\\log_{\1}(", text))
     if text[-1:] in ")]" and len(text) > 2:
-        text = _UNIT_BRACKETS.sub(r" \1", text)
+        text = _UNIT_BRACKETS.sub(_unbracketed, text)
     if "]" in text or "[" in text or "U" in text:
         text = _UNION.sub(r" \\cup ", text)
         text = _ONE_TURNED.sub(_unturned, text) if _is_turned(text) else text
@@ -96,6 +105,12 @@ def _repeating(match: re.Match[str]) -> str:
         if times >= (3 if length == 1 else 2):
             return f"{match[1] or 0}.{digits[: len(digits) - length]}({block})"
     return match[0]
+
+
+def _unbracketed(match: re.Match[str]) -> str:
+    """A known unit, or one that is marked, without the brackets around it."""
+    plain = match[1].partition("^")[0].rstrip("²³")
+    return f" {match[1]}" if plain in UNITS or plain.startswith("\\") else match[0]
 
 
 def _suffix(value: int) -> str:

@@ -17,7 +17,7 @@ PHRASES = {
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), r"\infty"),
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip
-SAYINGS = dict.fromkeys(("does not exist", "the limit does not exist", "limit does not exist"), "dne")
+SAYINGS: dict[str, str] = dict.fromkeys(("does not exist", "the limit does not exist", "limit does not exist"), "dne")
 
 _MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
            "november", "december")  # fmt: skip
@@ -29,12 +29,13 @@ _MONTH_FIRST = re.compile(rf"{_MONTH}\s{{0,2}}{_DAY}{_YEAR}")
 _DAY_FIRST = re.compile(rf"(?:the\s)?{_DAY}\s{{1,2}}(?:of\s)?{_MONTH}{_YEAR}")
 _MARKED = re.compile(r"\\(?:text|mathrm|textbf)\s?\{([^{}]{0,60})\}|\^\{?(?=(?:st|nd|rd|th))|\\[ ,;]|~")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,3}([ap])\.?\s?m\.?(?![a-z])")
+_HINT = re.compile(rf"[ap]\.?\s?m\.?(?![a-z])|{'|'.join(month[:3] for month in _MONTHS)}", re.IGNORECASE)
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})")
 
 
 def date_or_time(text: str) -> str | None:
     """A date or a time of day with one spelling: ``june 20 2024``, ``3:30 pm``; None for others."""
-    if len(text) > 60 or not any(map(str.isdigit, text)):
+    if len(text) > 60 or not _HINT.search(text):
         return None
     plain = " ".join(_MARKED.sub(lambda match: f" {match[1] or ''}", text).casefold().replace("{:}", ":").split())
     plain = re.sub(r"(?<=\d) (?=(?:st|nd|rd|th)\b)", "", plain)

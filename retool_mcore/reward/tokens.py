@@ -7,8 +7,8 @@ One pass over the text, in linear time. Spellings that mean the same leave here 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 Kind = Literal["number", "letter", "command", "word", "text", "sign"]
 
@@ -17,8 +17,7 @@ class Unreadable(Exception):
     """A text is no answer that can be read as a whole; says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """``glued``: nothing, not even a space, stands between it and the token before it."""
 
     kind: Kind
@@ -98,6 +97,11 @@ BRACKETED = ("abs", "max", "gcd", "lcm", "det")
 
 def tokens(text: str) -> list[Token]:
     """The tokens of an answer. Raises Unreadable for braces that do not match in a text command."""
+    return list(_tokens(text))
+
+
+@lru_cache(maxsize=256)  # an answer is read, spelt for its vote, and perhaps read again with a unit
+def _tokens(text: str) -> tuple[Token, ...]:
     text = _METER.sub(r"\\text{m}", text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text.translate(_VULGAR))
     found: list[Token] = []
@@ -124,11 +128,12 @@ def tokens(text: str) -> list[Token]:
         elif kind == "command":
             said = _COMMANDS.get(said, said)
             if said:
-                found.append(Token("command" if said.startswith("\\") else "sign", said, glued))
+                kind = "command" if said.startswith("\\") else "letter" if said.isalpha() else "sign"
+                found.append(Token(kind, said, glued))
         else:
             found.extend(_sign(said, glued))
         glued = True
-    return found
+    return tuple(found)
 
 
 def _letters(run: str, glued: bool, following: str) -> list[Token]:
@@ -200,7 +205,8 @@ def _units() -> dict[str, str]:
         "yards, mile miles, kg kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound pounds, oz ounce "
         "ounces, ton tons, ml milliliter milliliters, liter liters litre litres, gallon gallons, "
         "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
-        "mph, cent cents, dollar dollars usd USD, euro euros, degree degrees deg, radian radians rad, unit units, "
+        "mph, cent cents, dollar dollars usd USD, euro euros EUR, "
+        "rupee rupees INR, yuan CNY RMB, degree degrees deg, radian radians rad, unit units, "
         "square squares sq, cubic, people persons person, student students, way ways, point points, times, bucks, "
         "Hz hertz, kJ, eV, Pa, mol, joule joules, watt watts, newton newtons, volt volts, dozen, hundred, thousand, "
         "million, billion, trillion, per, sec secs"
