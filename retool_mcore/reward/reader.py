@@ -20,6 +20,8 @@ FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
     r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil", r"\begin", r"\overline", r"\vec", r"\hat", r"\angle",
     r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed",
 ))  # fmt: skip
+TIMES, PLUS = ("*", "/"), ("+", "-")
+ENDS = frozenset("+-)]},=<>&;:")  # a sign behind which no product goes on
 POSTFIX = ("!", r"\degree", "_")
 SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
 DENYING = frozenset(("not", "no", "never", "wrong", "incorrect", "without", "except"))  # in a name of words
@@ -124,7 +126,8 @@ class _Reader(Atoms):
             else:
                 parts.append(right if op == "+" else Term("neg", (right,)))
         node = nary("add", parts)
-        if self.next is END:
+        token = self.next
+        if token is END or (token.kind == "sign" and token.text in ENDS):
             return node
         if self._is(r"\bmod", r"\pmod"):
             self._take()
@@ -163,9 +166,10 @@ class _Reader(Atoms):
     def _product(self) -> Term:
         parts = [self._factor()]
         while True:
-            if self.next is END:
+            token = self.next
+            if token is END or (token.kind == "sign" and token.text in ENDS):
                 return nary("mul", parts)
-            if self._is("*", "/"):
+            if self._among(TIMES):
                 if unit_at(self._tokens, self._at + 1)[0] is not None:
                     self._at += self._is("*")
                     return nary("mul", parts)
@@ -234,9 +238,11 @@ class _Reader(Atoms):
 
     def _factor(self) -> Term:
         negative = False
-        while self._is("+", "-"):
+        while self._among(PLUS):
             negative ^= self._take().text == "-"
         node = self._postfix(self._primary())
+        if self.next.text != "^":
+            return Term("neg", (node,)) if negative else node
         while self._skip("^"):
             if self._is(r"\degree", r"\circ") or (self._is("{") and self._peek().text in (r"\circ", r"\degree")):
                 braced = self._skip("{")

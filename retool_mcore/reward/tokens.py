@@ -102,8 +102,9 @@ def tokens(text: str) -> list[Token]:
 
 @lru_cache(maxsize=256)  # an answer is read, spelt for its vote, and perhaps read again with a unit
 def _tokens(text: str) -> tuple[Token, ...]:
-    text = _METER.sub(r"\\text{m}", text)
-    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text.translate(_VULGAR))
+    if not text.isascii():
+        text = _METER.sub(r"\\text{m}", text)
+        text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text.translate(_VULGAR))
     found: list[Token] = []
     position, glued = 0, False
     while position < len(text):
