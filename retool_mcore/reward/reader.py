@@ -317,7 +317,8 @@ class _Reader(Atoms):
         while self._peek(ahead).kind in ("word", "text", "letter"):
             words.append(self._peek(ahead).text)
             ahead += 1
-        labelled = self._peek(ahead).text == ":" and max(map(len, words)) > 2
+        whole = all(len(word) > 2 and not word.endswith(" is") for word in words)  # no "Solution is:"
+        labelled = self._peek(ahead).text == ":" and whole
         named = labelled or self._peek(ahead).text in ("=", r"\approx")
         if not named or len(words) > 4 or self._at + ahead > len(words):
             return None
