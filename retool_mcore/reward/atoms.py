@@ -12,6 +12,7 @@ from retool_mcore.reward.tokens import Token, Unreadable
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", r"\langle": r"\rangle"}
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "smallmatrix", "array")
 END = Token("sign", "")
+_NAME_GOES_ON = ("_", "'", "^", "(")
 SIGNS_OF_ALL = ("sign", "command")  # what is no number, letter or word
 
 
@@ -136,6 +137,9 @@ class Atoms(ABC):
 
     def _named(self, letter: str) -> Term:
         """A symbol, with its subscript and primes as part of its name."""
+        following = self.next
+        if following.kind != "number" and following.text not in _NAME_GOES_ON:
+            return Term("constant", text=CONSTANTS[letter]) if letter in CONSTANTS else name(letter)
         if letter == "C" and (chosen := self._chosen()) is not None:
             return chosen
         if letter in "CPA" and self._is_pair():

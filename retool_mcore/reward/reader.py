@@ -64,6 +64,9 @@ class _Reader(Atoms):
         if self._depth > MAX_DEPTH:
             raise Unreadable("it is nested too deeply")
         parts = [self.statement()]
+        if self.next is END:
+            self._depth -= 1
+            return parts[0]
         words: set[str] = set()
         while not self._is(*ends) and (word := self._separator()):
             words.add(word)
@@ -341,6 +344,8 @@ class _Reader(Atoms):
     def _read_primary(self) -> Term:
         token = self._take()
         if token.kind == "number":
+            if token.text.isdecimal():
+                return number(token.text)
             if token.text[-1].isalpha() or (
                 not token.text.replace(".", "").isdigit() and "e" not in token.text.lower()
             ):
