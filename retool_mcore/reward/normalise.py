@@ -107,7 +107,8 @@ def _read(text: str) -> Normal:
     if not text:
         return Normal("", problem="it is empty")
     if (date := date_or_time(text)) is not None:
-        return Normal(text, words=date) if ":" in text else replace(_expression(text), words=date)
+        hours = date.endswith("m") and ":" not in text  # 9 am is 9 beside a number
+        return replace(_expression(text), words=date) if hours else Normal(text, words=date)
     if (words := _words(text)) is not None:
         tree = read(PHRASES[words]) if words in PHRASES else None
         return Normal(text, tree=tree, words=SAYINGS.get(words, words))

@@ -78,6 +78,8 @@ def test_a_ratio_of_two_is_its_fraction(answer: str, truth: str, same: bool):
         ("9 am", "9 pm"),
         ("May 5", "May 6"),
         ("5 May", "5"),
+        ("2024-01-05", "2018"),
+        ("2024-01-05", "2024-05-01"),
         ("five", "5"),
         ("twelfth", "12"),
         ("no", "on"),
@@ -103,6 +105,11 @@ def test_a_ratio_of_two_is_its_fraction(answer: str, truth: str, same: bool):
 )
 def test_what_looks_alike_is_not_equal(answer: str, truth: str):
     assert not equivalent(answer, truth) and not equivalent(truth, answer)
+
+
+def test_a_date_is_one_in_any_order_of_its_parts():
+    ways = ("January 5, 2024", "5 January 2024", "Jan. 5th 2024", "2024-01-05", r"\text{January 5, 2024}")
+    assert all(equivalent(first, second) for first in ways for second in ways)
 
 
 @pytest.mark.parametrize(("answer", "value"), [(r"x \bmod 7", r"x \pmod 7"), (r"12\bmod 7", "5"), (r"\bm{x}", "x")])
