@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from fractions import Fraction
 
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, Term, name, nary, number
@@ -12,6 +12,8 @@ from retool_mcore.reward.tokens import Token, Unreadable
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", r"\langle": r"\rangle"}
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "smallmatrix", "array")
 END = Token("sign", "")
+_NAME_GOES_ON = ("_", "'", "^", "(")
+SIGNS_OF_ALL = ("sign", "command")  # what is no number, letter or word
 
 
 class Atoms(ABC):
@@ -28,10 +30,16 @@ class Atoms(ABC):
 
     @property
     def next(self) -> Token:
-        return self._tokens[self._at] if self._at < len(self._tokens) else END
+        try:
+            return self._tokens[self._at]
+        except IndexError:
+            return END
 
     def _peek(self, ahead: int = 1) -> Token:
-        return self._tokens[self._at + ahead] if self._at + ahead < len(self._tokens) else END
+        try:
+            return self._tokens[self._at + ahead]
+        except IndexError:
+            return END
 
     def _take(self) -> Token:
         token = self.next
@@ -40,19 +48,21 @@ class Atoms(ABC):
 
     def _skip(self, *texts: str) -> bool:
         """Take the next token if it is one of these signs or commands."""
-        if self._is(*texts):
+        if self._among(texts):
             self._at += 1
             return True
         return False
 
     def _is(self, *texts: str) -> bool:
-        token = self.next
-        return token.text in texts and token.kind in ("sign", "command")
+        return self._among(texts)
 
-    def _among(self, texts: frozenset[str]) -> bool:
+    def _among(self, texts: Collection[str]) -> bool:
         """``_is`` for many signs at once."""
-        token = self.next
-        return token.text in texts and token.kind in ("sign", "command")
+        try:
+            token = self._tokens[self._at]
+        except IndexError:
+            return False
+        return token.text in texts and token.kind in SIGNS_OF_ALL
 
     def _expect(self, text: str) -> None:
         if not self._skip(text):
@@ -86,16 +96,20 @@ class Atoms(ABC):
 
     def _repeating(self, token: Token) -> str:
         """Take the digits that repeat: ``0.\\dot36\\dot1``, ``0.1(6)``. "" where none do."""
-        ahead = [self._peek(place) for place in range(3)]
-        texts = [each.text for each in ahead]
         if "." not in token.text or "e" in token.text.lower():
             return ""
+        ahead = [self._peek(place) for place in range(3)]
+        texts = [each.text for each in ahead]
         if texts[0] == "(" and texts[2] == ")" and ahead[1].text.isdigit() and all(each.glued for each in ahead):
             self._at += 3
             return texts[1]
         if self._is(r"\overline") and texts[1] == "{" and texts[2].isdigit() and self._peek(3).text == "}":
             self._at += 4
             return texts[2]
+        if self._is(r"\overline") and texts[1].isdigit():
+            self._tokens[self._at + 1] = Token("number", texts[1][1:], True)
+            self._at += 1 if len(texts[1]) > 1 else 2
+            return texts[1][0]
         return self._dotted()
 
     def _dotted(self) -> str:
@@ -123,8 +137,13 @@ class Atoms(ABC):
 
     def _named(self, letter: str) -> Term:
         """A symbol, with its subscript and primes as part of its name."""
+        following = self.next
+        if following.kind != "number" and following.text not in _NAME_GOES_ON:
+            return Term("constant", text=CONSTANTS[letter]) if letter in CONSTANTS else name(letter)
         if letter == "C" and (chosen := self._chosen()) is not None:
             return chosen
+        if letter in "CPA" and self._is_pair():
+            return Term("mul", (name(letter), self._primary()))  # C(10,3) is one factor
         said = letter
         if self._is_index():
             said += "_" + self._take().text  # x1, as SymPy prints x_1
@@ -147,6 +166,12 @@ class Atoms(ABC):
         if said in CONSTANTS:
             return Term("constant", text=CONSTANTS[said])
         return name(said)
+
+    def _is_pair(self) -> bool:
+        """Whether two numbers or letters in brackets follow: ``(10, 3)``."""
+        texts = [self._peek(ahead).text for ahead in range(5)]
+        kinds = {self._peek(1).kind, self._peek(3).kind}
+        return texts[0] + texts[2] + texts[4] == "(,)" and kinds <= {"number", "letter"}
 
     def _is_index(self) -> bool:
         """Whether digits glued to a letter are its index; not in ``3x2`` and ``\\frac x2``."""
@@ -319,6 +344,8 @@ class Atoms(ABC):
 
     def _matrix(self) -> Term:
         kind = self._raw()
+        if kind == "cases":
+            return self._equations()
         if kind not in _MATRICES:
             raise Unreadable(f"an environment {kind!r:.40} is not known to the reward")
         if kind == "array":
@@ -336,6 +363,19 @@ class Atoms(ABC):
             raise Unreadable("the rows of a matrix are not of one length")
         determinant = "determinant" if kind in ("vmatrix", "Vmatrix") else "matrix"
         return Term("matrix", tuple(each for row in rows for each in row), f"{determinant} {len(rows)}")
+
+    def _equations(self) -> Term:
+        """The equations of ``cases``, one a row, as a list. Values with conditions are not read."""
+        rows: list[Term] = []
+        while not self._is(r"\end"):
+            if not self._skip("\\\\", ",", ";"):
+                row = self.statement()
+                if row.op != "relation" or self.next.text not in ("\\\\", ",", ";", r"\end"):
+                    raise Unreadable("a case has a condition, which is not known to the reward")
+                rows.append(row)
+        self._take()
+        self._raw()
+        return nary("list", rows)
 
 
 def _colon_builder(relation: Term) -> Term:

@@ -11,7 +11,7 @@ _LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathbf|mathrm|textrm|bf)\s*+\{\s*+(?=\(?[A-J][).:]\s*+\}))?"
     r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\}|[\d$]|\\(?:frac|sqrt))"
     r"|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
-    r"(?=[^\s=^_!/*+)\]}<>,;.&|])"
+    r"(?!(?:or|and)(?![a-z])|\\text\{\s*(?:or|and))(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
 _SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
 _RUN = re.compile(r"[A-J]{2,10}")
@@ -26,18 +26,26 @@ def label(text: str) -> tuple[str, str]:
 
 
 def same_choice(answer: str, truth: str) -> bool:
-    """Whether two single letters, or groups of letters in any order, are the same choices."""
+    """Whether two single letters, or groups of letters in any order, are the same choices.
+
+    Letters without signs between them are choices where they stand in order. Behind a truth of
+    three or more such letters an answer may have them in any order; of two it may not: BA is no AB.
+    """
     if len(answer) == len(truth) == 1:
         return answer.isalpha() and answer.upper() == truth.upper()
-    mine, theirs = _letters(answer), _letters(truth)
-    return mine is not None and mine == theirs
+    theirs = _letters(truth)
+    if theirs is None:
+        return False
+    any_order = len(truth) > 2 and _RUN.fullmatch(truth) and _RUN.fullmatch(answer)
+    return ("".join(sorted(answer)) if any_order else _letters(answer)) == theirs
 
 
 def _letters(text: str) -> str | None:
     if _RUN.fullmatch(text) and list(text) == sorted(set(text)):
         return text
-    if text.startswith(r"\{") and text.endswith(r"\}"):
-        text = text[2:-2].strip()
+    for opening, closing in ((r"\{", r"\}"), ("[", "]")):
+        if text.startswith(opening) and text.endswith(closing):
+            text = text[len(opening) : -len(closing)].strip()
     if len(text) < 60 and _SEVERAL.fullmatch(text):
         found = sorted(re.sub("[^A-J]", "", text))
         return "".join(found) if len(set(found)) == len(found) else None

@@ -51,7 +51,7 @@ def is_float(decimal: Term, value: Any, node: Term) -> bool:
 
 def _is_float(said: str, nearest: float, node: Term) -> bool:
     found = float(said)
-    if repr(found) != said or not math.isfinite(nearest):
+    if said not in (repr(found), f"{found:.17g}", f"{found:.16g}") or not math.isfinite(nearest):
         return False
     if abs(found - nearest) <= math.ulp(nearest) * 1.01:
         return True

@@ -9,6 +9,7 @@ This runs in a checker process: values of hostile answers may take long.
 
 from __future__ import annotations
 
+from retool_mcore.reward.beside import is_clock
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.node import Term, number
@@ -16,7 +17,7 @@ from retool_mcore.reward.normalise import normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
 from retool_mcore.reward.radicals import same_radicals
-from retool_mcore.reward.regions import region, same_region
+from retool_mcore.reward.regions import same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import (
@@ -52,13 +53,13 @@ def same(a: Term, b: Term) -> bool:
         return True
     if (a.op == "degree") != (b.op == "degree"):
         angle, other = (a, b) if a.op == "degree" else (b, a)
+        if other.op == "unit" and not other.text.startswith("?"):
+            return other.text == "radian^1" and same(Term("mul", (angle.args[0], DEGREE)), other.args[0])
         return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
     if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
         return _same_measured(a, b)
-    if _is_region(a) or _is_region(b):
-        mine, theirs = region(a), region(b)
-        if mine is not None and theirs is not None:
-            return same_region(mine, theirs) and (_subject(a) == _subject(b) or None in (_subject(a), _subject(b)))
+    if (told := same_sets(a, b)) is not None:
+        return told
     if a.op == "relation" or b.op == "relation":
         return _same_relations(a, b)
     if (_list_name(a) or _list_name(b)) != (_list_name(b) or _list_name(a)):
@@ -66,6 +67,8 @@ def same(a: Term, b: Term) -> bool:
     a, b = _spread(a), _spread(b)
     if a.op in ("list", "set") and b.op in ("list", "set"):
         return _same_elements(a, b)
+    if a.op == b.op == "mod" and not same(a.args[1], b.args[1]):
+        return False  # 5 mod 7 and 5 mod 8
     if a.op in FORMS or b.op in FORMS:
         return _same_forms(a, b)
     return _same_expressions(a, b)
@@ -128,6 +131,8 @@ def _spread(node: Term) -> Term:
             return Term("list", (sides[0][1], *node.args[1:]))  # x = 1, 2
         if len(known) == len(sides) and len({side[0] for side in known}) == 1:
             return Term("list", tuple(side[1] for side in known))
+        if node.text == "or" and all(_told_same(node.args[0], each) for each in node.args[1:]):
+            return node.args[0]  # 3/4 or 0.75
     if _holds(node, "pm") and node.op not in FORMS[:-1]:
         return Term("list", (_signed(node, 1), _signed(node, -1)))
     return node
@@ -197,19 +202,6 @@ def _renamed(node: Term, old: str, new: str) -> Term:
     return Term(node.op, tuple(_renamed(each, old, new) for each in node.args), text, node.value)
 
 
-def _subject(node: Term) -> frozenset[str] | None:
-    """The symbol that inequalities are about; None for sets, whose symbols are bound."""
-    return names(node) if node.op in ("relation", "list") else None
-
-
-def _is_region(node: Term) -> bool:
-    if node.op == "relation":
-        return node.text != "="
-    return node.op in ("union", "intersection", "without", "builder", "space") or (
-        node.op == "list" and any(each.op == "relation" and each.text != "=" for each in node.args)
-    )
-
-
 def _named_value(node: Term) -> tuple[Term, Term] | None:
     """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last, if a is b."""
     if node.op != "relation" or any(sign != "=" for sign in node.text.split()) or not _is_name(node.args[0]):
@@ -222,13 +214,20 @@ def _is_name(node: Term) -> bool:
     """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``; a segment ``AB``."""
     if node.op == "call":
         return True
-    if _is_segment(node):
+    if _is_segment(node) or _is_inverse(node):
         return True
+    if node.op == "mul" and _is_inverse(node.args[0]):
+        return len(node.args) == 2 and node.args[1].op == "group"
     if node.op == "mul" and node.args[0].op == "name":
         return node.args[1].op == "tuple" or (
             node.args[1].op == "group" and node.args[1].args[0].op in ("name", "number")
         )
     return node.op == "name"
+
+
+def _is_inverse(node: Term) -> bool:
+    """``A^{-1}``, and the name in ``f^{-1}(x)``."""
+    return node.op == "pow" and node.args[0].op == "name" and node.args[1] == Term("neg", (number(1),))
 
 
 def _is_segment(node: Term) -> bool:
@@ -256,9 +255,11 @@ def _same_relations(a: Term, b: Term) -> bool:
 
 
 def _same_ratio(a: Term, b: Term) -> bool:
-    """3:4 is 6:8, and 1:2:3 is 2:4:6."""
+    """3:4 is 6:8, and 1:2:3 is 2:4:6. A time of day is no ratio."""
     if len(a.args) != len(b.args):
         return False
+    if is_clock(a) or is_clock(b):
+        return all(map(same, a.args, b.args))
     return all(
         same(Term("mul", (x, b.args[0])), Term("mul", (y, a.args[0])))
         for x, y in zip(a.args[1:], b.args[1:], strict=True)
@@ -292,8 +293,8 @@ def _directed(relation: Term) -> Term:
 
 def _says(answer: Term, truth: Term) -> bool:
     """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
-    if answer.op == "tuple" and answer.text == "[]" and _spread(truth).op in ("list", "set"):
-        return same(Term("list", answer.args), truth)  # the list that Python prints
+    if answer.op == "tuple" and answer.text == "[]" and _spread(truth).op == "list":
+        return same(Term("list", answer.args), truth)  # the list that Python prints, of 1 \pm 2
     if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
         return False
     return _is_value_of(answer, truth, loose=True)

@@ -8,23 +8,26 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from retool_mcore.reward.respell import lowered
+
 _INVISIBLE = dict.fromkeys(
     [0xAD, 0x34F, 0x61C, 0x180E, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070)]
 )
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
-    ord("℃"): "°C",
+    ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]",
 }  # fmt: skip
 _POWERS = str.maketrans("23", "²³")
 # Units of one character, such as those of cm and of km²: the digit in the latter is raised.
 _UNITS = {code: unicodedata.normalize("NFKC", chr(code)).translate(_POWERS) for code in range(0x3380, 0x33D8)}
 _FOLDED = _INVISIBLE | _UNITS | _WIDE
 _DOTTED = re.compile("(\\d)\u0307")  # 0.3̇6̇: repeating digits
+_ENDLESS = re.compile(r"(?<=\d)\.{3}")
 _SIZES = "tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
 _STYLES = "displaystyle|textstyle|scriptstyle|scriptscriptstyle|bfseries|itshape|sffamily|ttfamily|rmfamily|strut|relax"
 _LOOKS = re.compile(
-    rf"\\(?:{_SIZES}|{_STYLES}|mathstrut|centering|noindent|[bB]igg?[lrm]?)(?![a-zA-Z])"
+    rf"\\(?:{_SIZES}|{_STYLES}|tt|sf|mathstrut|centering|noindent|[bB]igg?[lrm]?)(?![a-zA-Z])"
     r"|\\(?:(?:text)?color|colorbox|fcolorbox\{[^{}]{1,40}\})(?:\[[^][{}]{1,20}\])?\s*+\{[^{}]{1,40}\}"
     r"|\\[hv]space\*?\{[^{}]{1,20}\}|\\(?:hphantom|vphantom|phantom)\{[^{}]{0,40}\}"
 )
@@ -34,7 +37,9 @@ _QUOTES = ("'", '"', "`")
 def folded(text: str) -> str:
     r"""The text without invisible characters, sizes, colours; its wide forms as ASCII."""
     if not text.isascii():
-        text = _DOTTED.sub(r"\\dot{\1}", text.translate(_FOLDED))
+        text = lowered(_DOTTED.sub(r"\\dot{\1}", text.translate(_FOLDED)))
+    if "..." in text:
+        text = _ENDLESS.sub(r"\\ldots ", text)  # or it would go with a full stop
     return _LOOKS.sub(" ", text) if "\\" in text else text
 
 

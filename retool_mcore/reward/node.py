@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
 
 from retool_mcore.reward.tokens import Unreadable
 
@@ -14,8 +15,7 @@ MAX_POWER_OF_TEN = 999
 _ZERO = Fraction(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(NamedTuple):
     """``op`` applied to ``args``; a number's ``value``, a name's or relation's ``text``.
 
     A number's ``text`` is how it was written: its digits say how exact it is.
@@ -27,6 +27,7 @@ class Term:
     value: Fraction = _ZERO
 
 
+@lru_cache(maxsize=2048)
 def number(said: str | int) -> Term:
     """The node of a number. Raises Unreadable for one with absurdly many digits."""
     text = str(said)

@@ -13,10 +13,13 @@ from fractions import Fraction
 from functools import lru_cache
 
 from retool_mcore.reward.choices import label
+from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted
 from retool_mcore.reward.node import Term
-from retool_mcore.reward.prints import chosen, printed
+from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
+from retool_mcore.reward.respell import bare_braces, respelled, trimmed
+from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time
 from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
 from retool_mcore.reward.value import exact
 
@@ -32,12 +35,13 @@ _FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
 _GROUPED = re.compile(r"(?<=\d)(?:,\\!|\\!,|\{,\}|\\,)\s?(?=\d{3}(?!\d))")
 _SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\displaystyle(?![a-zA-Z])")
-_CURRENCY = re.compile(r"\\\$|[$€£¥]|\\(?:euro|pounds)(?![a-zA-Z])")
+_CURRENCY = re.compile(r"\\\$|[$€£¥₹₩₽₫₺₱฿]|\\(?:euro|pounds)(?![a-zA-Z])")
 _WRAPPED = re.compile(
     r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox|boldsymbol|fbox|underline|emph"
-    r"|textsf|texttt|mathsf)\s*+\{"
+    r"|textsf|texttt|mathsf|mathtt|textsc|ensuremath)\s*+\{"
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
+_MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
@@ -46,15 +50,15 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 MAX_NAME_CHARS = 60
 _IN_BASE = re.compile(
-    r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
+    r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
 )
 _ROUGHLY = re.compile(r"(?:\\ )?\((?:\\approx|\\text\{approximately \})\s{0,2}(-?[\d.]{1,40})\)$")
-_BEFORE = re.compile(r"^(?:USD|RMB|Rs\.?|US)\s{0,3}(?=\d)")
+_BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
+_MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
 _DENIES = re.compile(
     r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
 )
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})\s{0,3}(?:\\text\{)?\s{0,3}([ap])\.?\s?m\.?\s{0,3}\}?", re.IGNORECASE)
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
     r"|(?:[Oo]ption|[Cc]hoice|[Aa]nswer):?\s\(?([A-J])\)?"
@@ -102,8 +106,16 @@ def _read(text: str) -> Normal:
         text = f"0{match[1]}{match[2]}" if (match := _ONE_DIGIT.fullmatch(text)) else text  # E_{16}
     if not text:
         return Normal("", problem="it is empty")
+    if (date := date_or_time(text)) is not None:
+        hours = date.endswith("m") and ":" not in text  # 9 am is 9 beside a number
+        return replace(_expression(text), words=date) if hours else Normal(text, words=date)
     if (words := _words(text)) is not None:
-        return Normal(text, words=words)
+        tree = read(PHRASES[words]) if words in PHRASES else None
+        return Normal(text, tree=tree, words=SAYINGS.get(words, words))
+    return _expression(text)
+
+
+def _expression(text: str) -> Normal:
     if len(text) > MAX_ANSWER_CHARS:
         return Normal(text, problem=f"it has {len(text)} characters; {MAX_ANSWER_CHARS} are the most")
     try:
@@ -123,9 +135,9 @@ def _plainer(text: str) -> str:
         text = _IN_BASE.sub(r"\1_{\2}", text)
     if "approx" in text:
         text = _ROUGHLY.sub(r"\\approx \1", text)
-    if "C" in text:
+    if "C" in text or "P" in text or "A" in text:
         text = chosen(text)
-    return _BEFORE.sub("", text)
+    return respelled(_MINUS.sub("-", _BEFORE.sub("", text)))
 
 
 def _named_by_text(text: str) -> Term | None:
@@ -191,7 +203,7 @@ def judgeable(truth: str) -> str | None:
     normal = normalise(truth)
     if normal.number is None and normal.tree is None and normal.words is None:
         return normal.problem
-    if normal.words is None:
+    if normal.words is None or normal.number is not None or normal.tree is not None:
         return None
     words = normal.words.split()
     if len(words) > MAX_WORDS:
@@ -234,7 +246,7 @@ def equal_numbers(answer: Normal, truth: Normal) -> bool:
 def _unwrapped(text: str) -> str:
     """Without delimiters, boxes, text commands around all of it, and a full stop behind it."""
     while True:
-        before, text = text, unquoted(text.strip()).rstrip(",;.").rstrip()
+        before, text = text, trimmed(unquoted(text.strip()).rstrip(",;.").rstrip())
         if text.endswith("\\") and not text.endswith("\\\\"):
             text = text[:-1].rstrip()  # half of a "\\ "
         for opening, closing in _DELIMITERS:
@@ -246,9 +258,9 @@ def _unwrapped(text: str) -> str:
         if match := _BARE_BOX.fullmatch(text):
             text = match[1]
         if text[:1] == "{" and _closes_at_end(text, 1):
-            text = text[1:-1].strip()
-        if len(text) > 4 and text[:2] == text[-2:] == "**" and "*" not in text[2:-2]:
-            text = text[2:-2].strip()  # bold, as in Markdown
+            text = bare_braces(text[1:-1].strip())
+        if (match := _MARKDOWN.fullmatch(text)) is not None:
+            text = match[2].strip()
         if text == before or len(before) > MAX_ANSWER_CHARS:
             return text
 
@@ -264,8 +276,10 @@ def _closes_at_end(text: str, start: int) -> bool:
 
 def _joined(text: str) -> str:
     """Without spacing commands, currency signs and separators of thousands."""
-    text = _GROUPED.sub("", text)
-    text = _SPACING.sub(_space, text)
+    if "," in text:
+        text = _GROUPED.sub("", text)
+    if "\\" in text or "~" in text:
+        text = _SPACING.sub(_space, text)
     text = _CURRENCY.sub("", text.replace("{,}", ",").replace("−", "-").replace("\u00a0", " ")).strip()
     start = text.rfind("=") + 1
     start += len(text[start:]) - len(text[start:].lstrip())
@@ -280,8 +294,6 @@ def _space(match: re.Match[str]) -> str:
 
 def _words(text: str) -> str | None:
     """An answer that is words or the letter of a choice, without case; None for mathematics."""
-    if match := _CLOCK.fullmatch(text):
-        return f"{int(match[1])}:{match[2]} {match[3].lower()}m"
     if match := _CHOICE.fullmatch(text):
         return (match[1] or match[2] or match[3] or match[4]).upper()
     if len(text) == 1 and text in "ABCDE":

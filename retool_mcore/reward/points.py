@@ -10,9 +10,12 @@ from retool_mcore.reward.node import Term
 
 def names(node: Term) -> frozenset[str]:
     """The symbols of an expression."""
-    found = {node.text} if node.op == "name" else set[str]()
-    for each in node.args:
-        found |= names(each)
+    found, waiting = set[str](), [node]
+    while waiting:
+        each = waiting.pop()
+        if each.op == "name":
+            found.add(each.text)
+        waiting.extend(each.args)
     return frozenset(found)
 
 

@@ -13,7 +13,7 @@ _MAX_CALLS = 60
 _MODULE = re.compile(r"(?<![\w\\.])(?:math|cmath|np|numpy|sympy|sp|mp|mpmath|fractions|decimal)\.(?=[A-Za-z])")
 _NUMBERS = "Decimal|mpf|Integer|Float|float|int|float16|float32|float64|int32|int64|uint64|longdouble"
 _CALL = re.compile(
-    rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|binomial|comb|factorial|floor|ceiling|ceil|cbrt|root|Matrix"
+    rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial|floor|ceiling|ceil|cbrt|root|Matrix"
     r"|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array|matrix|FiniteSet|Union|Intersection|Eq|set"
     r"|frozenset|Interval(?:\.open|\.Lopen|\.Ropen)?))\("
 )
@@ -26,32 +26,10 @@ _UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:_\d{3}){1,30}(?:\.\d{1,40})?")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
 _ROWS = re.compile(r"\[\s*+(?:\[[^][]{1,400}\][\s,]*+){1,40}\]")
+_WITH_I = re.compile(r"(?:-|[-+]?\d[\d./]{0,20} [-+] )I")  # 3 - I
+_STRINGS = re.compile(r"""(?<=[\[{(,\s])(['"])([^'"]{1,80})\1(?=[\]}),])""")  # ['B', 'C']
+_DICTS = re.compile(r"\[\{([^{}<>|]{1,300})\}\]")  # [{x: 1, y: 2}]
 _ROW = re.compile(r"\[([^][]{1,400})\]")
-
-
-_CHOSEN = re.compile(
-    r"(?:\{\})?[_^](?:\{(\d{1,4})\}|(\d))\s{0,2}(?:\\(?:mathrm|text)\{C\}|C)_(?:\{(\d{1,4})\}|(\d))"
-    r"|(?:\\(?:mathrm|text)\{C\}|(?<![A-Za-z])C)\^(?:\{(\d{1,4})\}|(\d))_(?:\{(\d{1,4})\}|(\d))"
-)
-_BESIDE = re.compile(r"(\d{1,4})C(\d{1,4})")  # 10C3
-
-
-def chosen(text: str) -> str:
-    """The text with binomials in the other spellings of schools as LaTeX: ``{}_{10}C_3``."""
-    if match := _BESIDE.fullmatch(text):
-        return rf"\binom{{{match[1]}}}{{{match[2]}}}"
-    return _CHOSEN.sub(_binomial, text)
-
-
-def _binomial(match: re.Match[str]) -> str:
-    first, second, third, fourth = (
-        match[1] or match[2],
-        match[3] or match[4],
-        match[5] or match[6],
-        match[7] or match[8],
-    )
-    over, under = (first, second) if first else (fourth, third)
-    return rf"\binom{{{over}}}{{{under}}}"
 
 
 def printed(text: str) -> str:
@@ -72,9 +50,12 @@ def printed(text: str) -> str:
         if turned is None:
             break
         text = turned
+    if text[:1] in "[{(" and (text[1:2] in ("'", '"', "{")):
+        text = _STRINGS.sub(r"\2", text)
+        text = match[1].replace(":", " =") if (match := _DICTS.fullmatch(text)) else text
     if "[[" in text and (rows := _rows(text.strip())):
         return rows
-    return _constants(text) if "*" in text else text
+    return _constants(text) if "*" in text or _WITH_I.fullmatch(text) else text
 
 
 def _constants(text: str) -> str:
@@ -116,6 +97,11 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("Rational", 2): r"\frac{{{}}}{{{}}}".format,
     ("binomial", 2): r"\binom{{{}}}{{{}}}".format,
     ("comb", 2): r"\binom{{{}}}{{{}}}".format,
+    ("nCr", 2): r"\binom{{{}}}{{{}}}".format,
+    ("nPr", 2): "P({},{})".format,
+    ("perm", 2): "P({},{})".format,
+    ("mpq", 2): r"\frac{{{}}}{{{}}}".format,
+    ("complex", 2): "({}+({})i)".format,
     ("factorial", 1): "(({})!)".format,
     ("floor", 1): r"\lfloor {} \rfloor".format,
     ("ceiling", 1): r"\lceil {} \rceil".format,
@@ -139,6 +125,8 @@ def _turned(name: str, args: list[str]) -> str | None:
         return _FORMS[name, len(args)](*args)
     if name in (*_NUMBERS.split("|"), "Fraction", "Rational") and len(args) == 1:
         return args[0].strip("'\"")
+    if name == "Poly" and args:
+        return args[0]
     if name in ("Union", "Intersection"):
         return (r" \cup " if name == "Union" else r" \cap ").join(args)
     if name == "FiniteSet":

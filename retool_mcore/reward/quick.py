@@ -8,14 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from retool_mcore.reward.beside import beside, is_point, plain
 from retool_mcore.reward.choices import same_choice
-from retool_mcore.reward.decimals import printed
-from retool_mcore.reward.node import Term
+from retool_mcore.reward.counts import COUNT_LETTERS, counted
+from retool_mcore.reward.decimals import printed, written
+from retool_mcore.reward.node import Term, name, nary
 from retool_mcore.reward.normalise import Normal, equal_numbers, spelling
 from retool_mcore.reward.points import names
 from retool_mcore.reward.radicals import same_radicals
 from retool_mcore.reward.reader import read_measured
+from retool_mcore.reward.regions import is_written, same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
+from retool_mcore.reward.spoken import same_time
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
 
@@ -31,7 +35,28 @@ def measured(answer: Normal, truth: Normal) -> tuple[Normal, Normal]:
     Letters of an answer are so, too, behind a number and a space, where the truth is one number. A
     truth that has them bare is in letters: 6 is not ``6 m``.
     """
-    return _measured(answer, truth), _measured(truth, answer, is_truth=True)
+    mine, theirs = _measured(answer, truth), _measured(truth, answer, is_truth=True)
+    mine, theirs = _beside(mine, theirs), _beside(theirs, mine, is_truth=True)
+    return _counted(mine, theirs), _counted(theirs, mine)
+
+
+def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
+    if normal.tree is None or normal.tree.op == "number" or (other.tree is None and other.number is None):
+        return normal
+    tree = beside(plain(normal.tree), plain(tree_of(other)), is_truth=is_truth)
+    return normal if tree is normal.tree else replace(normal, tree=tree, number=exact(tree))
+
+
+def _counted(normal: Normal, other: Normal) -> Normal:
+    """With ``C(10,3)`` and ``A_5^2`` as numbers, where the other is a value without C or A."""
+    if normal.tree is None or not any(letter in normal.text for letter in COUNT_LETTERS):
+        return normal
+    if other.tree is not None and other.tree.op in FORMS and other.tree.op != "relation":
+        return normal
+    if is_point(normal.tree) and other.tree is not None and is_point(other.tree):
+        return normal
+    tree = counted(normal.tree, names(counted(other.tree, frozenset())) if other.tree is not None else frozenset())
+    return normal if tree is normal.tree else replace(normal, tree=tree, number=exact(tree))
 
 
 def _measured(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
@@ -67,12 +92,14 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
     if answer.text == truth.text or _same_choices(answer, truth):
         return True
     if answer.words is not None or truth.words is not None:
-        return answer.words == truth.words
+        answer, truth = _spelt(answer, truth), _spelt(truth, answer)
+        if (told := _same_words(answer, truth)) is not None:
+            return told
     answer, truth = measured(answer, truth)
     if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
         return spelling(answer.text) == spelling(truth.text)
     if answer.number is not None and truth.number is not None:
-        units = [normal.tree.text if normal.tree and normal.tree.op == "unit" else "" for normal in (answer, truth)]
+        units = [_unit(normal.tree) for normal in (answer, truth)]
         return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
     mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
     if mine is not None and theirs is not None:
@@ -82,6 +109,32 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
         sets = "set" in (answer.tree.op if answer.tree else "", truth.tree.op if truth.tree else "")
         return set(mine) == set(theirs) if sets else mine == theirs
     return _told_exactly(answer, truth)
+
+
+def _spelt(normal: Normal, other: Normal) -> Normal:
+    """``abc`` as a product, where the other is an expression in the same letters."""
+    said = normal.words or ""
+    if len(said) != 3 or normal.text != said or not said.isalpha() or other.tree is None or other.words is not None:
+        return normal
+    if names(other.tree) != frozenset(said):
+        return normal
+    return replace(normal, words=None, tree=nary("mul", [name(letter) for letter in said]))
+
+
+def _same_words(answer: Normal, truth: Normal) -> bool | None:
+    """Whether words are the same; None where both also say something as mathematics."""
+    words = [each.words for each in (answer, truth) if each.words is not None]
+    if len(words) == 2 and (words[0] == words[1] or any(map(str.isdigit, "".join(words)))):
+        return words[0] == words[1]  # with digits they are dates and times
+    if all(each.number is not None or each.tree is not None for each in (answer, truth)):
+        return None
+    return len(words) == 1 and any(same_time(words[0], each.text) for each in (answer, truth))
+
+
+def _unit(node: Term | None) -> str:
+    if node is None or node.op not in ("unit", "degree"):
+        return ""
+    return node.text if node.op == "unit" else "degree^1"
 
 
 def _listed(node: Term | None) -> list[Fraction] | None:
@@ -106,10 +159,25 @@ def _told_exactly(answer: Normal, truth: Normal) -> bool | None:
     if len(answer.text) + len(truth.text) > MAX_CHARS:
         return None
     mine, theirs = tree_of(answer), tree_of(truth)
+    if is_written(mine) and is_written(theirs) and (told := same_sets(mine, theirs)) is not None:
+        return told
     if mine.op == theirs.op == "relation":
         return _same_equations(mine, theirs)
+    if (said := _said(mine, theirs)) is not None:
+        mine, theirs = said
     told = _told(mine, theirs)
     return None if told is False and "." in answer.text + truth.text else told  # it may round to it
+
+
+def _said(a: Term, b: Term) -> tuple[Term, Term] | None:
+    """``x = 5`` and 6 as 5 and 6: a name's value beside a value, without units both have."""
+    relation, other = (a, b) if a.op == "relation" else (b, a)
+    if relation.op != "relation" or relation.text != "=" or len(relation.args) != 2 or other.op in FORMS:
+        return None
+    value = relation.args[1]
+    if relation.args[0].op != "name" or names(value) or names(other) or not _is_cheap(other):
+        return None
+    return value.args[0] if value.op == "unit" else value, other
 
 
 def _told(a: Term, b: Term) -> bool | None:
@@ -165,7 +233,7 @@ def _told_labels(answer: Normal, truth: Normal) -> bool | None:
 def _printed(answer: Normal, truth: Normal) -> bool:
     """Whether one is a float as Python prints it and the other the fraction that it stands for."""
     for decimal, other in ((answer, truth), (truth, answer)):
-        if "." not in other.text and decimal.number and other.number and decimal.number * other.number > 0:
+        if "." not in written(tree_of(other)) and decimal.number and other.number and decimal.number * other.number > 0:
             return printed(decimal.text.lstrip("+-"), other.number, tree_of(other))
     return False
 

@@ -20,6 +20,9 @@ FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
     r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil", r"\begin", r"\overline", r"\vec", r"\hat", r"\angle",
     r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed",
 ))  # fmt: skip
+TIMES, PLUS = ("*", "/"), ("+", "-")
+ENDS = frozenset("+-)]},=<>&;:")  # a sign behind which no product goes on
+POSTFIX = ("!", r"\degree", "_")
 SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
 DENYING = frozenset(("not", "no", "never", "wrong", "incorrect", "without", "except"))  # in a name of words
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
@@ -61,6 +64,9 @@ class _Reader(Atoms):
         if self._depth > MAX_DEPTH:
             raise Unreadable("it is nested too deeply")
         parts = [self.statement()]
+        if self.next is END:
+            self._depth -= 1
+            return parts[0]
         words: set[str] = set()
         while not self._is(*ends) and (word := self._separator()):
             words.add(word)
@@ -123,6 +129,9 @@ class _Reader(Atoms):
             else:
                 parts.append(right if op == "+" else Term("neg", (right,)))
         node = nary("add", parts)
+        token = self.next
+        if token is END or (token.kind == "sign" and token.text in ENDS):
+            return node
         if self._is(r"\bmod", r"\pmod"):
             self._take()
             braced = self._skip("(") or self._skip("{")
@@ -153,12 +162,17 @@ class _Reader(Atoms):
         if node.op == "degree" and self.next.text in ("C", "F"):
             return Term("unit", node.args, "degree" + self._take().text)
         unit, self._at = unit_at(self._tokens, self._at)
+        if unit == "degree^1":
+            return Term("degree", (node,))
         return Term("unit", (node,), unit) if unit is not None else node
 
     def _product(self) -> Term:
         parts = [self._factor()]
         while True:
-            if self._is("*", "/"):
+            token = self.next
+            if token is END or (token.kind == "sign" and token.text in ENDS):
+                return nary("mul", parts)
+            if self._among(TIMES):
                 if unit_at(self._tokens, self._at + 1)[0] is not None:
                     self._at += self._is("*")
                     return nary("mul", parts)
@@ -227,9 +241,11 @@ class _Reader(Atoms):
 
     def _factor(self) -> Term:
         negative = False
-        while self._is("+", "-"):
+        while self._among(PLUS):
             negative ^= self._take().text == "-"
         node = self._postfix(self._primary())
+        if self.next.text != "^":
+            return Term("neg", (node,)) if negative else node
         while self._skip("^"):
             if self._is(r"\degree", r"\circ") or (self._is("{") and self._peek().text in (r"\circ", r"\degree")):
                 braced = self._skip("{")
@@ -259,15 +275,16 @@ class _Reader(Atoms):
         return node
 
     def _postfix(self, node: Term) -> Term:
-        while True:
+        while self._among(POSTFIX):
             if self._skip("!"):
                 node = Term("factorial", (node,))
             elif self._skip(r"\degree"):
                 node = Term("degree", (node,))
-            elif self._is("_") and (said := _digits_of(node)):
+            elif said := _digits_of(node):
                 node = self._based(said)
             else:
                 return node
+        return node
 
     def _based(self, said: str) -> Term:
         """``1011_2``, ``(1011)_2``, ``1011_{\\text{two}}``, ``1A_{16}``: digits in a base."""
@@ -297,16 +314,23 @@ class _Reader(Atoms):
 
     def _named_by_words(self, token: Token) -> Term | None:
         """``\\text{Area} = 33``: words before the first sign of equality are a name."""
-        words, ahead = [token.text], 0
+        if token.kind == "text" and token.text.endswith(":") and self._at == 1:  # \text{Answer: } 33
+            self._tokens.insert(self._at, Token("sign", ":"))
+        words, ahead = [token.text.rstrip(": ")], 0
         while self._peek(ahead).kind in ("word", "text", "letter"):
             words.append(self._peek(ahead).text)
             ahead += 1
-        if self._peek(ahead).text not in ("=", r"\approx") or len(words) > 4 or self._at + ahead > len(words):
+        whole = all(len(word) > 2 and not word.endswith(" is") for word in words)  # no "Solution is:"
+        labelled = self._peek(ahead).text == ":" and whole
+        named = labelled or self._peek(ahead).text in ("=", r"\approx")
+        if not named or len(words) > 4 or self._at + ahead > len(words):
             return None
         said = " ".join(words).casefold()
         if DENYING & set(said.split()):
             return None
         self._at += ahead
+        if labelled:
+            self._tokens[self._at] = Token("sign", "=")
         return Term("name", text=said)
 
     def _primary(self) -> Term:
@@ -320,6 +344,8 @@ class _Reader(Atoms):
     def _read_primary(self) -> Term:
         token = self._take()
         if token.kind == "number":
+            if token.text.isdecimal():
+                return number(token.text)
             if token.text[-1].isalpha() or (
                 not token.text.replace(".", "").isdigit() and "e" not in token.text.lower()
             ):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from retool_mcore.reward.evaluate import NoValue
-from retool_mcore.reward.node import Term
+from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.points import names
 from retool_mcore.reward.value import constant, exact
 
@@ -20,6 +20,9 @@ Region = list[Interval]
 _INFINITE = float("inf")
 _LINE: Interval = (-_INFINITE, False, _INFINITE, False)
 SAME = 1e-25
+_TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
+_WRITTEN = ("number", "neg", "div", "group", "constant", "name", "tuple", "set", "union", "intersection", "without",
+            "relation", "list", "builder", "space")  # fmt: skip
 _END_BITS = 60  # of an end; ends of more may differ by less than SAME
 
 
@@ -38,6 +41,37 @@ def region(node: Term) -> Region | None:
     except NoValue:
         return None
     return None if found is None else _merged(found)
+
+
+def same_sets(a: Term, b: Term) -> bool | None:
+    """Whether two sets of numbers are one; None where one is no such set.
+
+    Both are about one symbol, or one of them is a set, whose symbol is bound.
+    """
+    if not (_is_region(a) or _is_region(b)):
+        return None
+    mine, theirs = region(a), region(b)
+    if mine is None or theirs is None:
+        return None
+    return same_region(mine, theirs) and (_subject(a) == _subject(b) or None in (_subject(a), _subject(b)))
+
+
+def _subject(node: Term) -> frozenset[str] | None:
+    """The symbol that inequalities are about; None for sets, whose symbols are bound."""
+    return names(node) if node.op in ("relation", "list") else None
+
+
+def _is_region(node: Term) -> bool:
+    if node.op == "relation":
+        return node.text != "="
+    return node.op in ("union", "intersection", "without", "builder", "space") or (
+        node.op == "list" and any(each.op == "relation" and each.text != "=" for each in node.args)
+    )
+
+
+def is_written(node: Term) -> bool:
+    """Whether a set has only numbers as they are written, so that its ends cost nothing."""
+    return node.op in _WRITTEN and all(map(is_written, node.args))
 
 
 def _region(node: Term) -> Region | None:
@@ -126,7 +160,9 @@ def _condition(node: Term) -> Region | None:
 def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if left.op != "name":
         left, right = right, left
-        sign = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}.get(sign, sign)
+        sign = _TURNED.get(sign, sign)
+    if left.op == "abs" or right.op == "abs":
+        return _distance(left, sign, right)
     if left.op != "name" or names(right):
         return None
     end = _end(right)
@@ -137,6 +173,26 @@ def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if sign == r"\ne":
         return [(-_INFINITE, False, end, False), (end, False, _INFINITE, False)]
     return [(end, True, end, True)] if sign == "=" else None
+
+
+def _distance(left: Term, sign: str, right: Term) -> Region | None:
+    r"""``|x| < 3`` and ``|x-1| \ge 2``."""
+    if right.op == "abs":
+        left, right = right, left
+        sign = _TURNED.get(sign, sign)
+    inner, shift = left.args[0], number(0)
+    if inner.op == "add" and len(inner.args) == 2 and inner.args[0].op == "name" and not names(inner.args[1]):
+        inner, shift = inner.args[0], Term("neg", (inner.args[1],))
+    if left.op != "abs" or inner.op != "name" or names(right):
+        return None
+    if not _end(right) > 0 or sign not in _TURNED:
+        return None
+    ends = [_end(Term("add", (shift, each))) for each in (Term("neg", (right,)), right)]
+    closed = sign in (r"\le", r"\ge")
+    within: Region = [(ends[0], closed, ends[1], closed)]
+    if sign in ("<", r"\le"):
+        return within
+    return [(-_INFINITE, False, ends[0], closed), (ends[1], closed, _INFINITE, False)]
 
 
 def _several(node: Term) -> Region | None:

@@ -7,8 +7,8 @@ One pass over the text, in linear time. Spellings that mean the same leave here 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 Kind = Literal["number", "letter", "command", "word", "text", "sign"]
 
@@ -17,8 +17,7 @@ class Unreadable(Exception):
     """A text is no answer that can be read as a whole; says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """``glued``: nothing, not even a space, stands between it and the token before it."""
 
     kind: Kind
@@ -33,7 +32,7 @@ _TOKEN = re.compile(
     r"(?=\)?_\{?\(?(?:1[1-6](?!\d)|(?:\\text\{)?(?:sixteen|twelve|eleven|hex))))"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
     r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|mathcal|mbox|hbox|operatorname\*?|bold"
-    r"|boldsymbol|bm|textup)\s*+(?=\{|[A-Za-z])"
+    r"|boldsymbol|bm(?![a-z])|textup)\s*+(?=\{|[A-Za-z])"
     r"|(?P<row>\\\\\s*+\[\s*+-?[\d.]{1,6}\s*+[a-z]{2}\s*+\])"
     r"|(?P<command>\\(?:[a-zA-Z]++|.))"
     r"|(?P<letters>[a-zA-Z]++)"
@@ -62,7 +61,8 @@ _PARTS = {"½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "
           "⅖": "25", "⅗": "35", "⅘": "45", "⅚": "56", "⅜": "38", "⅝": "58", "⅞": "78"}  # fmt: skip
 _VULGAR = {ord(sign): rf"\frac{{{parts[0]}}}{{{parts[1]}}}" for sign, parts in _PARTS.items()}
 _COMMANDS = {
-    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\leq": r"\le", r"\leqslant": r"\le",
+    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\nicefrac": r"\frac", r"\sfrac": r"\frac",
+    r"\surd": r"\sqrt", r"\top": "T", r"\intercal": "T", r"\leq": r"\le", r"\leqslant": r"\le",
     r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne", r"\lt": "<", r"\gt": ">", r"\cdot": "*", r"\times": "*",
     r"\ast": "*", r"\div": "/", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]",
     r"\lparen": "(", r"\rparen": ")", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": r"\mid", r"\colon": ":",
@@ -97,8 +97,14 @@ BRACKETED = ("abs", "max", "gcd", "lcm", "det")
 
 def tokens(text: str) -> list[Token]:
     """The tokens of an answer. Raises Unreadable for braces that do not match in a text command."""
-    text = _METER.sub(r"\\text{m}", text)
-    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text.translate(_VULGAR))
+    return list(_tokens(text))
+
+
+@lru_cache(maxsize=256)  # an answer is read, spelt for its vote, and perhaps read again with a unit
+def _tokens(text: str) -> tuple[Token, ...]:
+    if not text.isascii():
+        text = _METER.sub(r"\\text{m}", text)
+        text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text.translate(_VULGAR))
     found: list[Token] = []
     position, glued = 0, False
     while position < len(text):
@@ -123,11 +129,12 @@ def tokens(text: str) -> list[Token]:
         elif kind == "command":
             said = _COMMANDS.get(said, said)
             if said:
-                found.append(Token("command" if said.startswith("\\") else "sign", said, glued))
+                kind = "command" if said.startswith("\\") else "letter" if said.isalpha() else "sign"
+                found.append(Token(kind, said, glued))
         else:
             found.extend(_sign(said, glued))
         glued = True
-    return found
+    return tuple(found)
 
 
 def _letters(run: str, glued: bool, following: str) -> list[Token]:
@@ -162,7 +169,11 @@ def _text(command: str, content: str, glued: bool) -> Token:
     plain = re.sub(r"[\s~]+|\\[ ,;:!]", " ", content).strip()
     if command == "mathbb" and plain in ("R", "Z", "N", "Q", "C"):
         return Token("command", "\\" + plain, glued)
-    if command.startswith("operatorname") or (command == "mathrm" and plain in WORDS and plain not in ("min", "sec")):
+    if (
+        (command.startswith("operatorname") and plain not in UNITS)
+        or (command == "text" and plain == "cis")
+        or (command == "mathrm" and plain in WORDS and plain not in ("min", "sec"))
+    ):
         return Token("command", WORDS.get(plain, "\\" + plain), glued)
     if plain.lower() in ("%", r"\%", "percent", "pct", "per cent"):
         return Token("command", r"\%", glued)
@@ -195,7 +206,8 @@ def _units() -> dict[str, str]:
         "yards, mile miles, kg kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound pounds, oz ounce "
         "ounces, ton tons, ml milliliter milliliters, liter liters litre litres, gallon gallons, "
         "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
-        "mph, cent cents, dollar dollars usd USD, euro euros, degree degrees deg, radian radians rad, unit units, "
+        "mph, cent cents, dollar dollars usd USD, euro euros EUR, "
+        "rupee rupees INR, yuan CNY RMB, degree degrees deg, radian radians rad, unit units, "
         "square squares sq, cubic, people persons person, student students, way ways, point points, times, bucks, "
         "Hz hertz, kJ, eV, Pa, mol, joule joules, watt watts, newton newtons, volt volts, dozen, hundred, thousand, "
         "million, billion, trillion, per, sec secs"

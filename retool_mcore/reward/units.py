@@ -13,12 +13,13 @@ _MARKED = {
     "m": "meter", "meters": "meter", "s": "second", "g": "gram", "h": "hr", "in": "inch", "min": "minute", "L": "ml",
     "l": "liter", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "C": "coulomb", "A": "ampere",
     "T": "tesla", "yuan": "yuan",
-    "sec": "second", "ms": "ms", "cm": "cm", "nm": "nm",
+    "sec": "second", "ms": "ms", "cm": "cm", "nm": "nm", "mi": "mile", "cc": "cm^3", "kph": "km/hr", "kmh": "km/hr",
 } | UNITS  # fmt: skip
 _MARKED["L"] = "liter"
 _PLAIN_LETTERS = set("msghL")
 VOWELS = set("aeiouy")
 _GENERIC = {f"{base}^{power}" for base in ("unit", "times", "way", "point") for power in (1, 2, 3)}
+_RAISED = {"squared": "^2", "cubed": "^3"}
 _SEPARATORS = ("and", "or", "", ",")
 _CLAUSES = (
     "or",
@@ -93,6 +94,8 @@ def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:
             break
         position += 1
         power, position = _power(tokens, position)
+        if not power and not named.startswith("?") and position < len(tokens) and tokens[position].text in _RAISED:
+            power, position = _RAISED[tokens[position].text], position + 1  # seconds squared
         parts.append(joined + named + power)
         joined, ahead = "", position
         if ahead < len(tokens) and tokens[ahead].kind in ("sign", "command") and _joins(tokens, ahead):
@@ -184,7 +187,7 @@ def _named(tokens: list[Token], position: int) -> str | None:
         return None
     if "\u4e00" <= token.text[0] <= "\u9fff":
         return _chinese(token.text)
-    words = token.text.strip(" .").split()
+    words = _raised(token.text.strip(" .").split())
     if (
         not words
         or _changes(words)
@@ -196,6 +199,17 @@ def _named(tokens: list[Token], position: int) -> str | None:
     if None in known:
         return "?" + " ".join(word.lower().strip("().,").removesuffix("s") for word in words)
     return " ".join(word for word in known if word)
+
+
+def _raised(words: list[str]) -> list[str]:
+    """``cm squared`` as one word, ``cm^2``."""
+    found: list[str] = []
+    for word in words:
+        if word in _RAISED and found and _known(found[-1]) and "^" not in found[-1]:
+            found[-1] += _RAISED[word]
+        else:
+            found.append(word)
+    return found
 
 
 def _changes(words: list[str]) -> bool:
@@ -254,7 +268,7 @@ def _joined(parts: list[str]) -> str:
     """One name of a unit: "square inch" is inch^2, "m / s" and "m s^-1" are one."""
     powers: dict[str, int] = {}
     factor, sign = 1, 1
-    for word in " ".join(parts).replace("/", " / ").replace(" per ", " / ").split():
+    for word in " ".join(parts).replace("mph", "mile/hr").replace("/", " / ").replace(" per ", " / ").split():
         if word in ("/", "per"):
             sign = -1
         elif word in ("square", "cubic"):

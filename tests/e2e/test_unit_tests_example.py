@@ -33,7 +33,8 @@ def test_rl_unlearns_the_habit_that_fails_the_hidden_tests(tmp_path: Path, mark:
     before, *rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
     assert len(rows) == 16 and all(row["rollout/dropped"] == 0 for row in rows)
     assert all(row["behavior/calls/submit"] > 0.5 for row in rows)
-    assert rows[-1]["val/accuracy"] > before["val/accuracy"] + 0.1
+    # Two runs: 0.48 to 0.70 of the first steps' 64 samples each, 0.88 and 0.92 of 256 at the end.
+    assert rows[-1]["val/accuracy"] > max(before["val/accuracy"] + 0.1, 0.8)
     for line in (tmp_path / "rl" / "trajectories" / "trajectories.jsonl").open():
         told = json.loads(line)
         submissions = [result for turn in told["turns"] for result in turn["results"] if result["tool"] == "submit"]

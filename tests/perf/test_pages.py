@@ -35,7 +35,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_record_is_printed_with_its_origin_and_its_figures():
-    done = run("--topic", "reward", "--since", "2026-11-23", "math-verify")
+    done = run("--topic", "reward", "--since", "2026-11-23", "--until", "2026-11-23", "math-verify")
     assert done.returncode == 0, done.stderr
     assert "2026-11-23, 46eb8e7, 2f3386f, CPU, 2 cores, 24 GiB" in done.stdout
     assert "| math-verify 0.9.0, its defaults | 41.2, 46.2, 35.0 % | 3.8, 0.0, 3.8 % | 9 to 11 |" in done.stdout

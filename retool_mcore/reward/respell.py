@@ -1,0 +1,134 @@
+r"""Bring other spellings of mathematics to the one that the reader knows.
+
+``0.3636\ldots`` becomes ``0.(36)``, ``]1,2]`` becomes ``(1,2]``, ``36^\circ 30'`` a sum of degrees.
+Each takes linear time, and is tried only where a text holds its sign.
+"""
+
+from __future__ import annotations
+
+import re
+
+from retool_mcore.reward.tokens import UNITS
+
+_DIGITS = re.compile("[₀-₉]+")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_ENDLESS = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{3,40})\s{0,2}(?:\.{3}|…|\\(?:ldots|dots|cdots|dotsc)(?![a-z]))")
+_ORDINAL = re.compile(
+    r"(\d{1,9})\s{0,2}(?:\^\s?\{?\s?)?(?:\\(?:text|textsuperscript|mathrm|rm)\s?\{?\s?)?(st|nd|rd|th)\s?\}{0,2}"
+)
+_MODULUS = re.compile(
+    r"\(\s{0,2}(?:\\(?:text|mathrm|operatorname)\{\s{0,2}mod\s{0,2}\}|\\bmod|mod)\s{0,3}([^()]{1,30})\)"
+)
+_DEGREES = re.compile(
+    r"(\d{1,6})\s?(?:°|\^\s?\{?\\circ\}?|\\degree)\s{0,2}(\d{1,2})\s?(?:\^\{?\\prime\}?|'|′|\\text\{'\})(?!')"
+    r"(?:\s{0,2}(\d{1,2})\s?(?:\^\{?\\prime\s?\\prime\}?|''|″|\"))?"
+)
+_LETTER_DEGREE = re.compile(r"(?<=\d)\s?\^\s?(?:o|\{o\}|\\text\{o\}|\{\\text\{o\}\}|\\mathrm\{o\})(?![A-Za-z])")
+_END = r"[^][(){}]{1,80}"
+_TURNED = re.compile(rf"[][()]{_END}[][()](?:\s{{0,2}}(?:\\cup|∪|U)\s{{0,2}}[][()]{_END}[][()]){{0,9}}")
+_ONE_TURNED = re.compile(rf"([][()])({_END})([][()])")
+_UNION = re.compile(r"(?<=[)\]])\s{0,2}U\s{0,2}(?=[(\[])")
+_LOG = re.compile(r"(?<![\w\\])log(2|10)\(")
+_BASED_LOG = re.compile(r"(?<![\w\\])log\(([^(),]{1,30}), ?([^(),]{1,30})\)")
+_UNIT_BRACKETS = re.compile(
+    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:[a-z]{2,12}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
+)
+_PAIR = r"[A-Za-z]\w{0,9}\s?:\s?[^,:{}<>|]{1,60}"
+_DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
+_CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
+_ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
+_ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
+_NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
+_LEADING = re.compile(r"^(?:=|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])")
+
+
+def bare_braces(inner: str) -> str:
+    """What a text in plain braces says: a set, Python's dictionary, or only what is in it."""
+    if not inner:
+        return r"\emptyset"
+    if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
+        return inner.replace(":", " =")
+    return rf"\{{{inner}\}}" if _CONDITION.search(inner) and _ORDER.search(inner) else inner
+
+
+def lowered(text: str) -> str:
+    """Lowered digits of Unicode as an index."""
+    return _DIGITS.sub(lambda match: f"_{{{match[0].translate(_LOWERED)}}}", text)
+
+
+def trimmed(text: str) -> str:
+    r"""Without ``\quad`` at both ends, and without a sign of equality before all of it."""
+    for quad in ("\\quad", "\\qquad") if "quad" in text else ():
+        if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
+            text = text[len(quad) :].lstrip()
+        text = text.removesuffix(quad).rstrip()
+    return _LEADING.sub("", text) if text[:1] in ("=", "\\") else text
+
+
+def respelled(text: str) -> str:
+    """The text in the spellings that the reader knows; any other text as it is."""
+    if "{:}" in text:
+        text = text.replace("{:}", ":")
+    if "==" in text:
+        text = text.replace("==", "=")
+    if text[:1] == "<" and _ANGLES.fullmatch(text):
+        text = rf"\langle {text[1:-1]} \rangle"
+    if r".\overline" in text:
+        text = _NO_ZERO.sub(r"0.\\overline", text)
+    if "..." in text or "dots" in text or "…" in text:
+        text = _ENDLESS.sub(_repeating, text)
+    if text[-1:] in "hdt}" and (match := _ORDINAL.fullmatch(text)) and _suffix(int(match[1])) == match[2]:
+        return match[1]
+    if "mod" in text:
+        text = _MODULUS.sub(r"\\pmod{\1}", text)
+    if "^" in text or "°" in text:
+        text = _DEGREES.sub(_in_degrees, text) if "'" in text or "prime" in text or "′" in text else text
+        text = _LETTER_DEGREE.sub(r"^\\circ", text) if "o" in text else text
+    if "log" in text:
+        text = _BASED_LOG.sub(r"\\log_{\2}(\1)", _LOG.sub(r"\\log_{\1}(", text))
+    if text[-1:] in ")]" and len(text) > 2:
+        text = _UNIT_BRACKETS.sub(_unbracketed, text)
+    if "]" in text or "[" in text or "U" in text:
+        text = _UNION.sub(r" \\cup ", text)
+        text = _ONE_TURNED.sub(_unturned, text) if _is_turned(text) else text
+    return text
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """``0.1666...`` as ``0.1(6)``: one digit three times repeats, and several twice."""
+    digits = match[2]
+    for length in range(1, len(digits) // 2 + 1):
+        block = digits[-length:]
+        times = 1
+        while digits.endswith(block * (times + 1)):
+            times += 1
+        if times >= (3 if length == 1 else 2):
+            return f"{match[1] or 0}.{digits[: len(digits) - length]}({block})"
+    return match[0]
+
+
+def _unbracketed(match: re.Match[str]) -> str:
+    """A known unit, or one that is marked, without the brackets around it."""
+    plain = match[1].partition("^")[0].rstrip("²³")
+    return f" {match[1]}" if plain in UNITS or plain.startswith("\\") else match[0]
+
+
+def _suffix(value: int) -> str:
+    return "th" if value % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(value % 10, "th")
+
+
+def _in_degrees(match: re.Match[str]) -> str:
+    seconds = int(match[2]) * 60 + int(match[3] or 0)
+    return rf"({match[1]}+\frac{{{seconds}}}{{3600}})^\circ"
+
+
+def _is_turned(text: str) -> bool:
+    """Whether it is intervals of which one has a bracket turned outward: ``]1,2]``, ``[1,2[``."""
+    if _TURNED.fullmatch(text) is None or ("," not in text and ";" not in text):
+        return False
+    return any(match[1] == "]" or match[3] == "[" for match in _ONE_TURNED.finditer(text))
+
+
+def _unturned(match: re.Match[str]) -> str:
+    opening, closing = {"]": "("}.get(match[1], match[1]), {"[": ")"}.get(match[3], match[3])
+    return f"{opening}{match[2]}{closing}"
