@@ -230,9 +230,11 @@ class _Conversation:
         A step of speculative decoding has several tokens. SGLang looks for stop tokens only in a
         step that does not reach the limit of the request; in the last one a stop may be passed.
         """
-        turn_ids = [*before, *sampled.token_ids]
-        for position, token_id in enumerate(sampled.token_ids[:-1], len(before) + 1):
-            if token_id in self._stops and self._ended(turn_ids, position):
+        stops = self._stops
+        found = [at for at, token_id in enumerate(sampled.token_ids[:-1], len(before) + 1) if token_id in stops]
+        turn_ids = [*before, *sampled.token_ids] if found else []
+        for position in found:
+            if self._ended(turn_ids, position):
                 assert sampled.stop == "length", "the engine sampled past a stop token"
                 kept, past = position - len(before), len(turn_ids) - position
                 routes = None if sampled.routes is None else sampled.routes[:-past]

@@ -60,11 +60,12 @@ class UnpaddedTrainer(PPOTrainer):
         if self._run.algorithm.old_log_prob == "rollout":
             for block in blocks(batch, "rollout_log_probs"):
                 block.put(old_log_probs=block.tokens("rollout_log_probs"))
-            return _all_columns(batch)
+            return _written(batch)
         temperature = self.config.actor_rollout_ref.rollout.temperature
         asked = {"calculate_entropy": True, "compute_loss": False, "temperature": temperature}
         batch.extra_info = {**(batch.extra_info or {}), **asked}
-        self.actor_rollout_wg.compute_log_prob(batch)
+        done = self.actor_rollout_wg.compute_log_prob(batch)
+        assert len(done) == len(batch), f"{len(done)} rows of {len(batch)} have log-probabilities"
         sums = GapSums(self._mismatch)
         for block in blocks(batch, "response_mask", "log_probs", "entropy", "rollout_log_probs"):
             actor_N = block.responses("log_probs")
@@ -73,7 +74,7 @@ class UnpaddedTrainer(PPOTrainer):
             sums.add(actor_N, block.tokens("rollout_log_probs"), block.tokens("response_mask"), block.starts, entropy_N)
         self._of_pass = sums.metrics()
         metrics |= self._of_pass
-        return _all_columns(batch)
+        return _written(batch)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         a = self._run.algorithm
@@ -92,7 +93,7 @@ class UnpaddedTrainer(PPOTrainer):
             learnt = np.add.reduceat(mask_N.numpy(), block.starts)
             told = zip(score_R[rows].tolist(), advantage_R[rows].tolist(), learnt.tolist(), strict=True)
             self._told |= {key: Told(*each) for key, each in zip(block.keys, told, strict=True)}
-        return _all_columns(batch)
+        return _written(batch)
 
     def _advantages_of_rows(self, batch: KVBatchMeta, score_R: torch.Tensor) -> torch.Tensor:
         """verl's, of responses that are one token long each."""
@@ -142,10 +143,9 @@ class UnpaddedTrainer(PPOTrainer):
         return None
 
 
-def _all_columns(batch: KVBatchMeta) -> KVBatchMeta:
-    """The batch, whose rows have more columns now: workers fetch all of them."""
-    batch.fields = None
-    return batch
+def _written(batch: KVBatchMeta) -> KVBatchMeta:
+    """The batch after columns were stored: workers fetch all, and are told of no earlier pass."""
+    return KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags)
 
 
 def _as_rows(batch: KVBatchMeta, told: list[Told]) -> DataProto:

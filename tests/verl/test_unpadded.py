@@ -115,6 +115,7 @@ def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
     stages = PPOTrainer if verls else UnpaddedTrainer
     metrics: dict[str, Any] = {}
     batch = stages._compute_old_log_prob(trainer, rows.batch(), metrics)
+    assert verls or (batch.fields, batch.extra_info) == (None, {}), "the update is no pass without a loss"
     batch = stages._compute_advantage(trainer, batch, metrics)
     batch.tags = rows.tags
     stages._compute_metrics(trainer, batch, metrics, {"step": 2.0, "adv": 1.0, "gen": 0.5}, 5, 0)
