@@ -208,7 +208,7 @@ def _set_up(
 
 def _of_any_rank(asked: int) -> int:
     """The signal that asked a rank to end, 0 if none was; the same on all ranks."""
-    heard = torch.tensor(asked, device=torch.accelerator.current_accelerator() or "cpu")
+    heard = torch.tensor(asked, device=torch.accelerator.current_accelerator())  # None: the host
     dist.all_reduce(heard, dist.ReduceOp.MAX)
     return int(heard)
 
