@@ -5,7 +5,8 @@
     python perf/rollout_bench.py overhead
     python perf/rollout_bench.py throughput
 
-- overshoot: tokens sampled past the one that completes a call; expected: 0.
+- overshoot: tokens sampled past the one that completes a call; expected: 0. And requests for each
+  turn, which is 1 where the engine decides at which tokens a call ends.
 - drift: turns whose context the server saw with other token ids than were sent; expected: 0.
 - overhead: CPU ms per turn that are neither engine nor sandbox.
 - throughput: tokens/s with a 50 ms tool, and without any.
@@ -90,13 +91,15 @@ class Seen:
 class BenchEngine(SglangEngine):
     """SGLang with more sampling options, and turns of exactly ``turn_tokens`` where given."""
 
+    decides = True  # the engine is told how the end of a call is found
+
     def __init__(self, url: str, *, turn_tokens: int = 0, options: dict[str, Any] | None = None) -> None:
         super().__init__(url)
         self.turn_tokens = turn_tokens
         self.options = (options or {}) | ({"ignore_eos": True, "stop_token_ids": []} if turn_tokens else {})
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
-        body = super().body(request)
+        body = super().body(request if self.decides else replace(request, call_end=None))
         body["sampling_params"] |= self.options
         if self.turn_tokens:
             body["sampling_params"]["max_new_tokens"] = self.turn_tokens
@@ -198,6 +201,7 @@ async def served(slots: int, *more_args: str) -> AsyncIterator[tuple[str, PreTra
 def overshoot(
     protocol: Annotated[Literal["hermes", "retool"], typer.Option(help="a tag of one token; of several")],
     trajectories: Annotated[int, typer.Option(min=1)] = 256,
+    decides: Annotated[bool, typer.Option(help="the engine decides where a call ends, not the loop")] = True,
 ) -> None:
     """Count tokens past the one that completes a call, with a random model.
 
@@ -212,20 +216,26 @@ def overshoot(
             bias = {str(token_id): 4.0 if protocol == "hermes" else 7.0 for token_id in ids}
             limits = limits_for(max_response_tokens=400, max_turns=1000, max_malformed_calls=1000)
             async with BenchEngine(url, options={"logit_bias": bias}) as engine:
+                engine.decides, started = decides, time.perf_counter()
                 done = await roll(engine, rules, limits, tool=Tool(), count=trajectories, in_flight=64)
+                wall_s = time.perf_counter() - started
         turns = [
             each.ledger.response_ids[turn.start : turn.start + turn.tokens] for each in done for turn in each.turns
         ]
         past = [_tokens_past(tokenizer, turn, tag) for turn in turns]
         called = [tokens for tokens in past if tokens is not None]
+        requests = sum(each.requests for each in done)
         return {
             "turns": len(turns),
+            "requests": requests,
+            "requests_per_turn": round(requests / len(turns), 3),
+            "tokens_per_s": round(sum(map(len, turns)) / wall_s, 1),
             "turns_that_complete_the_tag": len(called),
             "tokens": sum(map(len, turns)),
             "overshoot_tokens": sum(called),
         }
 
-    _report("overshoot", {"protocol": protocol, "trajectories": trajectories}, measure())
+    _report("overshoot", {"protocol": protocol, "trajectories": trajectories, "decides": decides}, measure())
 
 
 def _tokens_past(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int], tag: str) -> int | None:

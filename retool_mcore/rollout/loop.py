@@ -51,7 +51,7 @@ class Trajectory:
     ``found`` is what its tools' ends returned, and ``faults`` counts those of their hooks.
     ``context_tokens`` counts the tokens sent to the engine over all requests, and ``cached_tokens``
     those of them in its prefix cache; both leave out requests whose answer does not report the
-    cache.
+    cache. ``requests`` counts all of them.
     """
 
     ledger: Ledger
@@ -61,6 +61,7 @@ class Trajectory:
     wall_s: float = 0.0
     context_tokens: int = 0
     cached_tokens: int = 0
+    requests: int = 0
     found: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
 
@@ -210,21 +211,45 @@ class _Conversation:
             call_end=self.protocol.call_end,
             turn_tokens=len(ledger.response_ids) - start,
         )
-        sampled = await self.engine.generate(request)
+        self.trajectory.requests += 1
+        sampled = self._cut_at_its_end(await self.engine.generate(request), ledger.response_ids[start:])
         if sampled.cached_tokens is not None:
             self.trajectory.context_tokens += len(request.token_ids)
             self.trajectory.cached_tokens += sampled.cached_tokens
-        known = len(ledger.response_ids)
         if sampled.token_ids:
             ledger.append_model(
                 sampled.token_ids, sampled.logprobs, version=sampled.version, context_tokens=sampled.context_tokens
             )
             if sampled.routes is not None:
                 ledger.append_routes(sampled.routes)
-        for position, token_id in enumerate(sampled.token_ids[:-1], known + 1):
-            passed = token_id in self._stops and self.protocol.ended(ledger.response_ids[start:position])
-            assert not passed, "the engine sampled past a stop token"
         return sampled
+
+    def _cut_at_its_end(self, sampled: EngineTurn, before: list[int]) -> EngineTurn:
+        """``sampled`` up to the end of the turn, whose tokens ``before`` were sampled earlier.
+
+        A step of speculative decoding has several tokens. SGLang looks for stop tokens only in a
+        step that does not reach the limit of the request; in the last one a stop may be passed.
+        """
+        stops = self._stops
+        found = [at for at, token_id in enumerate(sampled.token_ids[:-1], len(before) + 1) if token_id in stops]
+        turn_ids = [*before, *sampled.token_ids] if found else []
+        for position in found:
+            if self._ended(turn_ids, position):
+                assert sampled.stop == "length", "the engine sampled past a stop token"
+                kept, past = position - len(before), len(turn_ids) - position
+                routes = None if sampled.routes is None else sampled.routes[:-past]
+                cut = {"token_ids": sampled.token_ids[:kept], "logprobs": sampled.logprobs[:kept], "routes": routes}
+                return replace(sampled, stop="stop", **cut)
+        return sampled
+
+    def _ended(self, turn_ids: list[int], position: int) -> bool:
+        """Whether the turn is over at ``position``, behind a stop token."""
+        call_end = self.protocol.call_end
+        if call_end is not None and turn_ids[position - 1] in call_end.completing:
+            last = turn_ids[max(0, position - call_end.max_tokens) : position]
+            if not call_end.complete(last):  # most such tokens complete nothing, and the last few tell
+                return False
+        return self.protocol.ended(turn_ids[:position])
 
     async def _tool_turn(self, turn: Turn, parsed: Parsed) -> list[str]:
         """The texts that answer a turn: each call's output, or why the calls cannot be read."""

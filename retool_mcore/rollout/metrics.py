@@ -20,6 +20,7 @@ from retool_mcore.rollout.loop import CallResult, Trajectory
 PER_TRAJECTORY = (  # fields whose metric is their mean over trajectories
     "calls",
     "turns",
+    "requests",
     "response_tokens",
     "model_tokens",
     "self_corrections",
@@ -50,6 +51,7 @@ class Behavior:
     call_s              seconds of each executed call from request to answer
     call_queue_s        of these, seconds waiting for a free place in the sandbox
     call_run_s          of these, seconds running
+    requests            requests to the engine; as many as turns, but for aborts
     context_tokens      tokens sent to the engine over all requests; 0 where the engine does not
                         report its cache
     cached_tokens       of these, tokens that were in the engine's prefix cache
@@ -78,6 +80,7 @@ class Behavior:
     call_s: list[float] = field(default_factory=list[float])
     call_queue_s: list[float] = field(default_factory=list[float])
     call_run_s: list[float] = field(default_factory=list[float])
+    requests: int = 0
     context_tokens: int = 0
     cached_tokens: int = 0
     tool_calls: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -115,6 +118,7 @@ class Behavior:
             call_s=[result.wall_s for result in results],
             call_queue_s=[result.queue_s for result in results],
             call_run_s=[result.run_s for result in results],
+            requests=trajectory.requests,
             context_tokens=trajectory.context_tokens,
             cached_tokens=trajectory.cached_tokens,
         )
@@ -135,7 +139,7 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     ``correct`` [N]: was the answer right.
 
     code_ratio              trajectories with an executed call / trajectories
-    calls, turns            per trajectory
+    calls, turns, requests  per trajectory
     code_lines              per executed call
     executable_fraction     calls that ran / executed calls
     limit_fraction          calls stopped at the time or memory limit / executed calls

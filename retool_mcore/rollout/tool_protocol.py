@@ -46,6 +46,7 @@ class ToolProtocol(ABC):
         ends = (self.format.end_of_turn_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         self.end_ids = tuple(sorted({token_id for token_id in ends if isinstance(token_id, int)}))
         self.stop_token_ids = self.end_ids
+        self._decoded: tuple[Sequence[int], str] = ((), "")  # what was decoded last
 
     @abstractmethod
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -124,9 +125,15 @@ class ToolProtocol(ABC):
         return last_answer(text)
 
     def text(self, turn_ids: Sequence[int]) -> str:
-        """The turn as text, without the control token that closed it; tool tags stay."""
-        closed = bool(turn_ids) and turn_ids[-1] in self.end_ids
-        return decode(self.tokenizer, turn_ids[: len(turn_ids) - closed], clean_up=False)
+        """The turn as text, without the control token that closed it; tool tags stay.
+
+        The loop asks of the same turn whether it has ended and what it says.
+        """
+        if turn_ids != self._decoded[0]:
+            closed = bool(turn_ids) and turn_ids[-1] in self.end_ids
+            text = decode(self.tokenizer, turn_ids[: len(turn_ids) - closed], clean_up=False)
+            self._decoded = (list(turn_ids), text)
+        return self._decoded[1]
 
 
 class TextOnly(ToolProtocol):

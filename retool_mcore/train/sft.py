@@ -14,6 +14,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch.distributed.rendezvous import rendezvous
@@ -207,9 +208,9 @@ def _set_up(
 
 def _of_any_rank(asked: int) -> int:
     """The signal that asked a rank to end, 0 if none was; the same on all ranks."""
-    heard: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(heard, asked)
-    return max(heard)
+    heard = torch.tensor(asked, device=torch.accelerator.current_accelerator())  # None: the host
+    dist.all_reduce(heard, dist.ReduceOp.MAX)
+    return int(heard)
 
 
 def _end_at_once(rank: int, asked: int) -> None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
-from verl.utils.debug.metrics import calculate_debug_metrics
-from verl.workers.utils.padding import response_from_nested
 
-ENTROPY = "actor/entropy"
+from retool_mcore.verl.blocks import blocks
+from retool_mcore.verl.gap_sums import GapSums, Mismatch
+
 _CORRECTION = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
 
 
@@ -31,9 +29,8 @@ def store_actor_log_probs(workers: Any, batch: KVBatchMeta) -> None:
         partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=["response_mask"], extra_info={}
     )
     workers.log_probs_of_update(meta)
-    data = _columns(batch, "update_log_probs", "response_mask")
-    data["old_log_probs"] = response_from_nested(data.pop("update_log_probs"), data["response_mask"])
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("old_log_probs"))
+    for block in blocks(batch, "response_mask", "update_log_probs"):
+        block.put(old_log_probs=block.responses("update_log_probs"))
 
 
 def first_update(batch: KVBatchMeta, updates: int, ranks: int) -> KVBatchMeta:
@@ -47,41 +44,38 @@ def first_update(batch: KVBatchMeta, updates: int, ranks: int) -> KVBatchMeta:
     )
 
 
-def gap_metrics(batch: KVBatchMeta, correction: Mapping[str, Any]) -> dict[str, float]:
+def gap_metrics(batch: KVBatchMeta, correction: Mapping[str, Any], mismatch: Mismatch) -> dict[str, float]:
     """verl's metrics of engine and actor, and the entropy, of rows with both log-probabilities.
 
     The entropy is estimated from the sampled tokens, by the mean of -log p.
     """
-    data = _columns(batch, "old_log_probs", "rollout_log_probs", "response_mask", "responses").to_padded_tensor()
-    learnt = data["response_mask"].bool()
-    if not learnt.any():
-        return {}
-    entropy = float(-data["old_log_probs"][learnt].mean(dtype=torch.float64))
-    return {ENTROPY: entropy, **calculate_debug_metrics(DataProto(batch=data)), **_corrected(data, correction)}
+    sums = GapSums(mismatch)
+    for block in blocks(batch, "response_mask", "old_log_probs", "rollout_log_probs"):
+        columns = ("old_log_probs", "rollout_log_probs", "response_mask")
+        sums.add(*(block.tokens(name) for name in columns), block.starts)
+    told = sums.metrics()
+    if told and (correction["rollout_is"] is not None or correction["rollout_rs"] is not None):
+        told |= _corrected(_columns(batch, "old_log_probs", "rollout_log_probs", "response_mask"), correction)
+    return told
 
 
-def entropy_metrics(batch: KVBatchMeta, correction: Mapping[str, Any]) -> dict[str, float]:
-    """The entropy by a pass of its own: the mean over all tokens in the loss.
+def metrics_without_empty_rows(batch: KVBatchMeta, correction: Mapping[str, Any]) -> dict[str, float]:
+    """rollout_corr/* of weights and rejection, where some responses have no token in the loss.
 
-    verl's is weighted by algorithm.loss_agg. Where responses have no token in the loss, also
-    rollout_corr/* of the others: verl's means over responses would count these as if engine and
+    Empty where all have some. verl's means over responses would count the others as if engine and
     actor agreed on them.
     """
-    data = _columns(batch, "entropy", "response_mask")
-    masks = [mask.bool() for mask in data["response_mask"].unbind()]
-    if not any(mask.any() for mask in masks):
+    if all(bool(mask.any()) for mask in _columns(batch, "response_mask")["response_mask"].unbind()):
         return {}
-    sampled_N = torch.cat([row[mask] for row, mask in zip(data["entropy"].unbind(), masks, strict=True)])
-    told = {ENTROPY: float(sampled_N.mean(dtype=torch.float64))}
-    if all(mask.any() for mask in masks):
-        return told
-    both = _columns(batch, "old_log_probs", "rollout_log_probs", "response_mask").to_padded_tensor()
-    return told | _corrected(both, correction)
+    return _corrected(_columns(batch, "old_log_probs", "rollout_log_probs", "response_mask"), correction)
 
 
 def _corrected(data: Any, correction: Mapping[str, Any]) -> dict[str, float]:
-    """verl's rollout_corr/* over the responses with a token in the loss."""
+    """verl's rollout_corr/* over the responses with a token in the loss, if any has."""
+    data = data.to_padded_tensor()
     some = data["response_mask"].bool().any(1)
+    if not some.any():
+        return {}
     return compute_rollout_correction_and_rejection_mask(
         old_log_prob=data["old_log_probs"][some],
         rollout_log_prob=data["rollout_log_probs"][some],

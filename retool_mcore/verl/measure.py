@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -133,20 +132,3 @@ def _rounded(values_T: torch.Tensor) -> list[float]:
 
 def _listed(values_T: torch.Tensor) -> list[Any]:
     return cast("Any", values_T).tolist()  # torch says no more than "list"
-
-
-def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:
-    """How far the engine that sampled is from the weights that are trained.
-
-    ``rollout_N`` and ``actor_N`` [N] are log-probabilities of the same tokens.
-
-    mismatch/kl    mean of rollout - actor: estimates their divergence over sampled tokens
-    mismatch/max, mismatch/p99    of |rollout - actor| over tokens, in nats
-    """
-    if not len(rollout_N):
-        return {}
-    gap_N = rollout_N - actor_N
-    kl = float(gap_N.mean(dtype=torch.float64))
-    size_N = gap_N.abs_()
-    p99 = size_N.kthvalue(math.ceil(0.99 * len(size_N))).values  # the smallest that 99 of 100 tokens do not exceed
-    return {"mismatch/kl": kl, "mismatch/max": float(size_N.max()), "mismatch/p99": float(p99)}

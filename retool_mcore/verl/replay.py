@@ -21,17 +21,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer, ReplayBufferAsync
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.records import RecordWriter
+from retool_mcore.verl.blocks import blocks
 from retool_mcore.verl.measure import (
     answers_of_groups,
     batch_metrics,
-    mismatch,
     read_extras,
     uid_of,
     write_groups,
@@ -41,6 +41,7 @@ from retool_mcore.verl.run_settings import RUN_CONFIG, settings_of_run
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.1
+MASK = "response_mask"
 
 
 class ReplayMixin:
@@ -216,28 +217,21 @@ def clear_orphans() -> None:
             tq.kv_clear(partition_id=partition_id, keys=orphans)
 
 
-def mismatch_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """``mismatch/`` metrics: the engine's log-probabilities against the actor's before its update.
-
-    They cover the sampled tokens of the batch, also those that algorithm.rejection left out.
-    """
-    names = ["rollout_log_probs", "old_log_probs", "loss_mask"]
-    data = _rows(batch, names)
-    rollout_N, actor_N, mask_N = (torch.cat(list(data[name].unbind())) for name in names)
-    sampled = mask_N.bool()
-    return mismatch(rollout_N[sampled], actor_N[sampled])
-
-
 def require_learnable(batch: KVBatchMeta, step: int, settings: str) -> float:
     """The share of the batch's responses that have no token in the loss.
 
     Raises RolloutError if that is all of them; ``settings`` names what may have left them out.
     """
-    masks = _rows(batch, ["response_mask"])["response_mask"].unbind()
-    idle = sum(not bool(mask.any()) for mask in masks)
-    if idle == len(masks):
+    real = KVBatchMeta(
+        partition_id=batch.partition_id,
+        keys=_real_keys(batch),
+        tags=[tag for tag in batch.tags if not tag.get("is_padding", False)],
+    )
+    learnt = [np.add.reduceat(each.tokens(MASK).numpy(), each.starts) for each in blocks(real, MASK)]
+    idle, rows = sum(int((counts == 0).sum()) for counts in learnt), len(real.keys)
+    if idle == rows:
         raise nothing_left(step, settings)
-    return idle / len(masks)
+    return idle / rows
 
 
 def nothing_left(step: int, settings: str) -> RolloutError:
@@ -261,7 +255,3 @@ def groups_of_rows(batch: KVBatchMeta) -> list[str | None]:
 
 def _real_keys(batch: KVBatchMeta) -> list[str]:
     return [key for key, group in zip(batch.keys, groups_of_rows(batch), strict=True) if group is not None]
-
-
-def _rows(batch: KVBatchMeta, names: list[str]) -> Any:
-    return tq.kv_batch_get(keys=_real_keys(batch), partition_id=batch.partition_id, select_fields=names)

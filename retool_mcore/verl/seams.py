@@ -60,12 +60,12 @@ SEAMS = (
     _verl(
         f"{_TRAINER}_compute_metrics",
         ("batch", "metrics", "timing_raw", "global_steps", "epoch"),
-        "a step's row gets our names, FLOPs and phases, and is written to the run's folder",
+        "a step's row gets our names and FLOPs, and verl pads its columns to the longest response",
     ),
     _verl(
         f"{_TRAINER}_compute_advantage",
         ("batch", "metrics"),
-        "a step of which masks or rejection leave nothing ends with an error that names the setting",
+        "a step of which nothing is left names the setting, and verl pads its columns to the longest response",
     ),
     _verl(
         f"{_TRAINER}_update_actor",
@@ -110,8 +110,8 @@ SEAMS = (
     _verl(
         f"{_TRAINER}_compute_old_log_prob",
         ("batch", "metrics"),
-        'mode "async" calls it where a step is one update',
-        "verl copies weights only where a step has several updates",
+        'verl pads its columns to the longest response; mode "async" calls it where a step is one update',
+        "verl computes these numbers without padding",
     ),
     _verl(
         f"{_ASYNC}_compute_old_log_prob",

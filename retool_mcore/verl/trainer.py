@@ -20,9 +20,8 @@ import numpy as np
 import ray
 from omegaconf import DictConfig, open_dict
 from ray.exceptions import RayTaskError
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -44,7 +43,7 @@ from retool_mcore.verl import (
 from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
-from retool_mcore.verl.engine_gap import entropy_metrics, first_update, gap_metrics, store_actor_log_probs
+from retool_mcore.verl.engine_gap import first_update, gap_metrics, metrics_without_empty_rows, store_actor_log_probs
 from retool_mcore.verl.engines import DetachedEnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
 from retool_mcore.verl.keys.ppo import run_config_of
@@ -52,7 +51,6 @@ from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.replay import (
     clear_orphans,
     groups_of_rows,
-    mismatch_metrics,
     nothing_left,
     require_learnable,
     sequence_lengths,
@@ -60,6 +58,7 @@ from retool_mcore.verl.replay import (
 from retool_mcore.verl.rl_metrics import EngineLoad, StepClock
 from retool_mcore.verl.run_settings import settings_of_run
 from retool_mcore.verl.token_means import LOSS_TOKENS, mean_of_updates
+from retool_mcore.verl.unpadded import UnpaddedTrainer
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
 from retool_mcore.verl.workers import worker_class
 
@@ -152,7 +151,6 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
         self._saver = saving.Saver(self._run, self._write_checkpoint)
         self._prompts_named = 0
         self.updates_of_a_batch = self._run.train.updates_per_step
-        self._compared: KVBatchMeta | None = None  # rows whose engines are compared with the step's first weights
         self._writer: MetricWriter | None = None
         self._clock = StepClock()
         self._load = EngineLoad(self)
@@ -183,6 +181,7 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
 
     def on_step_begin(self) -> None:
         self._clock.step_begins()
+        self._forget_step()
         super().on_step_begin()
         if self._starting:
             start.begin(self._run.run.dir, "steps")
@@ -244,8 +243,7 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict, **kwargs: Any) -> None:
         self._clock.metrics_begin()
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
-        compared = batch if self._run.algorithm.old_log_prob == "actor" else self._compared
-        metrics |= mismatch_metrics(compared) if compared is not None else {}
+        metrics |= self._mismatch.metrics()
         buffer = self.replay_buffer
         metrics |= buffer.step_metrics(batch, metrics)
         metrics |= buffer.val_metrics  # of a validation in this step, which verl drops
@@ -273,9 +271,9 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
         self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        of_pass: dict[str, float] = {}
-        if self._run.algorithm.old_log_prob == "actor":
-            of_pass = entropy_metrics(batch, self.config.algorithm.rollout_correction)
+        of_pass = dict(self._of_pass)
+        if of_pass and self._changes_tokens:
+            of_pass |= metrics_without_empty_rows(batch, self.config.algorithm.rollout_correction)
         batch = self._advantages_of_what_is_left(batch, metrics)
         metrics |= of_pass
         return batch
@@ -308,8 +306,8 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
         if keeps:
             store_actor_log_probs(self.actor_rollout_wg, batch)
             if self.local_trigger_step == 0:
-                self._compared = first_update(batch, self.updates_of_a_batch, self._run.dp)
-                metrics |= gap_metrics(self._compared, self.config.algorithm.rollout_correction)
+                compared = first_update(batch, self.updates_of_a_batch, self._run.dp)
+                metrics |= gap_metrics(compared, self.config.algorithm.rollout_correction, self._mismatch)
         return batch
 
     def _save_checkpoint(self) -> None:
@@ -338,21 +336,21 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
 
 
 @register_trainer(TRAINER_MODES["sync"])
-class ReToolTrainer(TrainerMixin, PPOTrainerSync):
+class ReToolTrainer(TrainerMixin, PPOTrainerSync, UnpaddedTrainer):
     """Each step waits for all of its trajectories."""
 
     verl_mode = "sync"
 
 
 @register_trainer(TRAINER_MODES["partial_rollout"])
-class ReToolPartialRolloutTrainer(TrainerMixin, PPOTrainerColocateAsync):
+class ReToolPartialRolloutTrainer(TrainerMixin, PPOTrainerColocateAsync, UnpaddedTrainer):
     """More prompts are in flight than a step needs; unfinished ones continue in the next step."""
 
     verl_mode = "colocate_async"
 
 
 @register_trainer(TRAINER_MODES["async"])
-class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateAsync):
+class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateAsync, UnpaddedTrainer):
     """The engines have devices of their own and go on sampling while the actor learns.
 
     A step is several mini-batches, each sampled when it is to be learnt from; the engines' weights
@@ -378,7 +376,7 @@ class ReToolAsyncTrainer(DetachedEnginesMixin, TrainerMixin, PPOTrainerSeparateA
         In that case the weights are those at the step's start.
         """
         if self._run.train.updates_per_step == 1:
-            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+            return UnpaddedTrainer._compute_old_log_prob(self, batch, metrics)
         return super()._compute_old_log_prob(batch, metrics)
 
     def step(self, metrics: dict[str, Any], timing_raw: dict) -> Any:

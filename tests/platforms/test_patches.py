@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import torch
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches import ModuleView, Patch
+from tests.platforms import token_stops
 from tests.scenario import ROOT
 
 PATCHES = get_platform("cpu").patches()
@@ -59,7 +61,13 @@ def test_every_patch_works_and_is_still_needed(outcomes, patch):
 @cpu_only
 def test_a_request_ends_at_its_tag_and_is_freed_then(outcomes):
     with_patch, without = outcomes["sglang.srt.managers.schedule_batch.Req._check_token_based_finish"]
-    assert (with_patch, without) == ("True, 6 tokens, freed True", "True, 2 tokens, freed False")
+    alone, streams = with_patch.split("; ")
+    assert alone == "True, 6 tokens, freed True"
+    assert without.split("; ")[0] == "True, 2 tokens, freed False"
+    same, one_each, spared = map(int, re.findall("[0-9]+", streams))
+    assert same == one_each == token_stops.STREAMS, "the scheduler decides as the loop does, in one request a turn"
+    assert spared > 10 * token_stops.STREAMS
+    assert without.endswith(f"{same} streams the same, 0 with one request a turn, 0 requests spared")
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target)

@@ -162,7 +162,7 @@ class Probes:
         return f"seeds {info.sampling_seed.tolist() if info.sampling_seed is not None else None}"
 
     def a_comparison_and_a_call(self) -> str:
-        return token_stops.response()
+        return f"{token_stops.response()}; {token_stops.streams()}"
 
     def draw_by_a_seed(self) -> str:
         import torch

@@ -85,6 +85,7 @@ def test_counts_of_one_trajectory():
         call_s=[0.4, 0.4],
         call_queue_s=[0.2, 0.2],
         call_run_s=[0.1, 0.1],
+        requests=0,
         context_tokens=0,
         cached_tokens=0,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from retool_mcore.data.chat import render
 from retool_mcore.data.prompts import RETOOL_INSTRUCTION
 from retool_mcore.platforms.call_end import CallEnd
-from retool_mcore.rollout.engine import Sampling
+from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
@@ -125,7 +126,7 @@ PIECES = [
     ("tag", "parts"),
     [("</code>", ["<", "</", "co", "de", ">"]), ("</tool_call>", ["</", "t", "tool", "o", "ool", "_call", "l", ">"])],
 )
-@settings(max_examples=1500)
+@settings(max_examples=1500, deadline=None)
 @given(data=st.data())
 def test_by_token_ids_the_tag_is_where_it_is_in_the_text(tag: str, parts: list[str], data):
     tokens = data.draw(st.lists(st.sampled_from([*PIECES, "t", *parts * 3]), max_size=14))
@@ -192,6 +193,43 @@ async def test_a_line_break_merged_into_the_tag_is_not_written_twice(merging_tok
     trajectory = await play(merging_tokenizer, sandbox, block("print(7)") + "\n", ANSWER)
     text = merging_tokenizer.decode(trajectory.ledger.response_ids)
     assert text == block("print(7)") + "\n<interpreter>\n7\n</interpreter>\n" + ANSWER
+
+
+class SeveralAtOnce:
+    """An engine whose last step reaches the limit of its request, past the end of a call."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+    async def generate(self, request: TurnRequest) -> EngineTurn:
+        ids = self.ids[: request.max_new_tokens]
+        logprobs = [-0.5 - at for at in range(len(ids))]
+        routes = np.arange(len(request.token_ids) + len(ids) - 1, dtype=np.int16).reshape(-1, 1, 1)
+        return EngineTurn(token_ids=ids, logprobs=logprobs, stop="length", routes=routes)
+
+
+@ON_ONE_LOOP
+async def test_a_call_that_ends_in_the_last_step_of_a_request_is_run(tokenizer, sandbox):
+    """SGLang looks for no stop in a step that reaches the limit, and may sample past one there."""
+    protocol = Retool(tokenizer)
+    called = tokenizer.encode(block("print(7)"), add_special_tokens=False)
+    past = tokenizer.encode(" and so on. x > 3 and more of it, and more", add_special_tokens=False)
+    trajectory = await run_trajectory(
+        protocol.prompt_ids(QUESTION),
+        engine=SeveralAtOnce([*called, *past]),
+        sandbox=sandbox,
+        protocol=protocol,
+        limits=limits_for(max_response_tokens=len(called) + len(past), run_timeout_s=5.0),
+        sampling=Sampling(),
+        trajectory_id="t",
+    )
+    ledger, first = trajectory.ledger, trajectory.turns[0]
+    assert (first.tokens, first.text) == (len(called), block("print(7)"))
+    assert first.parsed is not None and first.parsed.codes == ("print(7)",)
+    assert ledger.logprobs[: len(called)] == [-0.5 - at for at in range(len(called))]
+    assert ledger.routes is not None
+    assert len(ledger.routes) == len(ledger.context) - 1
+    assert [result.shown for result in first.results] == ["7"]
 
 
 @ON_ONE_LOOP

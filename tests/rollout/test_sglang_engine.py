@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import run_trajectory
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
@@ -157,6 +158,55 @@ async def test_a_tag_that_an_abort_cut_in_two_ends_the_turn(server, tokenizer, k
             )
         first = next(at for at in range(cut, end) if plan[at] in retool.stop_token_ids) + 1
         assert (turn.stop, list(turn.token_ids)) == ("stop", plan[cut : end if known else first])
+
+
+class Biased(SglangEngine):
+    """Samples tokens that look like the end of a call; ``asks``: and says how that is found."""
+
+    def __init__(self, url: str, token_ids: list[int], *, asks: bool) -> None:
+        super().__init__(url)
+        self.bias, self.asks = {str(token_id): 4.0 for token_id in token_ids}, asks
+
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        body = super().body(request if self.asks else replace(request, call_end=None))
+        body["sampling_params"]["logit_bias"] = self.bias
+        return body
+
+
+async def test_a_turn_is_one_request_and_has_the_tokens_of_many(server, tokenizer):
+    """A random model that likes to begin, end and feign calls: with one request a turn, and with
+    one for each token at which the engine could stop.
+    """
+    retool = Retool(tokenizer)
+    likes = sorted({*ids_of(tokenizer, "</code>"), *ids_of(tokenizer, "<code>"), *ids_of(tokenizer, ">\n")})
+    prompt = retool.prompt_ids(QUESTION)
+
+    async def sampled(*, asks: bool) -> list[Trajectory]:
+        async with Biased(server.url, likes, asks=asks) as engine, open_sandbox("local", min_level="rlimits") as box:
+            limits = limits_for(max_response_tokens=120, max_malformed_calls=100, max_turns=100)
+            return await asyncio.gather(
+                *(
+                    run_trajectory(
+                        prompt,
+                        engine=engine,
+                        sandbox=box,
+                        protocol=retool,
+                        limits=limits,
+                        sampling=Sampling(seed=index),
+                        trajectory_id=f"b{index}",
+                    )
+                    for index in range(16)
+                )
+            )
+
+    one, many = await sampled(asks=True), await sampled(asks=False)
+    assert [each.ledger.response_ids for each in one] == [each.ledger.response_ids for each in many]
+    for here, there in zip(one, many, strict=True):
+        assert here.ledger.spans == there.ledger.spans and here.stop_reason == there.stop_reason
+        assert here.ledger.logprobs == pytest.approx(there.ledger.logprobs, abs=1e-4)
+    turns = sum(len(each.turns) for each in one)
+    assert sum(each.requests for each in one) == turns
+    assert sum(each.requests for each in many) > 3 * turns
 
 
 async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continued(server, tokenizer):

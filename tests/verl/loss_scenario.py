@@ -184,13 +184,13 @@ class Queue:
     """verl's queue with the columns [B, T] of four responses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **columns_BT: torch.Tensor) -> None:
-        from retool_mcore.verl import engine_gap, replay
+        from retool_mcore.verl import blocks, engine_gap
 
         self.rows = {
             key: {name: column[row, : LENGTHS_B[row]] for name, column in columns_BT.items()}
             for row, key in enumerate(KEYS)
         }
-        for module in (engine_gap, replay):
+        for module in (blocks, engine_gap):
             monkeypatch.setattr(module, "tq", self)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:

@@ -39,11 +39,14 @@ def verl_imports_here() -> None:
 
 def in_memory(monkeypatch: pytest.MonkeyPatch, mask_BT: torch.Tensor) -> SimpleNamespace:
     """A batch of four responses whose masks are in the queue that replay.py reads."""
-    from retool_mcore.verl import engine_gap, replay
+    from verl.utils import tensordict_utils as tu
+
+    from retool_mcore.verl import blocks, engine_gap
 
     masks = torch.nested.as_nested_tensor(list(mask_BT), layout=torch.jagged)
-    columns = {"response_mask": masks, "entropy": masks.float()}
-    for module in (engine_gap, replay):
+    values = torch.nested.as_nested_tensor(list(-1.0 * mask_BT), layout=torch.jagged)
+    columns = tu.get_tensordict({"response_mask": masks, "old_log_probs": values, "rollout_log_probs": values}, {})
+    for module in (blocks, engine_gap):
         monkeypatch.setattr(module, "tq", SimpleNamespace(kv_batch_get=lambda **_: columns))
     keys = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
     return SimpleNamespace(keys=keys, tags=[{}] * 4, partition_id="train")
@@ -69,14 +72,15 @@ def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch:
 def test_the_trainer_looks_where_settings_may_leave_nothing(
     settings: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
 ):
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
     from retool_mcore.verl.trainer import ReToolTrainer
+    from retool_mcore.verl.unpadded import UnpaddedTrainer
 
-    monkeypatch.setattr(PPOTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(UnpaddedTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
     trainer = object.__new__(ReToolTrainer)
     trainer._run = load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings])
     trainer.global_steps, trainer.config = 3, tree()
+    trainer._forget_step()
+    trainer._of_pass = {"actor/entropy": 1.0}
     empty, metrics = in_memory(monkeypatch, torch.zeros_like(MASK_BT)), {}
     if said is None:
         assert trainer._compute_advantage(empty, metrics) is empty
@@ -100,6 +104,7 @@ def test_normalizing_over_nothing_is_told_as_what_left_nothing(monkeypatch: pyte
     trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
     trainer._run = load_config(RlConfig, RL, [*settings, "algorithm.rejection_high=1e-9"])
     trainer.config, trainer.global_steps = tree(*settings, "algorithm.rejection_high=1e-9"), 3
+    trainer._forget_step()
     in_memory(monkeypatch, MASK_BT)
     with pytest.raises(RolloutError, match=r'step 3 has a token.* algorithm.rejection = "seq_max_k2" left out all'):
         trained_on(monkeypatch, *settings, "algorithm.rejection_high=1e-9", trainer=trainer)

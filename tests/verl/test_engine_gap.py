@@ -16,8 +16,6 @@ from tests.verl.loss_scenario import ENGINE_BT, KEYS, LENGTHS_B, MASK_BT, OLD_BT
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
-ENTROPY_BT = torch.tensor([[0.5], [2.0], [7.0], [1.0]]).expand(4, 6) + torch.arange(6) / 10
-
 
 @pytest.fixture(autouse=True, scope="module")
 def verl_imports_here() -> None:
@@ -26,26 +24,18 @@ def verl_imports_here() -> None:
 
 
 OFF = {"rollout_is": None, "rollout_is_threshold": 2.0, "rollout_rs": None, "rollout_rs_threshold": None}
-COLUMNS = {"entropy": ENTROPY_BT, "response_mask": MASK_BT, "old_log_probs": OLD_BT, "rollout_log_probs": ENGINE_BT}
-
-
-def test_the_entropy_is_a_mean_over_tokens_whatever_the_loss_makes_of_them(monkeypatch: pytest.MonkeyPatch):
-    from retool_mcore.verl.engine_gap import entropy_metrics
-
-    Queue(monkeypatch, **COLUMNS)
-    found = entropy_metrics(batch(), OFF)
-    assert found == pytest.approx({"actor/entropy": float(ENTROPY_BT[MASK_BT.bool()].mean())})
-    by_response = [float(row[mask.bool()].mean()) for row, mask in zip(ENTROPY_BT, MASK_BT, strict=True)]
-    assert abs(sum(by_response) / 4 - found["actor/entropy"]) > 0.3, "the scenario tells the two apart"
+COLUMNS = {"response_mask": MASK_BT, "old_log_probs": OLD_BT, "rollout_log_probs": ENGINE_BT}
 
 
 def test_a_response_without_a_token_in_the_loss_is_no_response_on_which_both_agree(monkeypatch: pytest.MonkeyPatch):
     """Masked responses and the rows that pad a batch; verl takes their log-probability as 0."""
-    from retool_mcore.verl.engine_gap import entropy_metrics
+    from retool_mcore.verl.engine_gap import metrics_without_empty_rows
 
+    Queue(monkeypatch, **COLUMNS)
+    assert metrics_without_empty_rows(batch(), OFF) == {}, "verl's own are right"
     mask_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])
     Queue(monkeypatch, **COLUMNS | {"response_mask": mask_BT})
-    found = entropy_metrics(batch(), OFF)
+    found = metrics_without_empty_rows(batch(), OFF)
     surprise = [float(-OLD_BT[row][mask_BT[row].bool()].mean()) for row in (0, 2, 3)]
     assert found["rollout_corr/training_log_ppl"] == pytest.approx(sum(surprise) / 3)
     assert found["rollout_corr/kl"] == pytest.approx(float((ENGINE_BT - OLD_BT)[mask_BT.bool()].mean()))
@@ -98,7 +88,8 @@ def update(monkeypatch: pytest.MonkeyPatch, *settings: str, call: int = 0) -> tu
     settings = ("algorithm.old_log_prob=rollout", "rollout.group_size=2", "train.mini_batch_prompts=6", *settings)
     trainer._run = load_config(RlConfig, RL, settings)
     trainer.config, trainer.updates_of_a_batch = tree(*settings), trainer._run.train.updates_per_step
-    trainer.local_trigger_step, trainer._compared, trainer.use_critic = call, None, False
+    trainer.local_trigger_step, trainer.use_critic = call, False
+    trainer._forget_step()
     trainer.actor_rollout_wg = SimpleNamespace(log_probs_of_update=log_probs_of_update)
     metrics: dict[str, Any] = {}
     trainer._update_actor(batch(), metrics)
@@ -106,14 +97,14 @@ def update(monkeypatch: pytest.MonkeyPatch, *settings: str, call: int = 0) -> tu
 
 
 def test_mismatch_is_of_the_engines_and_not_of_what_the_step_has_learnt(monkeypatch: pytest.MonkeyPatch):
-    from retool_mcore.verl.replay import mismatch_metrics
-
     settings = ("algorithm.importance_sampling=token", "algorithm.importance_threshold=2.0")
     trainer, queue, metrics = update(monkeypatch, *settings)
-    assert trainer.updates_of_a_batch == 2 and trainer._compared.keys == KEYS[:2]
+    assert trainer.updates_of_a_batch == 2
     gap_N = (ENGINE_BT - OLD_BT)[:2][MASK_BT[:2].bool()]
-    assert mismatch_metrics(trainer._compared)["mismatch/kl"] == pytest.approx(float(gap_N.mean()), abs=1e-6)
-    assert mismatch_metrics(batch())["mismatch/kl"] != pytest.approx(float(gap_N.mean()), abs=0.1), "drift would show"
+    assert trainer._mismatch.metrics()["mismatch/kl"] == pytest.approx(float(gap_N.mean()), abs=1e-6)
+    learnt = MASK_BT.bool()
+    drifted_N = (ENGINE_BT - OLD_BT - DRIFT_BT)[learnt]
+    assert float(drifted_N.mean()) != pytest.approx(float(gap_N.mean()), abs=0.1), "drift would show"
     assert metrics["rollout_corr/kl"] == pytest.approx(float(gap_N.mean()), abs=1e-6)
     weights_N = (-gap_N).exp().clamp(max=2.0)
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(float(weights_N.mean()), rel=1e-5)
@@ -125,5 +116,5 @@ def test_mismatch_is_of_the_engines_and_not_of_what_the_step_has_learnt(monkeypa
 def test_a_later_call_of_the_worker_in_a_step_compares_nothing(monkeypatch: pytest.MonkeyPatch):
     """In mode "async" each update is a call of its own."""
     trainer, queue, metrics = update(monkeypatch, call=1)
-    assert trainer._compared is None and metrics == {}
+    assert trainer._mismatch.metrics() == metrics == {}
     torch.testing.assert_close(queue.rows["b_1_0"]["old_log_probs"], OLD_BT[3, :4] - 3.0)

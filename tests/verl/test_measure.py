@@ -1,17 +1,23 @@
-"""The mismatch of engine and actor over many tokens, exact and at once."""
+"""The mismatch of engine and actor over many tokens, exact."""
 
 from __future__ import annotations
 
 import math
 import random
-import time
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retool_mcore.verl.measure import _rounded, mismatch
+from retool_mcore.verl.gap_sums import Mismatch
+from retool_mcore.verl.measure import _rounded
+
+
+def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:
+    sums = Mismatch(len(actor_N))
+    sums.add(actor_N - rollout_N, len(actor_N))
+    return sums.metrics()
 
 
 def test_the_mismatch_of_engine_and_actor():
@@ -34,18 +40,6 @@ def test_the_mismatch_is_that_of_plain_python():
     assert found["mismatch/kl"] == pytest.approx(math.fsum(gaps) / len(gaps), rel=1e-9)
     assert found["mismatch/max"] == sizes[-1]
     assert found["mismatch/p99"] == sizes[math.ceil(0.99 * len(sizes)) - 1]
-
-
-def test_a_million_tokens_cost_a_fraction_of_a_second():
-    rollout_N, actor_N = torch.randn(2, 1_000_000).unbind()
-    before = rollout_N.clone()
-    times_s = []
-    for _ in range(3):
-        started = time.perf_counter()
-        mismatch(rollout_N, actor_N)
-        times_s.append(time.perf_counter() - started)
-    assert min(times_s) < 0.3, "through Python's lists it was 0.7"
-    assert torch.equal(rollout_N, before), "what the caller gave is its own"
 
 
 @given(st.lists(st.floats(-200.0, 20.0, width=32)))

@@ -16,7 +16,7 @@ from retool_mcore.errors import RunError
 from retool_mcore.platforms import get_platform
 from retool_mcore.run.metrics import NonFiniteLoss
 from retool_mcore.verl.plugin import assert_loaded
-from tests.verl.loss_scenario import ENGINE_BT, MASK_BT, OLD_BT, RL, Queue, batch
+from tests.verl.loss_scenario import RL
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -41,20 +41,18 @@ def trainer_of(tmp_path: Path, *settings: str) -> Any:
 def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
     bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from retool_mcore.verl.unpadded import UnpaddedTrainer
 
-    from retool_mcore.verl import trainer as module
-
-    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: None)
-    monkeypatch.setattr(module, "mismatch_metrics", lambda batch: {})
+    monkeypatch.setattr(UnpaddedTrainer, "_compute_metrics", lambda *_, **__: None)
     trainer, written = trainer_of(tmp_path), []
+    trainer._forget_step()
     trainer._clock = SimpleNamespace(metrics_begin=lambda: None, row_written=dict)
     trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={})
     trainer.goal_metrics = lambda validated: {}
     trainer.stop_without_progress = lambda step: None
     trainer.engine_metrics = dict
     trainer._load = SimpleNamespace(metrics=dict)
-    trainer._shape, trainer._starting, trainer._compared = None, False, None
+    trainer._shape, trainer._starting = None, False
     trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
     trainer._writer = SimpleNamespace(write=lambda step, row: written.append(row))
     rows = SimpleNamespace(keys=["a_0_0"], tags=[{"seq_len": 7}], partition_id="train")
@@ -88,19 +86,6 @@ def test_rows_are_dealt_by_the_length_of_prompt_and_response_together(tmp_path: 
     assert orders["seq_len"] not in (orders["prompt_len"], orders["response_len"])
     found = trainer._balance_batch(KVBatchMeta(partition_id="train", keys=list(keys), tags=tags), {})
     assert found.keys == [keys[row] for row in orders["seq_len"]]
-
-
-def test_mismatch_is_over_sampled_tokens_and_over_rejected_ones_too(monkeypatch: pytest.MonkeyPatch):
-    """The engine's numbers at an interpreter's tokens are no probabilities of anything sampled."""
-    from retool_mcore.verl.replay import mismatch_metrics
-
-    rejected_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])
-    columns = {"response_mask": rejected_BT, "loss_mask": MASK_BT}
-    Queue(monkeypatch, **columns, old_log_probs=OLD_BT, rollout_log_probs=ENGINE_BT)
-    gap_BT = ENGINE_BT - OLD_BT
-    found = mismatch_metrics(batch())
-    assert found["mismatch/kl"] == pytest.approx(float(gap_BT[MASK_BT.bool()].mean()), abs=1e-6)
-    assert found["mismatch/max"] == pytest.approx(1.1, abs=1e-5), "5.0 is of an interpreter's token"
 
 
 class Groups:

@@ -1,0 +1,88 @@
+"""The rows of a batch in verl's queue, a block of tokens at a time and unpadded.
+
+What a step holds at once does not grow with its tokens, nor with its longest response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+
+BLOCK_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of a batch with some of their columns; ``column`` tells how long each response is."""
+
+    partition_id: str
+    keys: list[str]
+    columns: Any
+    column: str
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """Where each row begins, and the last one ends [R + 1]."""
+        return self.columns[self.column].offsets()
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        return self.offsets.diff()
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        return self.offsets[:-1].numpy()
+
+    def tokens(self, name: str) -> torch.Tensor:
+        """A column of all its rows' tokens [N]."""
+        return self.columns[name].values()
+
+    def responses(self, name: str) -> torch.Tensor:
+        """[N] of a model's output at prompt and response: what it said of each response token."""
+        values, ends = self.tokens(name), self.columns[name].offsets()[1:].tolist()
+        cut = zip(ends, self.lengths.tolist(), strict=True)
+        return torch.cat([values[end - length - 1 : end - 1] for end, length in cut])
+
+    def put(self, **columns_N: torch.Tensor) -> None:
+        """Store columns of tokens in the queue, for the block's rows."""
+        nested = {
+            name: torch.nested.nested_tensor_from_jagged(values.contiguous(), self.offsets)
+            for name, values in columns_N.items()
+        }
+        tq.kv_batch_put(
+            keys=self.keys, partition_id=self.partition_id, fields=TensorDict(nested, batch_size=len(self.keys))
+        )
+
+
+def blocks(batch: KVBatchMeta, *names: str) -> Iterator[Block]:
+    """The batch in order, with columns of which the first has the length of the responses."""
+    for keys in _cut(batch.keys, [tag.get("seq_len", 0) for tag in batch.tags]):
+        columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names))
+        yield Block(batch.partition_id or "", keys, columns, names[0])
+
+
+def values_of_rows(batch: KVBatchMeta, name: str) -> list[Any]:
+    """A column with one value for each row, such as its name."""
+    column = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])[name]
+    return [getattr(value, "data", value) for value in list(column)]
+
+
+def _cut(keys: Sequence[str], lengths: Sequence[int]) -> Iterator[list[str]]:
+    """Runs of ``keys`` of up to BLOCK_TOKENS, and of one row at least."""
+    run, tokens = list[str](), 0
+    for key, length in zip(keys, lengths, strict=True):
+        if run and tokens + length > BLOCK_TOKENS:
+            yield run
+            run, tokens = [], 0
+        run.append(key)
+        tokens += length
+    if run:
+        yield run

@@ -1,0 +1,201 @@
+"""The numbers of a step are verl's, whatever blocks its rows come in."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.gap_sums import GapSums, Mismatch
+from retool_mcore.verl.plugin import assert_loaded
+from tests.verl.loss_scenario import RL, tree
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+GROUPS, SIZE, PROMPT = 6, 4, 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def verl_imports_here() -> None:
+    get_platform("cpu").activate()
+    assert_loaded()
+
+
+class Rows:
+    """verl's queue with responses of 1 to 60 tokens, interpreter's tokens in them, and padding."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from verl.trainer.ppo.v1 import trainer_base
+
+        from retool_mcore.verl import blocks, engine_gap
+
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.tags: list[dict[str, Any]] = []
+        drawn = torch.Generator().manual_seed(7)
+        for number in range(GROUPS * SIZE + 1):
+            padding = number == GROUPS * SIZE
+            length = 1 if padding else int(torch.randint(1, 61, (1,), generator=drawn))
+            mask_T = (torch.rand(length, generator=drawn) < 0.7).long() * (not padding)
+            if not padding:
+                mask_T[0] = 1
+            engine_T = -3 * torch.rand(length, generator=drawn)
+            actor_T = engine_T + 0.3 * torch.randn(length, generator=drawn)
+            whole = torch.full((PROMPT,), -77.0)  # what the model said of the prompt, and of the last token
+            score_T = torch.zeros(length)
+            score_T[-1] = 0.0 if padding else float(torch.randint(-3, 4, (1,), generator=drawn))
+            key = f"pad_{number}_0" if padding else f"g{number // SIZE}_{number % SIZE}_0"
+            self.rows[key] = {
+                "prompts": torch.ones(PROMPT, dtype=torch.long),
+                "responses": torch.ones(length, dtype=torch.long),
+                "response_mask": mask_T,
+                "rm_scores": score_T,
+                "rollout_log_probs": engine_T,
+                "log_probs": torch.cat([whole[:-1], actor_T, whole[-1:]]),
+                "entropy": torch.cat([whole[:-1], 2 * torch.rand(length, generator=drawn), whole[-1:]]),
+                "uid": key.rsplit("_", 2)[0],
+                "num_turns": torch.tensor(0 if padding else 2 + number % 3),
+            }
+            steps = {"min_global_steps": 3 + number % 2, "max_global_steps": 4}
+            lengths = {"prompt_len": PROMPT, "response_len": length, "seq_len": PROMPT + length}
+            self.tags.append({**lengths, **steps, **({"is_padding": True} if padding else {})})
+        for module in (blocks, engine_gap, trainer_base):
+            monkeypatch.setattr(module, "tq", self)
+
+    def batch(self) -> Any:
+        from transfer_queue import KVBatchMeta
+
+        return KVBatchMeta(partition_id="train", keys=list(self.rows), tags=self.tags, extra_info={})
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        from verl.utils import tensordict_utils as tu
+
+        columns, told = {}, {}
+        for name in select_fields:
+            if name not in self.rows[keys[0]]:
+                continue
+            values = [self.rows[key][name] for key in keys]
+            if isinstance(values[0], str):
+                told[name] = values
+            elif values[0].ndim:
+                columns[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
+            else:
+                columns[name] = torch.stack(values)
+        data = tu.get_tensordict(columns, {})
+        for name, values in told.items():
+            tu.assign_non_tensor_stack(data, name, values)
+        return data
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> Any:
+        for name in fields.keys():  # noqa: SIM118
+            for key, value in zip(keys, fields[name].unbind(), strict=True):
+                self.rows[key][name] = value
+        return self.batch()
+
+
+def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
+    """The metrics of a step's stages on the driver; they leave columns in the queue."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl.trainer import ReToolTrainer
+    from retool_mcore.verl.unpadded import UnpaddedTrainer
+
+    trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
+    trainer._run = load_config(RlConfig, RL, [f"rollout.group_size={SIZE}", *settings])
+    trainer.config, trainer.use_critic = tree(f"rollout.group_size={SIZE}", *settings), False
+    trainer._rollout_moe_lb_metrics_accumulator = None
+    trainer._get_n_gpus_for_throughput = lambda: 1
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: batch)
+    trainer._forget_step()
+    stages = PPOTrainer if verls else UnpaddedTrainer
+    metrics: dict[str, Any] = {}
+    batch = stages._compute_old_log_prob(trainer, rows.batch(), metrics)
+    assert verls or (batch.fields, batch.extra_info) == (None, {}), "the update is no pass without a loss"
+    batch = stages._compute_advantage(trainer, batch, metrics)
+    batch.tags = rows.tags
+    stages._compute_metrics(trainer, batch, metrics, {"step": 2.0, "adv": 1.0, "gen": 0.5}, 5, 0)
+    return metrics | {"mismatch": trainer._mismatch.metrics()}
+
+
+@pytest.mark.parametrize("tokens", [1, 97, 1 << 20], ids=["a row a block", "some rows", "all at once"])
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_every_number_is_verls(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import blocks
+
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", tokens)
+    theirs, ours = Rows(monkeypatch), Rows(monkeypatch)
+    monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.tq", theirs)
+    known = step(theirs, f"algorithm.name={name}", verls=True)
+    found = step(ours, f"algorithm.name={name}", verls=False)
+    for key, row in theirs.rows.items():
+        for column in ("old_log_probs", "advantages"):
+            torch.testing.assert_close(ours.rows[key][column], row[column], atol=1e-6, rtol=1e-6)
+    missing = known.keys() - found.keys()
+    assert not missing
+    of_rows = ("training_ppl", "rollout_ppl", "log_ppl", "ppl_ratio", "chi2_seq")
+    for name_, value in known.items():
+        if name_ in ("actor/entropy", "mismatch") or any(each in name_ for each in of_rows):
+            continue  # below: verl counts rows of padding, too, or weighs by the loss
+        assert found[name_] == pytest.approx(value, rel=2e-5, abs=2e-6), name_
+    assert len(known) > 60
+
+
+def test_what_engine_and_actor_say_is_verls_over_rows_with_tokens_in_the_loss(monkeypatch: pytest.MonkeyPatch):
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    rows = Rows(monkeypatch)
+    found = step(rows, verls=False)
+    real = [row for row in rows.rows.values() if row["response_mask"].any()]
+    actor, engine, mask = (
+        torch.nn.utils.rnn.pad_sequence([row[name] for row in real], batch_first=True)
+        for name in ("old_log_probs", "rollout_log_probs", "response_mask")
+    )
+    _, _, known = compute_rollout_correction_and_rejection_mask(actor, engine, mask)
+    assert len(known) == 13 and known["rollout_corr/kl"] != pytest.approx(0, abs=1e-3)
+    for name, value in known.items():
+        assert found[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
+    learnt = mask.bool()
+    entropy = torch.cat([row["entropy"][PROMPT - 1 : -1][row["response_mask"].bool()] for row in real])
+    assert found["actor/entropy"] == pytest.approx(float(entropy.mean()), rel=1e-6)
+    sizes = sorted((actor - engine)[learnt].abs().tolist())
+    assert found["mismatch"]["mismatch/max"] == sizes[-1]
+    assert found["mismatch"]["mismatch/p99"] == sizes[math.ceil(0.99 * len(sizes)) - 1]
+    assert found["mismatch"]["mismatch/kl"] == pytest.approx(known["rollout_corr/kl"], rel=1e-5)
+
+
+def test_mismatch_is_over_rejected_tokens_too(monkeypatch: pytest.MonkeyPatch):
+    """And over none of the interpreter's: the engine's numbers there are of nothing sampled."""
+    rows = Rows(monkeypatch)
+    before = step(rows, verls=False)["mismatch"]
+    rows = Rows(monkeypatch)
+    learnt = {key: int(row["response_mask"].sum()) for key, row in rows.rows.items()}
+    rejected = step(rows, "algorithm.rejection=token_k2", "algorithm.rejection_high=0.01", verls=False)
+    assert rejected["mismatch"] == before
+    left = {key: int(row["response_mask"].sum()) for key, row in rows.rows.items()}
+    assert 0 < sum(left.values()) < 0.8 * sum(learnt.values())
+
+
+@pytest.mark.parametrize("piece", [700, 100_000])
+def test_the_largest_gaps_are_exact_however_they_come(piece: int):
+    drawn = torch.Generator().manual_seed(3)
+    gap_N = torch.randn(100_000, generator=drawn) * torch.rand(100_000, generator=drawn)
+    mismatch = Mismatch(100_000)
+    for part in gap_N.split(piece):
+        mismatch.add(part, len(part))
+    sizes = sorted(gap_N.abs().tolist())
+    found = mismatch.metrics()
+    assert (found["mismatch/max"], found["mismatch/p99"]) == (sizes[-1], sizes[98_999])
+    assert mismatch._kept < 5_000 + piece
+    assert Mismatch(10).metrics() == {}
+
+
+def test_a_step_of_no_token_in_the_loss_has_no_numbers():
+    sums = GapSums(Mismatch(10))
+    values = torch.tensor([-1.0, -2.0])
+    sums.add(values, values, torch.zeros(2, dtype=torch.long), np.array([0]), values)
+    assert sums.metrics() == {}
