@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from typer.core import TyperGroup
 
-from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, wide_console
+from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, unless_named, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 
@@ -33,16 +33,7 @@ NumSamples = Annotated[
 ]
 
 
-class _RunUnlessNamed(TyperGroup):
-    """Read `retool eval CONFIG ...` as `retool eval run CONFIG ...`; name only other commands."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] != "--help" and args[0] not in self.commands:
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_RunUnlessNamed, no_args_is_help=True)
+app = typer.Typer(cls=unless_named("run"), no_args_is_help=True)
 
 
 @app.callback()
@@ -72,6 +63,10 @@ def evaluate(
     tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or each")] = "on",
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
     url: Annotated[str | None, typer.Option(help="a running SGLang server that holds the model")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="an OpenAI-compatible API, https://HOST/v1; --model is then a name that it has"),
+    ] = None,
     problem: ProblemColumns = None,
     answer: AnswerColumn = "",
     solution_box: BoxColumn = "",
@@ -83,23 +78,30 @@ def evaluate(
     other, on one server per rollout.engine_tp GPUs; models of one architecture share the servers.
     Run the same command again to continue. Without CONFIG, the rollout is the paper's: 8 turns and
     16384 tokens, or as many as the model allows, at top_p 0.6, n = 8.
+
+    With --endpoint the model is behind an API: text in, text out, no figures of tokens. Its key is
+    read from OPENAI_API_KEY.
     """
     from retool_mcore.data.layouts import Columns
     from retool_mcore.evaluate.cases import evaluate_many
     from retool_mcore.evaluate.defaults import default_config, model_of_server
+    from retool_mcore.evaluate.endpoint import evaluate_endpoint
     from retool_mcore.evaluate.table import interval_note, summary_table
 
     if "=" in config and not Path(config).exists():
         config, overrides = "", [config, *(overrides or ())]
-    if url is None and len(model) == 1 and model[0].startswith(("http://", "https://")):
+    if url is not None and endpoint is not None:
+        raise ConfigError("--url is a SGLang server, and --endpoint an API. Give one of them.")
+    if endpoint is None and url is None and len(model) == 1 and model[0].startswith(("http://", "https://")):
         url, model = model[0], [model_of_server(model[0])]
     changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
     cases = _cases(model, tool)
     if not config and not data:
         raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
-    run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes)
+    run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes, here=endpoint is None)
     with _Bars(cases) as bars:
-        reports = evaluate_many(
+        evaluate_all = partial(evaluate_many, url=url) if endpoint is None else partial(evaluate_endpoint, url=endpoint)
+        reports = evaluate_all(
             run,
             cases,
             data=data or (),
@@ -107,7 +109,6 @@ def evaluate(
             out=out,
             n=n,
             limit=limit,
-            url=url,
             on_start=bars.start,
             on_sample=bars.advance,
         )
