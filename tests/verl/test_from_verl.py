@@ -127,6 +127,7 @@ def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path
         "data.truncation",
         "actor_rollout_ref.model.use_remove_padding",
         "actor_rollout_ref.rollout.mode",
+        "actor_rollout_ref.actor.use_dynamic_bsz",
     }
     keys = {line.partition("=")[0] for line in RECIPE.split()} - {"dapo"}
     assert {key for key in keys if key not in text} == alike
