@@ -5,6 +5,7 @@ python -m tests.docs.record     # writes them between `<!-- made: NAME -->` and 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,27 @@ def duration() -> str:
     return "\n".join([*rows, "", changed])
 
 
+WATCHED = (  # metric, what it should do
+    ("reward", "rise"),
+    ("accuracy", "rise; it counts right answers, whatever the reward is"),
+    ("actor/entropy", "fall slowly"),
+    ("grad_norm", "stay in one order of magnitude"),
+    ("actor/pg_clipfrac", "be 0 with one update a step"),
+    ("groups/all_right", "rise"),
+    ("groups/all_wrong", "fall"),
+    ("behavior/executable_fraction", "stay high"),
+    ("mismatch/kl", "stay where it is"),
+)
+
+
+def recorded() -> str:
+    lines = (ROOT / "tests/report/quickstart/tool_rl/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in lines]
+    rows = ["| metric | first step | last step | it should |", "|---|---|---|---|"]
+    rows += [f"| `{name}` | {steps[0][name]:.2g} | {steps[-1][name]:.2g} | {told} |" for name, told in WATCHED]
+    return "\n".join(rows)
+
+
 def mapping() -> str:
     from retool_mcore.verl.from_verl import table
 
@@ -92,7 +114,13 @@ def chat() -> str:
     return f"```python\n{(ROOT / 'configs/examples/chat_with_tool.py').read_text(encoding='utf-8')}```"
 
 
-MADE: dict[str, Callable[[], str]] = {"mapping": mapping, "memory": memory, "duration": duration, "chat": chat}
+MADE: dict[str, Callable[[], str]] = {
+    "mapping": mapping,
+    "memory": memory,
+    "duration": duration,
+    "chat": chat,
+    "recorded": recorded,
+}
 
 
 def filled(text: str) -> str:

@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from retool_mcore.cli.main import all_commands
 from retool_mcore.config import RlConfig
 from retool_mcore.config.load import build_config, load_run
-from retool_mcore.data.tasks import make_task
 from tests.docs.record import filled
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +33,18 @@ INDENTED = re.compile(r"(?:^ {4}(?:retool|bash|make|python|torchrun|source) .*\n
 # Commands that other machines have. What stands before them is read by `bash -n`.
 ELSEWHERE = ("sbatch", "kubectl", "sky", "tensorboard", "source")
 SETTING = re.compile(r"[a-z_]+\.[a-z_0-9.]+=.*", re.DOTALL)
-SLOW = ("data fetch", "data sft", "data protocol", "data model", "sandbox serve", "eval", "score", "quickstart")
+# Of other machines, or with tests of their own.
+SLOW = (
+    "data task",
+    "data fetch",
+    "data sft",
+    "data protocol",
+    "data model",
+    "sandbox serve",
+    "eval",
+    "score",
+    "quickstart",
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -110,11 +120,10 @@ def test_what_another_command_names_is_there(page: str, line: str):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a clone is, with the task that pages name."""
+    """A folder as a clone is."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("configs", "tests", "perf", "launch", "ascend"):
         (folder / name).symlink_to(ROOT / name)
-    make_task(folder / "runs/task")
     (folder / "data").mkdir()
     (folder / "turn.txt").write_text("It is \\boxed{4}.", encoding="utf-8")
     return folder

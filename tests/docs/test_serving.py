@@ -1,11 +1,13 @@
-"""configs/examples/chat_with_tool.py, the lines of the page "Serving", against a stand-in server."""
+"""configs/examples/chat_with_tool.py, on the page "Serving", against a stand-in server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from configs.examples import chat_with_tool
-from tests.evaluate.test_endpoint import StandIn, chat, server
+from tests.evaluate.test_endpoint import Here, StandIn, chat, server
 
 __all__ = ["server"]  # the fixture
 
@@ -20,7 +22,8 @@ async def test_a_served_model_gets_its_code_run(server: StandIn):
     assert third["messages"][-1]["content"].startswith("Error: arguments must be"), "a bad call is told, not raised"
 
 
-async def test_it_ends_after_its_turns(server: StandIn):
+async def test_it_ends_after_its_turns(server: StandIn, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat_with_tool, "open_sandbox", lambda where, min_level: Here())
     server.script = [chat(None, "print(1)")] * 2
     said = await chat_with_tool.answer(server.url, "served", "?", max_turns=2, min_level="rlimits")
     assert said == "No answer after 2 turns."
