@@ -52,7 +52,9 @@ def from_verl(
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="the run file; printed by default", show_default=False)] = None,
-    platform: Annotated[Literal["cpu", "cuda", "ascend"], typer.Option(help="run.platform of the run file")] = "cuda",
+    platform: Annotated[
+        str | None, typer.Option(help="run.platform of the run file; that of verl's trainer.device by default")
+    ] = None,
 ) -> None:
     """Make a run file of verl's settings for RL.
 

@@ -19,7 +19,7 @@ from retool_mcore.config import RlConfig, build_config
 from retool_mcore.config.base import is_table, leaves
 from retool_mcore.config.reference import reference
 from retool_mcore.errors import ConfigError
-from retool_mcore.platforms.base import get_platform
+from retool_mcore.platforms.base import PLATFORMS, get_platform
 from retool_mcore.verl.keys.algorithm import ESTIMATORS, KL_TYPES, LOSSES
 from retool_mcore.verl.keys.elsewhere import NONE, SAME
 from retool_mcore.verl.keys.key import NOT_SET
@@ -150,7 +150,7 @@ def overrides(lines: list[str], source: str) -> Any:
     return OmegaConf.from_dotlist([line.lstrip("+") for line in lines])
 
 
-def convert(path: Path, extra: list[str] | None = None, platform: str = "cuda") -> Converted:
+def convert(path: Path, extra: list[str] | None = None, platform: str | None = None) -> Converted:
     """``path`` and further overrides of verl's as a run file of ours. Raises ConfigError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -169,11 +169,21 @@ def convert(path: Path, extra: list[str] | None = None, platform: str = "cuda") 
 
     plain: Any = OmegaConf.to_container(own, resolve=False)
     given = {key: value if key.split(".")[0] in NONE else get(key) for key, value in leaves(plain).items()}
-    made = Converted(source=path.name, settings={"run.platform": (platform, "--platform")})
+    named = platform or _platform_of(get("trainer.device"))
+    made = Converted(source=path.name)
+    made.settings["run.platform"] = (named, "--platform" if platform else "trainer.device")
     _fill(made, given, get)
     _order(made)
-    _explain(made, given, platform)
+    _explain(made, given, named)
     return made
+
+
+def _platform_of(device: str) -> str:
+    """The name of the platform whose device verl calls so."""
+    found = [name for name in PLATFORMS if get_platform(name).device.name == device]
+    if not found:
+        raise ConfigError(f"trainer.device = {device} is no platform's. Give --platform {', '.join(PLATFORMS)}.")
+    return found[0]
 
 
 def _fill(made: Converted, given: Mapping[str, Any], get: Get) -> None:
