@@ -43,7 +43,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body, self.headers.get("Authorization")))
-        answer = self.server.script.pop(0)
+        script = self.server.script  # a request too many is refused, as a failure would be retried
+        answer = script.pop(0) if script else (400, {"error": {"message": "the script is over"}})
         status, answer = answer if isinstance(answer, tuple) else (200, answer)
         data = json.dumps(answer).encode()
         self.send_response(status)
