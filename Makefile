@@ -17,7 +17,7 @@ test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.ver
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
-.PHONY: quickstart install install-cuda install-ascend test test-first-half test-second-half test-long test-fast lint perf perf-rl clean
+.PHONY: quickstart install install-cuda install-ascend test test-first-half test-second-half test-long test-fast lint docs perf perf-rl clean
 
 quickstart: install
 	$(BIN)/retool quickstart --seed $(SEED)
@@ -72,6 +72,17 @@ test-long: install
 test-fast: install
 	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long and not slow"
 
+# The pages as a site, in site/. mkdocs has an environment of its own: the others do without it.
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "built: site/index.html"
+
+.venv-docs/.installed: pyproject.toml
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet \
+	  $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -90,5 +101,5 @@ perf-rl: install
 		--data runs/task/rl_train.parquet
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-docs site runs build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

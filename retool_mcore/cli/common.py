@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import ConfigError, ReToolError, RolloutError, RunError
@@ -85,6 +86,18 @@ def guarded(function: F) -> F:
             raise typer.Exit(130) from error
 
     return wrapper  # type: ignore[return-value]
+
+
+def unless_named(default: str) -> type[TyperGroup]:
+    """A group that reads its arguments as those of ``default`` where they name no other command."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if args and args[0] != "--help" and args[0] not in self.commands:
+                args = [default, *args]
+            return super().parse_args(ctx, args)
+
+    return Group
 
 
 def settings_of(overrides: list[str] | None, platform: str | None) -> list[str]:

@@ -1,26 +1,35 @@
-"""`retool config`: what every key of a run file means."""
+"""`retool config`: what every key of a run file means, and verl's run files as ours."""
 
 from __future__ import annotations
 
 import difflib
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from retool_mcore.cli.common import guarded
+from retool_mcore.cli.common import guarded, unless_named
 from retool_mcore.config.reference import RUNS, Entry, reference
 from retool_mcore.errors import ConfigError
 
-app = typer.Typer()
+app = typer.Typer(cls=unless_named("explain"), no_args_is_help=True)
 WIDTH = 100
 INDENT = " " * 4
 
 
-@app.command("config")
+@app.callback()
+def config() -> None:
+    """Explain the keys of a run file, or make one of verl's.
+
+    `explain` is the default command and may be left out.
+    """
+
+
+@app.command("explain")
 @guarded
-def config(
+def explain(
     name: Annotated[str, typer.Argument(help="a section, or section.key; all by default", show_default=False)] = "",
     *,
     explain: Annotated[bool, typer.Option("--explain", help="print type, default and meaning of keys")],
@@ -32,6 +41,38 @@ def config(
     runs = (run,) if run else tuple(RUNS)
     entries = find(reference(runs), name, runs)
     typer.echo("\n\n".join(map(written, entries)))
+
+
+@app.command("from-verl")
+@guarded
+def from_verl(
+    file: Annotated[Path, typer.Argument(help="verl's YAML for RL, or a text of its overrides, one a line")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="further overrides of verl's, key=value", show_default=False)
+    ] = None,
+    *,
+    out: Annotated[Path | None, typer.Option(help="the run file; printed by default", show_default=False)] = None,
+    platform: Annotated[
+        str | None, typer.Option(help="run.platform of the run file; that of verl's trainer.device by default")
+    ] = None,
+) -> None:
+    """Make a run file of verl's settings for RL.
+
+    Each value has its origin in a comment. What has no counterpart stands at the end, with the
+    reason. docs/from_verl.md has the whole mapping.
+    """
+    from retool_mcore.data.files import replacing
+    from retool_mcore.verl.from_verl import convert
+
+    made = convert(file, overrides, platform)
+    if out is None:
+        typer.echo(made.toml(), nl=False)
+    else:
+        with replacing(out) as draft:
+            Path(draft).write_text(made.toml(), encoding="utf-8")
+        typer.echo(f"wrote {out}: {len(made.settings)} settings, {len(made.notes)} keys without one")
+    if made.complaint:
+        typer.echo(f"to complete: {made.complaint}", err=True)
 
 
 def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry]:

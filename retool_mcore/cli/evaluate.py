@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
 
-from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, wide_console
+from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, unless_named, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 
@@ -28,21 +28,15 @@ DataFiles = Annotated[
         show_default=False,
     ),
 ]
+ApiUrl = Annotated[
+    str | None, typer.Option(help="an OpenAI-compatible API, https://HOST/v1; --model is then a name that it has")
+]
 NumSamples = Annotated[
     int | None, typer.Option(min=1, help="samples of each problem; validation.n by default", show_default=False)
 ]
 
 
-class _RunUnlessNamed(TyperGroup):
-    """Read `retool eval CONFIG ...` as `retool eval run CONFIG ...`; name only other commands."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] != "--help" and args[0] not in self.commands:
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_RunUnlessNamed, no_args_is_help=True)
+app = typer.Typer(cls=unless_named("run"), no_args_is_help=True)
 
 
 @app.callback()
@@ -72,6 +66,7 @@ def evaluate(
     tool: Annotated[Literal["on", "off", "both"], typer.Option(help="with the interpreter, without, or each")] = "on",
     limit: Annotated[int | None, typer.Option(min=1, help="only the first problems of the file")] = None,
     url: Annotated[str | None, typer.Option(help="a running SGLang server that holds the model")] = None,
+    endpoint: ApiUrl = None,
     problem: ProblemColumns = None,
     answer: AnswerColumn = "",
     solution_box: BoxColumn = "",
@@ -83,23 +78,25 @@ def evaluate(
     other, on one server per rollout.engine_tp GPUs; models of one architecture share the servers.
     Run the same command again to continue. Without CONFIG, the rollout is the paper's: 8 turns and
     16384 tokens, or as many as the model allows, at top_p 0.6, n = 8.
+
+    With --endpoint the model is behind an API, whose key is OPENAI_API_KEY: text in, text out.
     """
     from retool_mcore.data.layouts import Columns
     from retool_mcore.evaluate.cases import evaluate_many
-    from retool_mcore.evaluate.defaults import default_config, model_of_server
-    from retool_mcore.evaluate.table import interval_note, summary_table
+    from retool_mcore.evaluate.defaults import default_config
+    from retool_mcore.evaluate.endpoint import evaluate_endpoint
 
+    model, url = _served(model, url, endpoint)
     if "=" in config and not Path(config).exists():
         config, overrides = "", [config, *(overrides or ())]
-    if url is None and len(model) == 1 and model[0].startswith(("http://", "https://")):
-        url, model = model[0], [model_of_server(model[0])]
     changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
     cases = _cases(model, tool)
     if not config and not data:
         raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
-    run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes)
+    run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes, here=endpoint is None)
     with _Bars(cases) as bars:
-        reports = evaluate_many(
+        whole = partial(evaluate_many, url=url) if endpoint is None else partial(evaluate_endpoint, url=endpoint)
+        reports = whole(
             run,
             cases,
             data=data or (),
@@ -107,10 +104,15 @@ def evaluate(
             out=out,
             n=n,
             limit=limit,
-            url=url,
             on_start=bars.start,
             on_sample=bars.advance,
         )
+    _show(reports)
+
+
+def _show(reports: dict[str, dict[str, Any]]) -> None:
+    from retool_mcore.evaluate.table import interval_note, summary_table
+
     wide_console().print(summary_table(reports))
     for line in dict.fromkeys(interval_note(report) for report in reports.values()):
         typer.echo(line)
@@ -138,6 +140,17 @@ def compare_two(
     if out is not None:
         with replacing(out) as draft:
             Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
+
+
+def _served(models: list[str], url: str | None, endpoint: str | None) -> tuple[list[str], str | None]:
+    """The models and the SGLang server that holds them, of which the URL alone may be given."""
+    from retool_mcore.evaluate.defaults import model_of_server
+
+    if url is not None and endpoint is not None:
+        raise ConfigError("--url is a SGLang server, and --endpoint an API. Give one of them.")
+    if endpoint is None and url is None and len(models) == 1 and models[0].startswith(("http://", "https://")):
+        return [model_of_server(models[0])], models[0]
+    return models, url
 
 
 def _cases(models: list[str], tool: str) -> list[Case]:

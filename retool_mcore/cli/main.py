@@ -157,9 +157,10 @@ def all_commands() -> typer.Typer:
         ] = False,
     ) -> None: ...
 
-    rooms = (app, config_app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
+    rooms = (app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
     for commands in rooms:
         whole.registered_commands.extend(commands.registered_commands)
+    whole.add_typer(config_app, name="config", help="Explain a run file's keys; make one of verl's.")
     whole.add_typer(data_app, name="data", help="Make, convert and check data sets.")
     whole.add_typer(sandbox_app, name="sandbox", help="Serve the code sandbox over HTTP.")
     whole.add_typer(

@@ -85,7 +85,7 @@ def evaluate_many(
     with lock_run(out, "name another folder in --out"), Servers(config, out, url) as servers:
         for case in cases:
             settings = Settings.of(config, n, case.tool, len(servers))
-            samples = SampleFile(out / case.name, _identity(config, case.model, problems) | settings.identity())
+            samples = SampleFile(out / case.name, identity_of(config, case.model, problems) | settings.identity())
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
                 rollout = config.rollout.model_copy(update={"tool": case.tool})
@@ -98,13 +98,31 @@ def evaluate_many(
                 "data": ", ".join(map(str, data)),
                 **make_report(problems, settings, samples),
             }
-            _track(config, out, case.name, report)
-            with replacing(out / case.name / "report.json") as draft:
-                Path(draft).write_text(json.dumps(report, indent=1), encoding="utf-8")
-            with replacing(out / case.name / "report.md") as draft:
-                Path(draft).write_text(markdown(report), encoding="utf-8")
-            reports[case.name] = report
+            reports[case.name] = write_report(config, out, case.name, report)
     return reports
+
+
+def write_report(config: EvaluationConfig, out: Path, name: str, report: dict[str, Any]) -> dict[str, Any]:
+    """Write a case's report into its folder, and its numbers to the trackers."""
+    _track(config, out, name, report)
+    with replacing(out / name / "report.json") as draft:
+        Path(draft).write_text(json.dumps(report, indent=1), encoding="utf-8")
+    with replacing(out / name / "report.md") as draft:
+        Path(draft).write_text(markdown(report), encoding="utf-8")
+    return report
+
+
+def open_case_sandbox(config: EvaluationConfig) -> Sandbox:
+    """The sandbox of [sandbox], not entered yet."""
+    spec = config.sandbox
+    return open_sandbox(
+        spec.where,
+        min_level=spec.min_level,
+        workers=spec.workers,
+        sessions=spec.sessions,
+        python=spec.python,
+        preload=spec.preload,
+    )
 
 
 def _track(config: EvaluationConfig, out: Path, name: str, report: Mapping[str, Any]) -> None:
@@ -132,16 +150,7 @@ class _Work:
         async with contextlib.AsyncExitStack() as stack:
             sandbox: Sandbox | None = None
             if self.case.tool:
-                spec = self.config.sandbox
-                opened = open_sandbox(
-                    spec.where,
-                    min_level=spec.min_level,
-                    workers=spec.workers,
-                    sessions=spec.sessions,
-                    python=spec.python,
-                    preload=spec.preload,
-                )
-                sandbox = await stack.enter_async_context(opened)
+                sandbox = await stack.enter_async_context(open_case_sandbox(self.config))
             engines = [await stack.enter_async_context(SglangEngine(url)) for url in self.urls]
             await sample_all(
                 self.problems,
@@ -171,7 +180,7 @@ async def _judge(reward: Reward, protocol: ToolProtocol, trajectory: Trajectory,
     return bool(scored["acc"])
 
 
-def _identity(config: EvaluationConfig, model: str, problems: Sequence[Problem]) -> dict[str, Any]:
+def identity_of(config: EvaluationConfig, model: str, problems: Sequence[Problem]) -> dict[str, Any]:
     """Identifies what the samples belong to: these weights, these problems, this judge."""
     weights = sorted(Path(model).glob("*.safetensors"))
     text = json.dumps([[problem.messages, problem.truth] for problem in problems])

@@ -21,15 +21,17 @@ MAX_RESPONSE_TOKENS = 16_384
 SERVER_WAIT_S = 10.0
 
 
-def default_config(model: str, overrides: Sequence[str]) -> EvaluationConfig:
+def default_config(model: str, overrides: Sequence[str], *, here: bool = True) -> EvaluationConfig:
     """The paper's rollout on this machine; a model with a shorter context gets a shorter response.
 
-    That is 8 turns, 2048 + 16384 tokens, temperature 1.0, validation's top_p 0.6, and no trackers.
+    ``here``: the model's files can be read; else its context is taken to be long enough. That is 8
+    turns, 2048 + 16384 tokens, temperature 1.0, validation's top_p 0.6, and no trackers.
     Raises ConfigError for a bad override.
     """
     platform = detect_platform()
     devices = platform.device_count() if platform.host.has_devices else 1
-    longest = read_config(model).get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
+    known = read_config(model) if here else {}
+    longest = known.get("max_position_embeddings") or MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS
     prompt = min(MAX_PROMPT_TOKENS, longest // 2)
     response = min(MAX_RESPONSE_TOKENS, longest - prompt)
     tree: dict[str, Any] = {

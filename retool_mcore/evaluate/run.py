@@ -140,25 +140,42 @@ async def sample_all(
     ``on_sample`` is called with each new verdict. Raises DataError for a prompt that is too long,
     and RolloutError when outages dropped a sample twice; finished samples stay in the file.
     """
-    slots = asyncio.Semaphore(settings.concurrency)
     limit = settings.max_prompt_tokens
     prompts = {each.id: checked_prompt(protocol, each.messages, limit, f"problem {each.id}") for each in problems}
+
+    async def one(problem: Problem, sample: int) -> Trajectory:
+        return await run_trajectory(
+            prompts[problem.id],
+            engine=engine,
+            sandbox=sandbox,
+            protocol=protocol,
+            limits=settings.limits,
+            sampling=seeded(settings, problem, sample),
+            trajectory_id=f"{problem.id}-{sample}",
+            given=Given(truth=problem.truth),
+        )
+
+    await sample_each(problems, settings, one, judge=judge, samples=samples, on_sample=on_sample)
+
+
+async def sample_each(
+    problems: Sequence[Problem],
+    settings: Settings,
+    trajectory_of: Callable[[Problem, int], Awaitable[Trajectory]],
+    *,
+    judge: Judge,
+    samples: SampleFile,
+    on_sample: Callable[[bool], None],
+) -> None:
+    """``sample_all`` with whatever makes a trajectory of a problem and the number of a sample."""
+    slots = asyncio.Semaphore(settings.concurrency)
     dropped: list[str] = []
 
     async def one(problem: Problem, sample: int) -> None:
         async with slots:
             error: str | None = None
             for _ in range(TRIES):
-                trajectory = await run_trajectory(
-                    prompts[problem.id],
-                    engine=engine,
-                    sandbox=sandbox,
-                    protocol=protocol,
-                    limits=settings.limits,
-                    sampling=_seeded(settings, problem, sample),
-                    trajectory_id=f"{problem.id}-{sample}",
-                    given=Given(truth=problem.truth),
-                )
+                trajectory = await trajectory_of(problem, sample)
                 if not trajectory.dropped:
                     correct = await judge(trajectory, problem)
                     samples.append(_row(problem, sample, trajectory, correct))
@@ -207,7 +224,7 @@ def make_report(problems: Sequence[Problem], settings: Settings, samples: Sample
     }
 
 
-def _seeded(settings: Settings, problem: Problem, sample: int) -> Sampling:
+def seeded(settings: Settings, problem: Problem, sample: int) -> Sampling:
     return replace(settings.sampling, seed=trajectory_seed(settings.seed, problem.id, sample))
 
 
@@ -219,7 +236,7 @@ def _row(problem: Problem, sample: int, trajectory: Trajectory, correct: bool) -
         "correct": correct,
         "behavior": Behavior.of(trajectory).to_json(),
         **record(trajectory),
-        **tokens(trajectory),
+        **(tokens(trajectory) if trajectory.ledger.response_ids else {}),  # an API tells none
     }
 
 

@@ -38,7 +38,7 @@ def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
             _interval(report["scores"], f"mean@{n}"),
             f"{behavior['behavior/turns']:.2f}",
             f"{behavior['behavior/calls']:.2f}",
-            f"{behavior['behavior/response_tokens']:.0f}",
+            f"{behavior['behavior/response_tokens']:.0f}" if "behavior/response_tokens" in behavior else "-",
         )
     return table
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
@@ -16,7 +16,6 @@ from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.rollout import hooks
 from retool_mcore.rollout.limits import Limits
-from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Call
 from retool_mcore.rollout.tool_output import without_middle
 from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult
@@ -53,10 +52,22 @@ class _Outcome:
     wall_s: float = 0.0
 
 
+class Shows(Protocol):
+    """What calls need of a protocol: who may be called, and what the model sees of an output."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tools(self) -> Sequence[Tool]: ...
+
+    def shown(self, output: str, max_tokens: int) -> tuple[str, int]: ...
+
+
 class Calls:
     """The tools as one trajectory has them. ``close`` it when the trajectory is over."""
 
-    def __init__(self, protocol: ToolProtocol, limits: Limits, given: Given) -> None:
+    def __init__(self, protocol: Shows, limits: Limits, given: Given) -> None:
         self._sandbox, self._protocol, self._limits = given.sandbox, protocol, limits
         self._given, self._trajectory_id = given, given.trajectory_id
         self.found: dict[str, dict[str, float]] = {}  # what the tools' ends returned, for the reward

@@ -146,7 +146,8 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     correct_code_fraction   trajectories with a right answer whose last call ran / trajectories
                             with a call
     first_call_position     first_call_tokens / response_tokens, over trajectories with a call
-    response_tokens, model_tokens, self_corrections, cut_tokens      per trajectory
+    response_tokens, model_tokens, self_corrections, cut_tokens      per trajectory; of tokens
+                            nothing where an API told none
     cut_output_fraction     results shown cut / executed calls
     malformed/KIND, repaired/KIND                        per trajectory
     calls/TOOL              per trajectory, of each tool beside the interpreter
@@ -163,7 +164,8 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
     count, with_code = len(rows), [row for row in rows if row.calls]
     calls = sum(row.calls for row in rows)
     out: dict[str, float] = {"code_ratio": len(with_code) / count}
-    for name in PER_TRAJECTORY:
+    told = any(row.response_tokens for row in rows)  # a model behind an API has no tokens
+    for name in PER_TRAJECTORY if told else (name for name in PER_TRAJECTORY if not name.endswith("_tokens")):
         out[name] = sum(getattr(row, name) for row in rows) / count
     slowest = max(rows, key=lambda row: row.engine_s + row.tool_s)
     out |= {"slowest_s": slowest.engine_s + slowest.tool_s, "slowest_tool_s": slowest.tool_s}
@@ -172,8 +174,8 @@ def summarize(behaviors: Iterable[Behavior], correct: Sequence[bool] | None = No
         out["executable_fraction"] = sum(row.calls_ok for row in rows) / calls
         out["limit_fraction"] = sum(row.calls_at_limit for row in rows) / calls
         out["cut_output_fraction"] = sum(row.cut_outputs for row in rows) / calls
-        positions = [(row.first_call_tokens or 0) / row.response_tokens for row in with_code]
-        out["first_call_position"] = sum(positions) / len(positions)
+        positions = [(row.first_call_tokens or 0) / row.response_tokens for row in with_code if row.response_tokens]
+        out |= {"first_call_position": sum(positions) / len(positions)} if positions else {}
     if with_code and correct is not None:
         right = sum(bool(row.calls and row.last_call_ok and good) for row, good in zip(rows, correct, strict=True))
         out["correct_code_fraction"] = right / len(with_code)

@@ -1,0 +1,38 @@
+"""A served model with its interpreter: python chat_with_tool.py URL/v1 MODEL "QUESTION".
+
+Any server of OpenAI's form will do; the code runs here, in the sandbox.
+"""
+
+import asyncio
+import json
+import sys
+
+import httpx
+
+from retool_mcore.data.prompts import hermes_prompt
+from retool_mcore.data.tool import CODE_INTERPRETER
+from retool_mcore.sandbox import open_sandbox
+
+
+async def answer(url: str, model: str, question: str, *, max_turns: int = 8, min_level: str = "namespaces") -> str:
+    messages: list[dict[str, object]] = [{"role": "user", "content": hermes_prompt(question)}]
+    async with httpx.AsyncClient(timeout=600) as client, open_sandbox("local", min_level=min_level) as sandbox:
+        for _ in range(max_turns):
+            body = {"model": model, "messages": messages, "tools": [CODE_INTERPRETER]}
+            reply = (await client.post(f"{url}/chat/completions", json=body)).raise_for_status().json()
+            message = reply["choices"][0]["message"]
+            messages.append(message)
+            if not message.get("tool_calls"):
+                return message["content"]
+            for call in message["tool_calls"]:
+                try:
+                    code = json.loads(call["function"]["arguments"])["code"]
+                    shown = (await sandbox.execute(code)).text
+                except (ValueError, KeyError, TypeError):
+                    shown = 'Error: arguments must be an object with one string, "code".'
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": shown[:2000]})
+    return f"No answer after {max_turns} turns."
+
+
+if __name__ == "__main__":
+    sys.stdout.write(asyncio.run(answer(*sys.argv[1:4])) + "\n")

@@ -1,0 +1,359 @@
+"""Evaluates a model behind an OpenAI-compatible server: text in, text out, no tokens.
+
+The tool loop is the one of training in its rules (turns, malformed calls, interpreter time), told
+in text: nobody here has the model's tokenizer. Protocol "retool" writes one growing text, which
+needs /v1/completions; every other protocol takes the server's own tool calls from
+/v1/chat/completions. The server's own count of sampled tokens, where it reports one, is held
+against rollout.max_response_tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from retool_mcore.config import EvaluationConfig
+from retool_mcore.config.base import is_table, is_tables
+from retool_mcore.data.layouts import Columns
+from retool_mcore.data.prompts import retool_messages
+from retool_mcore.data.templates import read_template, with_args
+from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START
+from retool_mcore.errors import ConfigError, RolloutError, SandboxUnavailable
+from retool_mcore.evaluate.cases import Case, OnSample, OnStart, identity_of, open_case_sandbox, write_report
+from retool_mcore.evaluate.problems import Problem, read_problems
+from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_each, seeded
+from retool_mcore.reward.extract import last_answer
+from retool_mcore.reward.own import open_own_reward
+from retool_mcore.reward.response import Response
+from retool_mcore.rollout import hooks
+from retool_mcore.rollout.calls import Calls
+from retool_mcore.rollout.engine import EngineUnavailable, Sampling
+from retool_mcore.rollout.ledger import Ledger, StopReason
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory, Turn
+from retool_mcore.rollout.metrics import Behavior
+from retool_mcore.rollout.protocol import RETOOL_MARKUP, tools_of
+from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.rollout.tool_call import Call, Malformed, Parsed, call_of, parse_hermes, parse_retool, without_call
+from retool_mcore.rollout.tools import Given, Tool
+from retool_mcore.run.trackers import check_trackers
+from retool_mcore.sandbox.base import Sandbox
+
+CHARS_PER_TOKEN = 4  # of interpreter output: its budget in tokens becomes one in characters
+KEY = "OPENAI_API_KEY"
+_TOO_LONG = re.compile(r"context|maximum.{0,40}(?:length|tokens)|too long", re.IGNORECASE | re.DOTALL)
+
+
+class Endpoint(SglangEngine):
+    """One OpenAI-compatible server: https://HOST/v1. Retries as for our own servers."""
+
+    def __init__(self, url: str, model: str, *, timeout_s: float = 1800.0, retry_s: float = 120.0) -> None:
+        base = url.rstrip("/")
+        super().__init__(base if base.endswith("/v1") else f"{base}/v1", timeout_s=timeout_s, retry_s=retry_s)
+        self.model = model
+        if key := os.environ.get(KEY):
+            self._client.headers["Authorization"] = f"Bearer {key}"
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        """The first choice, and how many tokens the server says it has; 0 where it does not."""
+        answer = await self.post(path, {"model": self.model, **body})
+        choices = answer.get("choices")
+        if not is_tables(choices) or not choices:
+            raise RolloutError(f"{self.url}{path} answers no choices: {json.dumps(answer)[:300]}")
+        usage = answer.get("usage")
+        return choices[0], int(usage.get("completion_tokens") or 0) if is_table(usage) else 0
+
+
+class Form(Protocol):
+    """How a conversation is written on the wire."""
+
+    path: str
+
+    def body(self) -> dict[str, Any]:
+        """What is asked, without the sampling."""
+        ...
+
+    def said(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
+        """The model's turn, as text and as read."""
+        ...
+
+    def told(self, results: Sequence[str]) -> None:
+        """Write the results of the turn's calls."""
+        ...
+
+
+class Chat:
+    """Messages, with the server's own tool calls; without ``tools`` text alone."""
+
+    path = "/chat/completions"
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None) -> None:
+        self._messages, self._tools = [dict(message) for message in messages], tools
+        self._ids: list[str] = []
+
+    def body(self) -> dict[str, Any]:
+        if self._tools is None:
+            return {"messages": self._messages}
+        return {"messages": self._messages, "tools": [CODE_INTERPRETER, *(tool.schema for tool in self._tools)]}
+
+    def said(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
+        message = choice["message"]
+        text: str = message.get("content") or ""
+        if self._tools is None:
+            return text, without_call(text)
+        made: list[dict[str, Any]] = message.get("tool_calls") or []
+        if not made:  # of a server that does not read calls itself
+            self._messages.append({"role": "assistant", "content": text})
+            parsed = parse_hermes(text, None, self._tools)
+            self._ids = [f"call_{number}" for number in range(max(1, len(parsed.calls)))]
+            return text, parsed
+        self._messages.append({"role": "assistant", "content": text, "tool_calls": made})
+        self._ids = [str(call.get("id") or f"call_{number}") for number, call in enumerate(made)]
+        repairs: list[str] = []
+        try:
+            calls = [self._call(each["function"], repairs) for each in made]
+        except Malformed as error:
+            return text, error.parsed
+        return text, Parsed(kind="tool_call", calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
+
+    def _call(self, function: Mapping[str, Any], repairs: list[str]) -> Call:
+        arguments = function.get("arguments")
+        with contextlib.suppress(ValueError, TypeError, RecursionError):  # else `call_of` says what is wrong
+            arguments = json.loads(cast(str, arguments), strict=False)
+        return call_of(function.get("name"), arguments, repairs, self._tools or ())
+
+    def told(self, results: Sequence[str]) -> None:
+        results = [*results, *([results[0]] * (len(self._ids) - len(results)))]  # a malformed turn has one text
+        for each, result in zip(self._ids, results, strict=True):
+            self._messages.append({"role": "tool", "tool_call_id": each, "content": result})
+
+
+class Inline:
+    """The paper's form: one text, which the model goes on after each result."""
+
+    path = "/completions"
+
+    def __init__(self, prompt: str) -> None:
+        self._text = prompt
+
+    def body(self) -> dict[str, Any]:
+        return {"prompt": self._text, "stop": [CODE_END]}
+
+    def said(self, choice: Mapping[str, Any]) -> tuple[str, Parsed]:
+        text: str = choice.get("text") or ""
+        # The wire leaves the stop text out. vLLM and SGLang name it; of others an open block tells.
+        named = choice.get("stop_reason") or choice.get("matched_stop")
+        opened = text.count(CODE_START) > text.count(CODE_END)
+        if choice.get("finish_reason") == "stop" and (named == CODE_END or (named is None and opened)):
+            text += CODE_END
+        self._text += text
+        return text, parse_retool(text)
+
+    def told(self, results: Sequence[str]) -> None:
+        shown = RETOOL_MARKUP.sub(lambda match: f"{match[0][0]} {match[0][1:]}", results[0])
+        self._text += f"\n<interpreter>\n{shown}\n</interpreter>\n"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What ``Calls`` asks of a protocol, in characters."""
+
+    name: str
+    tools: Sequence[Tool] = ()
+
+    def shown(self, output: str, max_tokens: int) -> tuple[str, int]:
+        """``output`` with its middle cut. No tokens are counted, so none are cut."""
+        kept = CHARS_PER_TOKEN * max_tokens
+        if len(output) <= kept:
+            return output, 0
+        cut = len(output) - kept
+        return f"{output[: kept // 2]}\n[... {cut} characters cut here ...]\n{output[-(kept - kept // 2) :]}", 0
+
+
+async def converse(
+    form: Form,
+    *,
+    endpoint: Endpoint,
+    sandbox: Sandbox | None,
+    shown: Shown,
+    limits: Limits,
+    sampling: Sampling,
+    trajectory_id: str,
+    given: Given,
+) -> Trajectory:
+    """One trajectory, whose ledger has no tokens. Outages drop it, as in ``run_trajectory``."""
+    started = time.perf_counter()
+    trajectory = Trajectory(ledger=Ledger([0], 1), started_unix_s=time.time())
+    calls = Calls(shown, limits, replace(given, trajectory_id=trajectory_id, sandbox=sandbox))
+    with hooks.counting() as faults:
+        try:
+            reason = await _turns(trajectory, form, endpoint, calls, limits=limits, sampling=sampling)
+        except (SandboxUnavailable, EngineUnavailable) as error:
+            trajectory.drop_error = f"{type(error).__name__}: {error}"
+            reason = StopReason.DROPPED
+        finally:
+            await calls.close()
+    trajectory.found, trajectory.faults = calls.found, dict(faults)
+    trajectory.ledger.close(reason)
+    trajectory.wall_s = time.perf_counter() - started
+    return trajectory
+
+
+async def _turns(
+    trajectory: Trajectory, form: Form, endpoint: Endpoint, calls: Calls, *, limits: Limits, sampling: Sampling
+) -> StopReason:
+    left, malformed = limits.max_response_tokens, 0
+    params = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+    while True:
+        started = time.perf_counter()
+        try:
+            choice, tokens = await endpoint.ask(form.path, {**form.body(), **params, "max_tokens": left})
+        except EngineUnavailable:
+            raise
+        except RolloutError as error:
+            if trajectory.turns and _TOO_LONG.search(str(error)):
+                return StopReason.LENGTH  # the results have filled the model's context
+            raise
+        text, parsed = form.said(choice)
+        turn = Turn(start=0, tokens=0, text=text, parsed=parsed, answer=parsed.answer)
+        turn.engine_s = time.perf_counter() - started
+        trajectory.turns.append(turn)
+        left -= tokens
+        if choice.get("finish_reason") == "length" or left <= 0:
+            turn.parsed, turn.answer = None, last_answer(text)
+            return StopReason.LENGTH
+        if parsed.kind in ("answer", "text"):
+            return StopReason.FINISHED
+        malformed = malformed + 1 if parsed.kind == "malformed" else 0
+        if malformed >= limits.max_malformed_calls:
+            return StopReason.MALFORMED
+        if len(trajectory.turns) >= limits.max_turns:
+            return StopReason.TURNS
+        form.told(await _results(turn, parsed, calls))
+        if sum(result.run_s for each in trajectory.turns for result in each.results) >= limits.max_tool_s:
+            return StopReason.TOOL_TIME
+
+
+async def _results(turn: Turn, parsed: Parsed, calls: Calls) -> list[str]:
+    if parsed.kind == "malformed":
+        return [f"Error: {parsed.error}"]
+    started = time.perf_counter()
+    turn.results.extend(await calls.run(parsed.calls))
+    turn.tool_s = time.perf_counter() - started
+    return [result.shown for result in turn.results]
+
+
+def prompt_text(config: EvaluationConfig, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The prompt of protocol "retool": by model.chat_template, or "chatml" where it is not set."""
+    from transformers.utils import chat_template_utils
+
+    template = with_args(read_template(config.model.chat_template or "chatml"), config.model.template_args)
+    render: Callable[..., Any] = chat_template_utils.render_jinja_template  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    rendered, _ = render(
+        conversations=[[dict(message) for message in retool_messages(messages)]],
+        chat_template=template,
+        add_generation_prompt=True,
+    )
+    return rendered[0]
+
+
+def evaluate_endpoint(
+    config: EvaluationConfig,
+    cases: Sequence[Case],
+    *,
+    url: str,
+    data: Sequence[Path] = (),
+    columns: Columns | None = None,
+    out: Path,
+    n: int | None = None,
+    limit: int | None = None,
+    on_start: OnStart = lambda name, finished, total: None,
+    on_sample: OnSample = lambda name, correct: None,
+) -> dict[str, dict[str, Any]]:
+    """Like ``evaluate_many``, of models that one OpenAI-compatible server names."""
+    check_trackers(config)
+    n = n or config.validation.n
+    data = data or [Path(path) for path in config.validation.files]
+    problems = read_problems(data, limit, columns)
+    reports: dict[str, dict[str, Any]] = {}
+    for case in cases:
+        settings = Settings.of(config, n, case.tool)
+        identity = {"endpoint": url, **identity_of(config, case.model, problems), **settings.identity()}
+        samples = SampleFile(out / case.name, identity)
+        on_start(case.name, len(samples.rows), len(problems) * n)
+        work = _sample(
+            config,
+            case,
+            url,
+            problems=problems,
+            settings=settings,
+            samples=samples,
+            on_sample=partial(on_sample, case.name),
+        )
+        asyncio.run(work)
+        report = {"model": case.model, "data": ", ".join(map(str, data)), **make_report(problems, settings, samples)}
+        reports[case.name] = write_report(config, out, case.name, report)
+    return reports
+
+
+async def _sample(
+    config: EvaluationConfig,
+    case: Case,
+    url: str,
+    *,
+    problems: Sequence[Problem],
+    settings: Settings,
+    samples: SampleFile,
+    on_sample: Callable[[bool], None],
+) -> None:
+    inline = case.tool and settings.protocol == "retool"
+    tools = tools_of(config.rollout) if case.tool else ()
+    if inline and tools:
+        raise ConfigError(f'rollout.protocol = "retool" has no names of tools, and {tools[0].name} is offered.')
+    async with contextlib.AsyncExitStack() as stack:
+        sandbox = await stack.enter_async_context(open_case_sandbox(config)) if case.tool else None
+        endpoint = await stack.enter_async_context(Endpoint(url, case.model))
+
+        async def one(problem: Problem, sample: int) -> Trajectory:
+            form = (
+                Inline(prompt_text(config, problem.messages))
+                if inline
+                else Chat(problem.messages, tools if case.tool else None)
+            )
+            return await converse(
+                form,
+                endpoint=endpoint,
+                sandbox=sandbox,
+                shown=Shown(settings.protocol, tools),
+                limits=settings.limits,
+                sampling=seeded(settings, problem, sample),
+                trajectory_id=f"{problem.id}-{sample}",
+                given=Given(truth=problem.truth),
+            )
+
+        judge = partial(_judge, config)
+        await sample_each(problems, settings, one, judge=judge, samples=samples, on_sample=on_sample)
+
+
+async def _judge(config: EvaluationConfig, trajectory: Trajectory, problem: Problem) -> bool:
+    said = [part for turn in trajectory.turns for part in (turn.text, *(result.shown for result in turn.results))]
+    response = Response(
+        data_source="",
+        truth=problem.truth,
+        answer=trajectory.answer,
+        text="\n".join(said),
+        behavior=Behavior.of(trajectory).to_json(),
+        timeout_s=config.reward.timeout_s,
+    )
+    if not config.reward.function:
+        return await asyncio.to_thread(lambda: response.right)
+    return bool((await asyncio.to_thread(open_own_reward(config.reward.function), response))["acc"])

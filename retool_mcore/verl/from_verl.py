@@ -1,0 +1,373 @@
+"""verl's run file as ours: `retool config from-verl`, and the table of what became of each key.
+
+The mapping is read off the tables of verl/keys, which say for each key of verl which setting of
+ours decides it. What is here is how a value is read back where it is not the same in both.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retool_mcore.config import RlConfig, build_config
+from retool_mcore.config.base import is_table, leaves
+from retool_mcore.config.reference import reference
+from retool_mcore.errors import ConfigError
+from retool_mcore.platforms.base import PLATFORMS, get_platform
+from retool_mcore.verl.keys.algorithm import ESTIMATORS, KL_TYPES, LOSSES
+from retool_mcore.verl.keys.elsewhere import NONE, SAME
+from retool_mcore.verl.keys.key import NOT_SET
+from retool_mcore.verl.keys.ppo import ppo_defaults, ppo_keys
+from retool_mcore.verl.keys.refused import ACTOR, CRITIC, REFERENCE, RL_KEYS, RL_TABLES, decided_by
+from retool_mcore.verl.keys.rollout import UNDER
+
+Get = Callable[[str], Any]  # verl's key -> its value in the file, or verl's default
+OWN = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
+RAW = "no setting of ours says it; [verl_overrides] takes a key of verl 0.9.1 as it is"
+SFT_FILE = ("engine", "optim", "model")  # sections that only verl's SFT files have at the top
+# Settings whose verl default changes what is learnt: they are written though the file is silent.
+LEARNT = ("algorithm.", "critic.", "optim.", "train.", "validation.", "cluster.", "data.max")
+LEARNT_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "tool")
+OTHER_MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_async": "async"}
+# Of a mode of its own, of several keys together, or counted otherwise: to be set by hand.
+BY_HAND = {
+    "train.max_staleness": "its age is counted from the step that starts a prompt; see rollout/README.md, Scheduling",
+    "train.when_stale": "set it with train.mode",
+    "train.prefetch_batches": "set it with train.mode",
+    "algorithm.rejection": "set it with algorithm.rejection_low and rejection_high",
+    "algorithm.router_replay": "see verl/README.md, Experts",
+    "checkpoint.resume": "a run goes on from its own newest checkpoint",
+    "experts.load_balancing": "see `retool config --explain experts`",
+    "model.fp8": "see `retool config --explain model.fp8`",
+    "memory.adam_states": "see `retool config --explain memory`",
+    "memory.optimizer_on_cpu": "see `retool config --explain memory`",
+    "memory.recompute_layers": "see `retool config --explain memory`",
+    "checkpoint.reshardable": "see `retool config --explain checkpoint`",
+    "run.platform": "--platform says it",
+    "reward.workers": "processes of ours have two checkers each",
+    "rollout.agent_workers": "one process runs hundreds of trajectories",
+}
+
+
+@dataclass
+class Converted:
+    """A run file: ``settings`` by "section.key", each with where it comes from, and the rest.
+
+    ``notes``: verl's key -> why no setting was made of it. ``complaint``: what our own check of the
+    file says, or "".
+    """
+
+    source: str
+    settings: dict[str, tuple[Any, str]] = field(default_factory=dict[str, tuple[Any, str]])
+    notes: dict[str, str] = field(default_factory=dict[str, str])
+    complaint: str = ""
+
+    def tree(self) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for name, (value, _) in self.settings.items():
+            section, _, key = name.partition(".")
+            tree.setdefault(section, {})[key] = value
+        return tree
+
+    def toml(self) -> str:
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield f"# RL, from verl's {self.source}. Read it once: a comment says where a value is from."
+        section = ""
+        for name, (value, origin) in self.settings.items():
+            if name.partition(".")[0] != section:
+                section = name.partition(".")[0]
+                yield f"\n[{section}]"
+            yield f"{_assignment(name.partition('.')[2], value)}  # {origin}"
+        if self.complaint:
+            yield f"\n# It does not load yet: {self.complaint}"
+        if self.notes:
+            yield "\n# Not taken over:"
+            yield from (f"# {key}: {reason}" for key, reason in self.notes.items())
+
+
+def _assignment(key: str, value: Any) -> str:
+    if is_table(value):
+        return f"{key} = {{ {', '.join(_assignment(name, each) for name, each in value.items())} }}"
+    if isinstance(value, list):
+        return f"{key} = [{', '.join(_assignment('', each)[3:] for each in value)}]"  # pyright: ignore[reportUnknownVariableType]
+    name = key or "v"
+    return tomli_w.dumps({name: value}).strip() if key else f" = {tomli_w.dumps({name: value}).strip()[4:]}"
+
+
+def paths_of_settings() -> dict[str, list[str]]:
+    """Our setting -> the keys of verl that it decides, of one role where roles are alike."""
+    known = {entry.key for entry in reference(("rl",)) if entry.kind}
+    found: dict[str, list[str]] = {}
+    tables = [(under, key) for under, keys in RL_TABLES for key in keys] + [("", key) for key in SAME]
+    for under, key in tables:
+        path, setting = under + key.path, key.decided_by
+        alike = path.startswith((REFERENCE, CRITIC)) and not (setting or "").startswith("critic.")
+        if setting in known and not alike and path not in NONE and path not in found.setdefault(setting, []):
+            found[setting].append(path)
+    return found
+
+
+def read_file(path: Path) -> Any:
+    """verl's YAML, or a text of overrides ("key=value", one a line), as OmegaConf's table."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        if path.suffix in (".yaml", ".yml"):
+            table = OmegaConf.load(path)
+        else:
+            lines = [line.strip().rstrip("\\").strip() for line in path.read_text(encoding="utf-8").splitlines()]
+            table = overrides([line for line in lines if line and not line.startswith("#")], str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
+    if not OmegaConf.is_dict(table):
+        raise ConfigError(f"{path} is no table of verl's settings. Give the YAML that verl's trainer takes.")
+    if any(name in table for name in SFT_FILE):
+        raise ConfigError(f"{path} is of verl's SFT. Only RL is converted; docs/from_verl.md has SFT's few keys.")
+    return table
+
+
+def overrides(lines: list[str], source: str) -> Any:
+    """verl's overrides as a table. Raises ConfigError for what is none, such as a line of bash."""
+    from omegaconf import OmegaConf
+
+    for line in lines:
+        if not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.]*=.*", line) or "$" in line:
+            raise ConfigError(
+                f"{source}: {line!r} is no key=value of verl. Give one a line, with the values of a script's variables."
+            )
+    return OmegaConf.from_dotlist([line.lstrip("+") for line in lines])
+
+
+def convert(path: Path, extra: list[str] | None = None, platform: str | None = None) -> Converted:
+    """``path`` and further overrides of verl's as a run file of ours. Raises ConfigError."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    own = OmegaConf.merge(read_file(path), overrides(extra or [], "the command line"))
+    whole = ppo_defaults()
+    OmegaConf.set_struct(whole, False)
+    whole = OmegaConf.merge(whole, own)
+
+    def get(key: str) -> Any:
+        try:
+            found = OmegaConf.select(whole, key)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{path}: {key} cannot be resolved: {str(error).splitlines()[0]}.") from error
+        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+    plain: Any = OmegaConf.to_container(own, resolve=False)
+    given = {key: value if key.split(".")[0] in NONE else get(key) for key, value in leaves(plain).items()}
+    named = platform or _platform_of(get("trainer.device"))
+    made = Converted(source=path.name)
+    made.settings["run.platform"] = (named, "--platform" if platform else "trainer.device")
+    _fill(made, given, get)
+    _order(made)
+    _explain(made, given, named)
+    return made
+
+
+def _platform_of(device: str) -> str:
+    """The name of the platform whose device verl calls so."""
+    found = [name for name in PLATFORMS if get_platform(name).device.name == device]
+    if not found:
+        raise ConfigError(f"trainer.device = {device} is no platform's. Give --platform {', '.join(PLATFORMS)}.")
+    return found[0]
+
+
+def _fill(made: Converted, given: Mapping[str, Any], get: Get) -> None:
+    """Set what the file says, and those defaults of verl that change what is learnt."""
+    defaults = {entry.key: entry.default for entry in reference(("rl",))}
+    for setting, paths in paths_of_settings().items():
+        if setting in BY_HAND:
+            continue
+        said = [path for path in paths if any(key == path or key.startswith(f"{path}.") for key in given)]
+        learnt = setting.startswith(LEARNT) or setting in {f"rollout.{name}" for name in LEARNT_ROLLOUT}
+        if not (said or learnt) or not _applies(setting, get):
+            continue
+        value = _value(setting, (said or paths)[-1], get)
+        if value is NOT_SET:
+            continue
+        if said or tomli_w.dumps({"v": value}).strip() != f"v = {defaults[setting]}":
+            made.settings[setting] = (value, " and ".join(said) if said else "verl's default")
+
+
+def _applies(setting: str, get: Get) -> bool:
+    """Whether anything reads the setting in this run: ours is refused where nothing does."""
+    name, loss, key = get("algorithm.adv_estimator"), get(f"{ACTOR}policy_loss.loss_mode"), setting.partition(".")[2]
+    if setting.startswith("critic.") or key == "lam":
+        return name == "gae"
+    return {
+        "gamma": name in ("gae", "reinforce_plus_plus"),
+        "clip_c": loss == "vanilla",
+        "tau_pos": loss == "sapo",
+        "tau_neg": loss == "sapo",
+        "kl_type": _kl(get) > 0,
+        "kl_in": _kl(get) > 0,
+        "importance_threshold": False,
+    }.get(key, True)
+
+
+def _kl(get: Get) -> float:
+    if get("algorithm.use_kl_in_reward"):
+        return get("algorithm.kl_ctrl.kl_coef")
+    return get(f"{ACTOR}kl_loss_coef") if get(f"{ACTOR}use_kl_loss") else 0.0
+
+
+def _packed(get: Get) -> int:
+    """Tokens of a micro-batch: verl's, or as many rows of the full length as it counts."""
+    if get(f"{ACTOR}use_dynamic_bsz"):
+        return get(f"{ACTOR}ppo_max_token_len_per_gpu")
+    rows = get(f"{ACTOR}ppo_micro_batch_size_per_gpu") or 1
+    return rows * (get("data.max_prompt_length") + get("data.max_response_length"))
+
+
+def _warm_up(get: Get) -> Any:
+    steps = get(f"{ACTOR}optim.lr_warmup_steps")
+    if steps is None or steps <= 0:
+        return get(f"{ACTOR}optim.lr_warmup_steps_ratio")
+    if not get("trainer.total_training_steps"):
+        return NOT_SET
+    updates = get("trainer.total_training_steps") * get("data.train_batch_size") / get(f"{ACTOR}ppo_mini_batch_size")
+    return steps / updates
+
+
+def _value(setting: str, path: str, get: Get) -> Any:
+    """What the setting is, of verl's value at ``path``. NOT_SET: verl's file does not say it."""
+    special = READ.get(setting)
+    value = special(get) if special else get(path)
+    if setting in NAMES:
+        value = NAMES[setting].get(value, value)
+    if value is None or value == "":
+        return NOT_SET
+    return float(value) if setting in FLOATS else value
+
+
+def _one(key: str) -> Callable[[Get], Any]:
+    def read(get: Get) -> Any:
+        found = get(key)
+        return (found[0] if len(found) == 1 else NOT_SET) if isinstance(found, list) else found
+
+    return read
+
+
+def _interval(key: str) -> Callable[[Get], int]:
+    return lambda get: max(0, get(key) or 0)
+
+
+def _files(get: Get) -> list[str]:
+    found = get("data.val_files")
+    return found if isinstance(found, list) else [found]  # pyright: ignore[reportUnknownVariableType]
+
+
+NAMES: dict[str, dict[Any, Any]] = {
+    "algorithm.name": {theirs: ours for ours, theirs in ESTIMATORS.items()},
+    "algorithm.loss": {theirs: ours for ours, theirs in LOSSES.items()},
+    "algorithm.kl_type": {theirs: ours for ours, theirs in KL_TYPES.items()} | {"kl": "k1", "mse": "k2"},
+    "algorithm.importance_sampling": {None: "off"},
+    "rollout.precision": {None: "model"},
+    "train.mode": OTHER_MODES,
+}
+FLOATS = {entry.key for entry in reference(("rl",)) if entry.kind.startswith("a number")}
+READ: dict[str, Callable[[Get], Any]] = {
+    "algorithm.filter_groups": lambda get: bool(get("algorithm.filter_groups.enable")),
+    "algorithm.clip_low": lambda get: get(f"{ACTOR}clip_ratio_low"),
+    "algorithm.kl_coef": _kl,
+    "algorithm.kl_in": lambda get: "reward" if get("algorithm.use_kl_in_reward") else "loss",
+    "algorithm.kl_type": lambda get: get(
+        "algorithm.kl_penalty" if get("algorithm.use_kl_in_reward") else f"{ACTOR}kl_loss_type"
+    ),
+    "algorithm.loss_agg": lambda get: get(f"{ACTOR}loss_agg_mode"),
+    "critic.warmup_steps": lambda get: max(0, get("trainer.critic_warmup") - 1),
+    "cluster.nodes": lambda get: get("trainer.nnodes"),
+    "cluster.gpus_per_node": lambda get: get("trainer.n_gpus_per_node"),
+    "data.train_file": _one("data.train_files"),
+    "data.max_prompt_tokens": lambda get: get("data.max_prompt_length"),
+    "rollout.max_response_tokens": lambda get: get("data.max_response_length"),
+    "validation.files": _files,
+    "validation.n": lambda get: get(f"{UNDER}val_kwargs.n"),
+    "validation.temperature": lambda get: float(get(f"{UNDER}val_kwargs.temperature")),
+    "validation.every": _interval("trainer.test_freq"),
+    "checkpoint.every_steps": _interval("trainer.save_freq"),
+    "model.path": lambda get: get("actor_rollout_ref.model.path"),
+    "model.dtype": lambda get: get(f"{ACTOR}megatron.dtype"),
+    "train.steps": lambda get: get("trainer.total_training_steps"),
+    "train.micro_batch_tokens": _packed,
+    "train.mini_batch_prompts": lambda get: get(f"{ACTOR}ppo_mini_batch_size"),
+    "train.mode": lambda get: get("trainer.v1.trainer_mode"),
+    "run.name": lambda get: re.sub(r"[^A-Za-z0-9._-]+", "_", get("trainer.experiment_name")).lstrip("._-"),
+    "memory.recompute": lambda get: get(f"{ACTOR}megatron.override_transformer_config.recompute_granularity") or "none",
+    "optim.warmup_fraction": _warm_up,
+    "optim.beta1": lambda get: get(f"{ACTOR}optim.betas")[0],
+    "optim.beta2": lambda get: get(f"{ACTOR}optim.betas")[1],
+}
+
+
+def _order(made: Converted) -> None:
+    """As in the reference: sections, and the keys of each."""
+    order = {entry.key: number for number, entry in enumerate(reference(("rl",)))}
+    made.settings.setdefault("model.dtype", ("bfloat16", "verl's default"))
+    made.settings = dict(sorted(made.settings.items(), key=lambda item: order[item[0]]))
+
+
+def _explain(made: Converted, given: Mapping[str, Any], platform: str) -> None:
+    """Name each key of the file that became no setting, with the reason."""
+    ours: dict[str, Any] = {}
+    tree = made.tree()
+    if "train.steps" not in made.settings:
+        made.complaint = "train.steps is missing; verl's file counts epochs. "
+        tree.setdefault("train", {})["steps"] = 1
+    try:
+        config = build_config(RlConfig, tree, made.source)
+        ours = ppo_keys(config, get_platform(platform))
+    except ConfigError as error:
+        made.complaint += " ".join(str(error).split())
+    taken = {key for _, origin in made.settings.values() for key in origin.split(" and ")}
+    for key, value in given.items():
+        if any(key == path or key.startswith(f"{path}.") for path in taken) or _equal(ours.get(key, NOT_SET), value):
+            continue
+        made.notes[f"{key} = {value}"] = reason(key, ours)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, int | float):
+        return math.isclose(ours, theirs)
+    return ours == theirs
+
+
+def reason(key: str, ours: Mapping[str, Any] | None = None) -> str:
+    """Why a key of verl becomes no setting of ours."""
+    by = decided_by(key, RL_KEYS | {each.path: str(each.decided_by) for each in SAME})
+    if by in BY_HAND:
+        return f"{by}: {BY_HAND[by]}"
+    begins = [path for path in NONE if key.startswith(path)]
+    if begins:
+        return NONE[max(begins, key=len)]
+    if by:
+        return f"{by} decides it"
+    if ours and key in ours:
+        return f"it is {ours[key]!r} here; [verl_overrides] changes it"
+    return "this trainer sets it by itself; [verl_overrides] changes it" if key in OWN else RAW
+
+
+def table() -> str:
+    """Markdown: the settings of ours in their order, each with the keys of verl that it decides."""
+    rows = ["| setting | keys of verl |", "|---|---|"]
+    found = paths_of_settings()
+    for entry in reference(("rl",)):
+        if entry.kind and entry.key in found:
+            rows.append(f"| `{entry.key}` | {', '.join(f'`{path}`' for path in found[entry.key])} |")
+    rows += ["", "| key of verl, or its beginning | why it has no setting here |", "|---|---|"]
+    rows += [f"| `{path}` | {why} |" for path, why in NONE.items()]
+    return "\n".join(rows)

@@ -1,0 +1,133 @@
+"""The parts of pages that are made: verl's keys, the planner's figures, a file of the examples.
+
+python -m tests.docs.record     # writes them between `<!-- made: NAME -->` and `<!-- end -->`
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.config.load import load_run
+from retool_mcore.model.files import of_model
+from retool_mcore.planner.hardware import of_run, parse
+from retool_mcore.planner.lengths import assumed
+from retool_mcore.planner.plan import make_plan
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+SFT_7B = "configs/sft_qwen2.5_7b_h200x8.toml"
+RL_7B, RL_32B = "configs/rl_qwen2.5_7b_h200x8.toml", "configs/rl_qwen2.5_32b_h100x16.toml"
+PACKED = "train.micro_batch_tokens=16384"
+CHANGES = (
+    "",
+    "memory.fused_cross_entropy=false",
+    "train.micro_batch_tokens=8192",
+    "memory.adam_states=compact",
+    "memory.adam_states=bfloat16",
+    "memory.recompute=full",
+    "memory.optimizer_on_cpu=1.0",
+)
+FOURTEEN = (
+    "model.path=Qwen/Qwen2.5-14B-Instruct parallel.tp=4 train.micro_batch_tokens=9216 rollout.engine_tp=2 "
+    "rollout.engine_memory_fraction=0.75"
+)
+QUARTER = "train.prompts_per_step=128"
+RUNS = (  # title, configuration, changes, hardware, mean length or None
+    ("7B on 8 H200", RL_7B, "", "h200x8", None),
+    ("14B on 8 H100", RL_7B, FOURTEEN, "h100x8", None),
+    ("the same, 128 prompts, 150 steps", RL_7B, f"{FOURTEEN} {QUARTER} train.steps=150", "h100x8", None),
+    ("32B on 16 H100", RL_32B, "", "h100x16", None),
+    ("the same, 128 prompts", RL_32B, QUARTER, "h100x16", None),
+    ("the same, 128 prompts, 150 steps", RL_32B, f"{QUARTER} train.steps=150", "h100x16", None),
+    ("the same, 8 responses a prompt", RL_32B, "rollout.group_size=8", "h100x16", None),
+    ("the same, no old pass", RL_32B, "algorithm.old_log_prob=rollout", "h100x16", None),
+    ("the same, mean length 4,096", RL_32B, "", "h100x16", 4096.0),
+)
+
+
+def planned(config: str, changes: str, hardware: str, mean_tokens: float | None = None) -> dict[str, Any]:
+    run = load_run(ROOT / config, changes.split())
+    devices = parse(hardware) if hardware else of_run(run)
+    made = make_plan(run, of_model(run.model.path), devices, lengths=assumed(run, mean_tokens))
+    return made.to_dict()
+
+
+def memory() -> str:
+    rows = ["| change | weights | gradients | optimizer | activations | logits | in all | a step |", "|---" * 8 + "|"]
+    for change in CHANGES:
+        plan = planned(SFT_7B, f"{PACKED} {change}", "")
+        parts = plan["train_gib"]
+        names = ("weights", "gradients", "optimizer", "activations", "logits", "total")
+        told = " | ".join(f"{parts[name]:.1f}" for name in names)
+        fits = "" if plan["fits"] else ", does not fit"
+        rows.append(f"| {f'`{change}`' if change else 'none'} | {told}{fits} | {plan['step_s']:.2f} s |")
+    return "\n".join(rows)
+
+
+def duration() -> str:
+    rows = ["| run | configuration | a step | steps | in all |", "|---|---|---|---|---|"]
+    for title, config, changes, hardware, mean_tokens in RUNS:
+        plan = planned(config, changes, hardware, mean_tokens)
+        assert plan["fits"], f"{title} does not fit: the page would plan what cannot run"
+        hours = plan["total_hours"]
+        steps = round(hours * 3600 / plan["step_s"])
+        name = f"`{Path(config).name}`" + (f" on `--hardware {hardware}`" if hardware not in config else "")
+        rows.append(f"| {title} | {name} | {plan['step_s']:,.0f} s | {steps} | {hours:,.0f} hours |")
+    changed = f"The 14B row has `{FOURTEEN}`."
+    return "\n".join([*rows, "", changed])
+
+
+WATCHED = (  # metric, what it should do
+    ("reward", "rise"),
+    ("accuracy", "rise; it counts right answers, whatever the reward is"),
+    ("actor/entropy", "fall slowly"),
+    ("grad_norm", "stay in one order of magnitude"),
+    ("actor/pg_clipfrac", "be 0 with one update a step"),
+    ("groups/all_right", "rise"),
+    ("groups/all_wrong", "fall"),
+    ("behavior/executable_fraction", "stay high"),
+    ("mismatch/kl", "stay where it is"),
+)
+
+
+def recorded() -> str:
+    lines = (ROOT / "tests/report/quickstart/tool_rl/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in lines]
+    rows = ["| metric | first step | last step | it should |", "|---|---|---|---|"]
+    rows += [f"| `{name}` | {steps[0][name]:.2g} | {steps[-1][name]:.2g} | {told} |" for name, told in WATCHED]
+    return "\n".join(rows)
+
+
+def mapping() -> str:
+    from retool_mcore.verl.from_verl import table
+
+    return table()
+
+
+def chat() -> str:
+    return f"```python\n{(ROOT / 'configs/examples/chat_with_tool.py').read_text(encoding='utf-8')}```"
+
+
+MADE: dict[str, Callable[[], str]] = {
+    "mapping": mapping,
+    "memory": memory,
+    "duration": duration,
+    "chat": chat,
+    "recorded": recorded,
+}
+
+
+def filled(text: str) -> str:
+    """A page with its made parts made anew."""
+    return PART.sub(lambda match: f"{match[1]}{MADE[match[2]]()}\n{match[3]}", text)
+
+
+if __name__ == "__main__":
+    for page in sorted(DOCS.glob("*.md")):
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,35 @@
+"""configs/examples/chat_with_tool.py, on the page "Serving", against a stand-in server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.examples import chat_with_tool
+from tests.evaluate.test_endpoint import Here, StandIn, chat, server
+
+__all__ = ["server"]  # the fixture
+
+
+async def test_a_served_model_gets_its_code_run(server: StandIn):
+    server.script = [chat(None, "print(123 ** 5)"), chat(None, ""), chat("It is \\boxed{28153056843}.")]
+    said = await chat_with_tool.answer(server.url, "served", "What is 123 ** 5?", min_level="rlimits")
+    assert said == "It is \\boxed{28153056843}."
+    (_, first, _), (_, second, _), (_, third, _) = server.asked
+    assert first["messages"][0]["content"].endswith("Put your final answer within \\boxed{}.")
+    assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_0_x", "content": "28153056843"}
+    assert third["messages"][-1]["content"].startswith("Error: arguments must be"), "a bad call is told, not raised"
+
+
+async def test_it_ends_after_its_turns(server: StandIn, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat_with_tool, "open_sandbox", lambda where, min_level: Here())
+    server.script = [chat(None, "print(1)")] * 2
+    said = await chat_with_tool.answer(server.url, "served", "?", max_turns=2, min_level="rlimits")
+    assert said == "No answer after 2 turns."
+
+
+def test_it_is_short_enough_for_a_page():
+    text = Path(chat_with_tool.__file__).read_text(encoding="utf-8")
+    body = text.partition("async def answer")[2]
+    assert len(body.splitlines()) <= 30

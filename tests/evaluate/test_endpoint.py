@@ -1,0 +1,249 @@
+"""`retool eval --endpoint`: a model behind an OpenAI-compatible API, here a server that says what
+it is told and keeps what it was asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.sandbox.base import ExecRequest, ExecResult, Sandbox
+
+LOCAL = ["sandbox.min_level=rlimits", "sandbox.workers=1", "rollout.max_running_requests=1"]
+
+
+class StandIn(ThreadingHTTPServer):
+    """Answers requests one after the other with ``script``: JSON, or a status with a text."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script: list[Any] = []
+        self.asked: list[tuple[str, dict[str, Any], str | None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, body, self.headers.get("Authorization")))
+        script = self.server.script  # a request too many is refused, as a failure would be retried
+        answer = script.pop(0) if script else (400, {"error": {"message": "the script is over"}})
+        status, answer = answer if isinstance(answer, tuple) else (200, answer)
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Here(Sandbox):
+    """Runs the code in this process: the other one starts in seconds, and one test has it."""
+
+    async def run(self, request: ExecRequest) -> ExecResult:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(request.code, {})
+        return ExecResult(status="finished", return_code=0, stdout=out.getvalue(), stderr="")
+
+    async def end_session(self, session: str) -> None:
+        pass
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "in_the_sandbox" not in request.node.name:
+        monkeypatch.setattr("retool_mcore.evaluate.endpoint.open_case_sandbox", lambda config: Here())
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    with StandIn() as one:
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+        yield one
+        one.shutdown()
+
+
+def chat(content: str | None, *codes: str, finish: str = "stop", tokens: int = 10) -> dict[str, Any]:
+    """An answer of /v1/chat/completions; ``codes`` are calls, or arguments that are no JSON."""
+    calls = [
+        {
+            "id": f"call_{number}_x",
+            "type": "function",
+            "function": {"name": "code_interpreter", "arguments": json.dumps({"code": code}) if code else "{"},
+        }
+        for number, code in enumerate(codes)
+    ]
+    message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+    reason = "tool_calls" if calls else finish
+    return {
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens},
+    }
+
+
+def text(said: str, finish: str = "stop", **more: Any) -> dict[str, Any]:
+    """An answer of /v1/completions, whose stop text is left out."""
+    return {"object": "text_completion", "choices": [{"index": 0, "text": said, "finish_reason": finish, **more}]}
+
+
+def evaluate(server: StandIn, tmp_path: Path, *options: str, truth: str = "579") -> tuple[int, str, dict[str, Any]]:
+    """Exit code, output, and the report if there is one."""
+    problems, out = tmp_path / "problems.jsonl", tmp_path / "out"
+    problems.write_text(json.dumps({"problem": "What is 123 + 456?", "answer": truth}) + "\n", encoding="utf-8")
+    words = ["eval", "--endpoint", server.url, "--model", "org/served", "--data", str(problems), "--n", "1"]
+    result = CliRunner().invoke(all_commands(), [*words, "--out", str(out), *options, *LOCAL])
+    report = out / "served" / "report.json"
+    return result.exit_code, result.output, json.loads(report.read_text()) if report.exists() else {}
+
+
+def row(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "out" / "served" / "samples.jsonl").read_text())
+
+
+def test_a_call_of_the_server_runs_in_the_sandbox_and_its_result_goes_back(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    server.script = [chat(None, "print(123 + 456)"), chat("It is \\boxed{579}.")]
+    code, output, report = evaluate(server, tmp_path)
+    assert code == 0, output
+    assert report["accuracy"] == 1.0
+    (path, first, key), (_, second, _) = server.asked
+    assert (path, key) == ("/v1/chat/completions", "Bearer sk-test")
+    assert (first["model"], first["top_p"], first["max_tokens"]) == ("org/served", 0.6, 16384)
+    assert first["tools"][0]["function"]["name"] == "code_interpreter"
+    assert second["max_tokens"] == 16374, "the server's own count is held against the budget"
+    assistant, tool = second["messages"][-2:]
+    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == "call_0_x"
+    assert tool["content"].strip() == "579"
+    assert row(tmp_path)["behavior"]["calls"] == 1
+
+
+def test_no_figure_of_tokens_is_told(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print(1)"), chat("\\boxed{579}")]
+    _, output, report = evaluate(server, tmp_path)
+    assert "behavior/calls" in report["behavior"]
+    assert not [name for name in report["behavior"] if "token" in name or "position" in name]
+    assert "response_ids" not in row(tmp_path)
+    assert report["accuracy"] == 1.0, output
+
+
+def test_the_inline_protocol_goes_on_after_each_result_by_completions(server: StandIn, tmp_path: Path):
+    block = "Let me see.\n<code>\n```python\nprint('a</interpreter>b', 123 + 456)\n```\n"
+    server.script = [text(block), text("<answer>\n\\boxed{579}\n</answer>", stop_reason=None)]
+    code, output, report = evaluate(server, tmp_path, "--protocol", "retool")
+    assert code == 0, output
+    assert report["accuracy"] == 1.0
+    (path, first, _), (_, second, _) = server.asked
+    assert (path, first["stop"]) == ("/v1/completions", ["</code>"])
+    assert first["prompt"].endswith("<|im_start|>assistant\n")
+    assert "*user question:*\nWhat is 123 + 456?" in first["prompt"]
+    shown = "< /interpreter>"  # markup in a result is broken up
+    told = f"{block}</code>\n<interpreter>\na{shown}b 579\n\n</interpreter>\n"
+    added = second["prompt"].removeprefix(first["prompt"])
+    assert added.replace("\n\n", "\n") == told.replace("\n\n", "\n")
+
+
+def test_a_stop_that_the_server_does_not_name_as_the_code_tag_adds_none(server: StandIn, tmp_path: Path):
+    """The model ended its message inside a block: nothing may be written into its mouth."""
+    server.script = [text("<code>\n```python\nprint(1)\n", stop_reason="<|im_end|>")]
+    _, _, report = evaluate(server, tmp_path, "--protocol", "retool")
+    assert report["behavior"]["behavior/calls"] == 0
+    assert report["behavior"]["behavior/stop/finished"] == 1.0
+
+
+def test_arguments_that_are_no_json_are_told_to_the_model_and_counted(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "", "print(2)"), chat("\\boxed{579}")]
+    _, _, report = evaluate(server, tmp_path)
+    results = [message for message in server.asked[1][1]["messages"] if message["role"] == "tool"]
+    assert [each["tool_call_id"] for each in results] == ["call_0_x", "call_1_x"], "each call has its answer"
+    assert all(each["content"].startswith("Error: arguments must be") for each in results)
+    assert report["behavior"]["behavior/malformed/arguments"] == 1.0
+    assert report["behavior"]["behavior/calls"] == 0
+
+
+def test_a_server_that_reads_no_calls_leaves_them_in_the_text(server: StandIn, tmp_path: Path):
+    call = json.dumps({"name": "code_interpreter", "arguments": {"code": "print(579)"}})
+    server.script = [chat(f"<tool_call>\n{call}\n</tool_call>"), chat("\\boxed{579}")]
+    _, _, report = evaluate(server, tmp_path)
+    assert report["behavior"]["behavior/calls"] == 1
+    assert report["behavior"]["behavior/executable_fraction"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ([chat("It is \\boxed{5", finish="length")], "length"),
+        ([chat("a", "print(1)", tokens=16384)], "length"),
+        (
+            [chat("a", "print(1)"), (400, {"error": {"message": "maximum context length is 4096 tokens"}})],
+            "length",
+        ),
+        ([chat("a", "print(1)")] * 2, "turns"),
+        ([chat("a", "")] * 2, "malformed_calls"),
+    ],
+)
+def test_a_trajectory_ends_as_in_training(server: StandIn, tmp_path: Path, script: list[Any], reason: str):
+    server.script = list(script)
+    limits = ["rollout.max_turns=2"] if reason == "turns" else ["rollout.max_malformed_calls=2"]
+    code, output, report = evaluate(server, tmp_path, *limits)
+    assert code == 0, output
+    assert report["behavior"][f"behavior/stop/{reason}"] == 1.0
+    assert report["accuracy"] == 0.0
+
+
+def test_without_the_tool_none_is_offered(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}")]
+    _, _, report = evaluate(server, tmp_path, "--tool", "off")
+    assert report["accuracy"] == 1.0
+    assert "tools" not in server.asked[0][1]
+
+
+def test_a_name_that_the_server_does_not_have_costs_one_line(server: StandIn, tmp_path: Path):
+    server.script = [(404, {"error": {"message": "The model `org/served` does not exist."}})]
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 3
+    assert "does not exist" in output
+    assert len(output.strip().splitlines()) <= 2, output
+
+
+def test_a_long_result_is_cut_by_characters(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print('x' * 1000)"), chat("\\boxed{579}")]
+    evaluate(server, tmp_path, "rollout.max_tool_output_tokens=10")
+    told = server.asked[1][1]["messages"][-1]["content"]
+    assert "[... 961 characters cut here ...]" in told or "[... 960 characters cut here ...]" in told
+    assert len(told) < 100
+
+
+def test_an_evaluation_goes_on_where_it_was(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}")]
+    evaluate(server, tmp_path)
+    code, _, report = evaluate(server, tmp_path)
+    assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 1)

@@ -1,0 +1,207 @@
+"""`retool config from-verl`: verl's run files as ours, key by key."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+
+# What verl's ReTool recipe for 32B sets in its DAPO form, as facts. Its script has bash variables,
+# which are written out; it counts epochs, and STEPS says as many steps.
+RECIPE = """
+algorithm.adv_estimator=grpo
+algorithm.use_kl_in_reward=False
+algorithm.kl_ctrl.kl_coef=0.0
+data.train_files=[data/dapo_math_17k.parquet]
+data.val_files=[data/aime_2025.parquet]
+data.return_raw_chat=True
+data.train_batch_size=512
+data.max_prompt_length=2048
+data.max_response_length=16384
+data.filter_overlong_prompts=True
+data.truncation=error
+data.custom_cls.path=recipe/retool/retool.py
+data.custom_cls.name=CustomRLHFDataset
+custom_reward_function.path=recipe/retool/retool.py
+custom_reward_function.name=compute_score
+actor_rollout_ref.model.path=runs/sft/export
+actor_rollout_ref.model.use_remove_padding=True
+actor_rollout_ref.model.enable_gradient_checkpointing=True
+actor_rollout_ref.actor.use_kl_loss=False
+actor_rollout_ref.actor.kl_loss_coef=0.0
+actor_rollout_ref.actor.clip_ratio_low=0.2
+actor_rollout_ref.actor.clip_ratio_high=0.28
+actor_rollout_ref.actor.clip_ratio_c=10.0
+actor_rollout_ref.actor.optim.lr=1e-6
+actor_rollout_ref.actor.use_dynamic_bsz=True
+actor_rollout_ref.actor.ppo_mini_batch_size=64
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu=18432
+actor_rollout_ref.actor.ulysses_sequence_parallel_size=8
+actor_rollout_ref.actor.fsdp_config.param_offload=True
+actor_rollout_ref.actor.fsdp_config.optimizer_offload=True
+actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=73728
+actor_rollout_ref.rollout.name=vllm
+actor_rollout_ref.rollout.mode=async
+actor_rollout_ref.rollout.tensor_model_parallel_size=4
+actor_rollout_ref.rollout.multi_turn.enable=True
+actor_rollout_ref.rollout.multi_turn.max_user_turns=8
+actor_rollout_ref.rollout.multi_turn.max_assistant_turns=8
+actor_rollout_ref.rollout.multi_turn.tool_config_path=recipe/retool/sandbox_fusion_tool_config.yaml
+actor_rollout_ref.rollout.multi_turn.format=hermes
+actor_rollout_ref.rollout.gpu_memory_utilization=0.9
+actor_rollout_ref.rollout.n=16
+actor_rollout_ref.rollout.val_kwargs.top_p=0.6
+actor_rollout_ref.rollout.val_kwargs.temperature=1.0
+actor_rollout_ref.rollout.val_kwargs.n=30
+trainer.logger=[console,wandb]
+trainer.project_name=my_retool
+trainer.experiment_name=qwen2.5-32b dapo
+trainer.n_gpus_per_node=8
+trainer.nnodes=2
+trainer.val_before_train=True
+trainer.log_val_generations=100
+trainer.save_freq=30
+trainer.test_freq=5
+trainer.default_local_dir=checkpoints
+trainer.total_epochs=1
+"""
+STEPS = "trainer.total_training_steps=33"
+
+
+@functools.cache
+def verls_tree() -> Any:
+    from retool_mcore.verl.keys.ppo import ppo_defaults
+
+    return ppo_defaults()
+
+
+@pytest.fixture(autouse=True)
+def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's defaults take seconds to compose, and each conversion changes its own copy."""
+    monkeypatch.setattr("retool_mcore.verl.from_verl.ppo_defaults", lambda: copy.deepcopy(verls_tree()))
+
+
+def converted(tmp_path: Path, text: str, *extra: str, name: str = "verl.txt") -> tuple[dict[str, Any], str, str]:
+    """The run file as a tree, its text, and what was said of it."""
+    file, out = tmp_path / name, tmp_path / "run.toml"
+    file.write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(all_commands(), ["config", "from-verl", str(file), "--out", str(out), *extra])
+    assert result.exit_code == 0, result.output
+    text = out.read_text(encoding="utf-8")
+    return tomllib.loads(text), text, result.output
+
+
+def test_verls_own_retool_recipe_becomes_a_run_file_that_loads(tmp_path: Path):
+    _, text, _ = converted(tmp_path, RECIPE, STEPS)
+    run = load_config(RlConfig, tmp_path / "run.toml")
+    assert (run.run.name, run.cluster.nodes, run.cluster.gpus_per_node) == ("qwen2.5-32b_dapo", 2, 8)
+    assert (run.train.prompts_per_step, run.train.mini_batch_prompts, run.train.steps) == (512, 64, 33)
+    assert (run.rollout.group_size, run.rollout.max_turns, run.rollout.engine_tp) == (16, 8, 4)
+    assert (run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (2048, 16384)
+    assert (run.validation.n, run.validation.top_p, run.validation.temperature) == (30, 0.6, 1.0)
+    assert (run.parallel.cp, run.memory.offload_idle, run.train.micro_batch_tokens) == (8, True, 18432)
+    assert (run.algorithm.clip_high, run.algorithm.clip_c, run.algorithm.kl_coef) == (0.28, 10.0, 0.0)
+    assert (run.validation.every, run.checkpoint.every_steps, run.optim.lr) == (5, 30, 1e-6)
+    assert run.rollout.tool
+    assert "It does not load" not in text
+
+
+def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path: Path):
+    """But for those that this trainer sets alike."""
+    _, text, _ = converted(tmp_path, RECIPE, STEPS)
+    alike = {
+        "algorithm.use_kl_in_reward",
+        "data.return_raw_chat",
+        "data.truncation",
+        "actor_rollout_ref.model.use_remove_padding",
+        "actor_rollout_ref.rollout.mode",
+        "actor_rollout_ref.actor.use_dynamic_bsz",
+    }
+    keys = {line.partition("=")[0] for line in RECIPE.split()} - {"dapo"}
+    assert {key for key in keys if key not in text} == alike
+    reasons = dict(line[2:].split(": ", 1) for line in text.partition("# Not taken over:\n")[2].splitlines())
+    assert "rollout.max_turns" in reasons["actor_rollout_ref.rollout.multi_turn.max_user_turns = 8"]
+    assert "train.steps" in reasons["trainer.total_epochs = 1"]
+    assert "[reward]" in reasons["custom_reward_function.name = compute_score"]
+    assert all(reasons.values())
+
+
+def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: Path):
+    """Ours are others: clip_high 0.28, clip_c 10, validation as the rollout samples."""
+    text = "data: {train_batch_size: 64}\nalgorithm: {adv_estimator: grpo}\ntrainer: {total_training_steps: 10}\n"
+    tree, _, _ = converted(tmp_path, text, name="verl.yaml")
+    assert (tree["algorithm"]["clip_high"], tree["algorithm"]["clip_c"]) == (0.2, 3.0)
+    assert (tree["validation"]["n"], tree["validation"]["temperature"]) == (1, 0.0)
+    assert tree["rollout"]["tool"] is False, "verl's default has no tool"
+    assert tree["rollout"]["max_response_tokens"] == 512
+    assert tree["train"]["micro_batch_tokens"] == 512 + 512, "without dynamic batches verl takes rows of full length"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "section", "ours"),
+    [
+        ("algorithm.adv_estimator=gae trainer.critic_warmup=5", "critic", {"warmup_steps": 4}),
+        ("algorithm.adv_estimator=gae algorithm.lam=0.95", "algorithm", {"name": "ppo", "lam": 0.95}),
+        (
+            "actor_rollout_ref.actor.use_kl_loss=true actor_rollout_ref.actor.kl_loss_type=mse",
+            "algorithm",
+            {"kl_coef": 0.001, "kl_type": "k2"},
+        ),
+        (
+            "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.02",
+            "algorithm",
+            {"kl_coef": 0.02, "kl_in": "reward", "kl_type": "k1"},
+        ),
+        ("trainer.save_freq=-1 trainer.test_freq=-1", "checkpoint", {"every_steps": 0}),
+        (
+            "actor_rollout_ref.actor.optim.lr_warmup_steps=6 data.train_batch_size=512",
+            "optim",
+            {"warmup_fraction": 0.1},
+        ),
+        ("trainer.device=npu", "run", {"platform": "ascend"}),
+        ("trainer.device=cpu", "run", {"platform": "cpu"}),
+        ("algorithm.filter_groups.enable=true", "algorithm", {"filter_groups": True}),
+    ],
+)
+def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, theirs: str, section: str, ours: dict[str, Any]):
+    steps = "trainer.total_training_steps=30" if "warmup_steps=6" in theirs else STEPS
+    tree, _, _ = converted(tmp_path, "algorithm.adv_estimator=grpo\n", steps, *theirs.split())
+    for name, value in ours.items():
+        found = tree[section].get(name)
+        assert found == (pytest.approx(value) if isinstance(value, float) else value), name
+
+
+def test_what_is_missing_is_said(tmp_path: Path):
+    _, text, output = converted(tmp_path, RECIPE)
+    assert "train.steps is missing" in text
+    assert "to complete: train.steps is missing" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("run.sh", "actor_rollout_ref.rollout.n=$n\n", "no key=value of verl"),
+        ("run.yaml", "a: [\n", "is not YAML"),
+        ("run.yaml", "engine: {tp: 2}\n", "is of verl's SFT"),
+        ("run.yaml", "trainer: {experiment_name: '${nothing.here}'}\n", "cannot be resolved"),
+    ],
+)
+def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, name: str, text: str, told: str):
+    from retool_mcore.verl.from_verl import convert
+
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=told) as error:
+        convert(tmp_path / name)
+    assert "\n" not in str(error.value)
