@@ -116,8 +116,7 @@ def test_rl_over_two_ray_nodes_loses_one_and_continues(task: Path, tmp_path: Pat
         both = start_both(hosts, RL_SCRIPT, words, env, mark)
         wait_until(lambda: last_step(run_dir) >= 3 or both[0].poll() is not None, "step 3", 900)
         assert last_step(run_dir) >= 3, logs(hosts)
-        assert "ok      nodes           2 joined" in hosts[0].log()
-        assert "the same settings, code, packages, data and model on every node" in hosts[0].log()
+        assert "0 errors, 0 warnings, 2 checks are ok" in hosts[0].log()  # two joined, and both are alike
         hosts[1].kill()
         assert both[0].wait(timeout=240) != 0, "the head must end with an error when a node is gone"
         assert_nothing_left(mark)
