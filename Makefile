@@ -83,7 +83,7 @@ lint: install
 perf: install
 	test -d runs/task || $(BIN)/retool data task runs/task
 	$(BIN)/python -W ignore perf/interleave.py sft_tiny_cpu --base $(BASE)
-	$(BIN)/python -W ignore perf/interleave.py rl_alone_cpu --base $(BASE) --rounds 2 --steps 5 \
+	$(BIN)/python -W ignore perf/interleave.py rl_alone_cpu --base $(BASE) --rounds 2 --steps 4 \
 		--data runs/task/rl_train.parquet
 
 # A step of RL with its engine: two starts, some six minutes.

@@ -195,9 +195,9 @@ def main(file: str, words: Sequence[str]) -> None:
     platform.set_device(0)
     config.run.dir.mkdir(parents=True)
     write_settings(config)
-    with tempfile.NamedTemporaryFile(prefix="rl_alone_") as meeting:
-        store = dist.FileStore(meeting.name, 1)
-        dist.init_process_group(platform.device.comm_backend, store=store, rank=0, world_size=1)
+    with tempfile.TemporaryDirectory(prefix="rl_alone_") as folder:
+        meeting = f"file://{folder}/meeting"
+        dist.init_process_group(platform.device.comm_backend, init_method=meeting, rank=0, world_size=1)
         train(config, ppo_tree(config, platform))
         dist.destroy_process_group()
 
