@@ -89,12 +89,15 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# A step's time at this commit and at BASE, in turns on this machine, in SFT and in RL.
+# A step's time at this commit and at BASE, in turns on this machine: SFT, and RL without engine and
+# Ray. What it finds: perf/compare.py's last line says how small a difference.
 perf: install
 	test -d runs/task || $(BIN)/retool data task runs/task
 	$(BIN)/python -W ignore perf/interleave.py sft_tiny_cpu --base $(BASE)
+	$(BIN)/python -W ignore perf/interleave.py rl_alone_cpu --base $(BASE) --rounds 2 --steps 4 \
+		--data runs/task/rl_train.parquet
 
-# The same for a step of RL: two starts, some six minutes.
+# A step of RL with its engine: two starts, some six minutes.
 perf-rl: install
 	test -d runs/task || $(BIN)/retool data task runs/task
 	$(BIN)/python -W ignore perf/interleave.py rl_tiny_cpu --base $(BASE) --rounds 1 --steps 5 \

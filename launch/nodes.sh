@@ -216,6 +216,8 @@ start_ray() {
   resources=(--num-gpus "$DEVICES")
   [ "$PLATFORM" = ascend ] && resources=(--resources "{\"NPU\": $DEVICES}")
   [ "$PLATFORM" = cpu ] && resources+=(--num-cpus 16)  # logical: actors that mostly wait
+  [ -n "$DRY_RUN" ] || getent ahostsv4 "$HEAD_IP" >/dev/null || fail "HEAD_IP = $HEAD_IP has no IPv4 address, and the nodes" \
+    "of Ray meet by one. Set HEAD_IP to an IPv4 address of node 0."
   share_ray_token
   make_ray_folder
   if [ "$NODE_RANK" = 0 ]; then

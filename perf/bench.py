@@ -82,7 +82,8 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]
         config = load_config(KINDS[settings["kind"]], ROOT / settings["config"], words)
-        command = launch_command(settings["kind"], config, settings["config"], words)
+        program = "perf/rl_alone.py" if settings.get("alone") else "launch/rl.py"
+        command = launch_command(settings["kind"], config, settings["config"], words, rl=program)
         log = out.with_suffix(".log")
         with log.open("wb") as file:
             code = run_to_its_end(command, file)
@@ -136,9 +137,12 @@ def read_case(name: str) -> dict[str, Any]:
     return cases[name]
 
 
-def launch_command(kind: str, config: RunConfig, path: str, words: Sequence[str]) -> list[str]:
+def launch_command(
+    kind: str, config: RunConfig, path: str, words: Sequence[str], *, rl: str = "launch/rl.py"
+) -> list[str]:
+    """``rl``: the program that runs a case of RL."""
     if kind == "rl":
-        return [sys.executable, "launch/rl.py", path, *words]
+        return [sys.executable, rl, path, *words]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*torchrun, "--nproc-per-node", str(config.cluster.gpus_per_node), "launch/sft_mcore.py", path, *words]
 

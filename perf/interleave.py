@@ -3,7 +3,8 @@
     python perf/interleave.py sft_tiny_cpu --base HEAD~1 [--rounds 3] [section.key=value ...]
 
 Each commit runs its own perf/bench.py from its own checkout; the rule of perf/compare.py decides. A
-run that fails is told with the last lines of its log.
+run that fails is told with the last lines of its log. Where the base does not have the case yet, it
+runs once here, and nothing is compared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +49,10 @@ def interleave(
                 raise ConfigError(f"{base} has no perf/bench.py: name a later commit with --base.")
             records: dict[Path, list[dict[str, Any]]] = {checkout: [], ROOT: []}
             words = ["--model", str(Path(model).absolute()), "--data", str(Path(data).absolute()), *(overrides or ())]
+            if not has_case(checkout, case):
+                _run(ROOT, case, steps, words, Path(folder) / "result.json")
+                typer.echo(f"{case}: it runs; {base} does not have it, so nothing is compared.")
+                return
             for _ in range(rounds):
                 for root, found in records.items():
                     found.append(_run(root, case, steps, words, Path(folder) / "result.json"))
@@ -64,6 +70,10 @@ def interleave(
     for words in grown:
         typer.echo(words)
     raise typer.Exit(1 if grown else code)
+
+
+def has_case(checkout: Path, case: str) -> bool:
+    return case in tomllib.loads((checkout / "perf" / "cases.toml").read_text(encoding="utf-8"))
 
 
 def _in_all(rule: Callable[..., list[str]], pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:

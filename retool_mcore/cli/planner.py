@@ -30,9 +30,11 @@ def plan(
 ) -> None:
     """Estimate memory by part and time by phase, without a device.
 
+    Prompts of RL and rows of SFT are as long as in data.train_file, if it and the model are here.
     Refuses a run that cannot fit, and says by how much.
     """
     from retool_mcore.model.files import of_model
+    from retool_mcore.planner.data_lengths import of_data_file
     from retool_mcore.planner.hardware import of_run, parse
     from retool_mcore.planner.lengths import assumed, of_run_dir
     from retool_mcore.planner.plan import make_plan, trainers
@@ -54,7 +56,7 @@ def plan(
             f"devices of {devices.name} that train."
         )
     shape = of_model(run.model.path)
-    lengths = of_run_dir(like, run) if like is not None else assumed(run, mean_tokens)
+    lengths = of_run_dir(like, run) if like is not None else assumed(run, mean_tokens, of_data_file(run))
     made = make_plan(run, shape, devices, lengths=lengths)
     others = proposals(run, shape, devices, lengths)
     if as_json:

@@ -23,6 +23,7 @@ import typer
 
 from retool_mcore.cli.common import EXIT_RETRYABLE, EXIT_USER_ERROR
 from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
+from retool_mcore.run.memory_kills import MemoryKills
 
 
 class Handing:
@@ -57,7 +58,7 @@ def main() -> None:
     from retool_mcore.platforms.stores import STORE_PATCH
 
     STORE_PATCH.apply()
-    handing = Handing()
+    handing, kills = Handing(), MemoryKills()
     sys.argv.insert(1, "--signals-to-handle=SIGHUP,SIGQUIT")  # it leaves the others to ``handing``
     asked = {exit_code(number) for number in SIGNALS}
     # Of ranks that failed it logs what ChildFailedError says again.
@@ -72,6 +73,10 @@ def main() -> None:
             raise SystemExit(exit_code(handing.first)) from error
         if first.exitcode in (EXIT_USER_ERROR, EXIT_RETRYABLE, *asked):
             raise SystemExit(first.exitcode) from error
+        if first.exitcode == -signal.SIGKILL:
+            told = kills.words() or "The same command goes on from the newest checkpoint."
+            typer.echo(f"error: rank {first.local_rank} of this node was killed (SIGKILL). {told}", err=True)
+            raise SystemExit(EXIT_RETRYABLE) from error
         raise
     except (DistNetworkError, DistStoreError) as error:  # of the store at which the nodes meet
         typer.echo(

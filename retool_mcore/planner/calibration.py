@@ -61,7 +61,12 @@ CALIBRATION = {
     "all_reduce_s": Constant(1e-5, "assumed: a small sum over an engine's GPUs, two of which a layer has in a step"),
     "infer_phase_s": Constant(1.2, f"{RL_7B}; old log-probabilities beyond their passes"),
     "update_s": Constant(0.13, f"{RL_SMALL}; an update beyond its passes"),
-    "update_response_s": Constant(4.4e-3, f"{RL_SMALL}; the same for each response: it is fetched, packed and sent"),
+    "update_response_s": Constant(
+        3.7e-3, f"{RL_SMALL}; the same for each response of a rank, which fetches, cuts and packs its own alone"
+    ),
+    "update_shared_s": Constant(
+        0.33, f"{RL_ROWS}; a step's updates on devices that engines have, too: what sync has beside async, not profiled"
+    ),
     "advantage_s": Constant(0.13, f"{RL_SMALL}; advantages and the rest of the driver's part in a step"),
     "advantage_response_s": Constant(5.2e-4, f"{RL_SMALL}; the same for each response"),
     "replay_value_s": Constant(2.4e-8, f"{RL_A3B}; the driver's part for each expert of a layer of a token replayed"),

@@ -12,6 +12,7 @@ from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.activations import layers_to_recompute, token_memory
 from retool_mcore.model.shape import ModelShape
+from retool_mcore.planner.data_lengths import InFile
 from retool_mcore.run.metrics import read_metrics
 
 SAMPLES = 64  # lengths that stand for all lengths of a run
@@ -91,16 +92,30 @@ class Lengths:
         return twice / sum(lengths)
 
 
-def assumed(config: SftConfig | RlConfig, mean_tokens: float | None) -> Lengths:
-    """Lengths of which at most the mean is known, prompts included."""
-    rl = isinstance(config, RlConfig)
-    mean = mean_tokens or config.max_sequence_tokens / (2 if rl else 4)
-    rule = "half of the longest prompt and of the longest response" if rl else "a quarter of data.max_length_tokens"
-    note = f"mean length {mean:,.0f} tokens is assumed, {rule}; --like or --mean-tokens sets it"
-    note = "" if mean_tokens else note
-    if not rl:
-        return Lengths.evenly(mean, config.max_sequence_tokens, note=note)
-    prompt = config.data.max_prompt_tokens / 2
+def assumed(config: SftConfig | RlConfig, mean_tokens: float | None, data: InFile | None = None) -> Lengths:
+    """Lengths of which at most the mean is known, prompts included, and what ``data`` holds."""
+    if isinstance(config, RlConfig):
+        return _assumed_of_rl(config, mean_tokens, data)
+    limit = config.max_sequence_tokens
+    if data is not None and not mean_tokens:
+        mean, longest = min(data.mean, limit), min(data.longest, limit)  # longer rows are left out
+        return Lengths(shortest=data.shortest, mean=mean, longest=longest, limit=longest, note=data.note)
+    mean = mean_tokens or limit / 4
+    rule = "a quarter of data.max_length_tokens"
+    note = "" if mean_tokens else f"mean length {mean:,.0f} tokens is assumed, {rule}; --like or --mean-tokens sets it"
+    return Lengths.evenly(mean, limit, note=note)
+
+
+def _assumed_of_rl(config: RlConfig, mean_tokens: float | None, data: InFile | None) -> Lengths:
+    prompt = config.data.max_prompt_tokens / 2 if data is None else data.mean
+    mean = mean_tokens or prompt + config.rollout.max_response_tokens / 2
+    if data is None:
+        rule = "half of the longest prompt and of the longest response"
+        note = f"mean length {mean:,.0f} tokens is assumed, {rule}; --like or --mean-tokens sets it"
+        note = "" if mean_tokens else note
+    else:
+        rule = f"; mean length {mean:,.0f} tokens is assumed, with half of the longest response"
+        note = data.note + ("" if mean_tokens else f"{rule}; --like or --mean-tokens sets it")
     return Lengths.evenly(max(1.0, mean - prompt), config.rollout.max_response_tokens, prompt, note)
 
 

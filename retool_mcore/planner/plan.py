@@ -236,7 +236,8 @@ def _training_phases(
         phases["old_log_prob"] = forward * stretch(shape, parallel, micro_batches) + calibrated("infer_phase_s")
     passes = _train_s(config, shape, devices, work, updates=updates, lengths=lengths)
     responses = config.train.prompts_per_step * config.rollout.group_size
-    phases["update"] = passes + responses * calibrated("update_response_s")
+    phases["update"] = passes + responses / dp * calibrated("update_response_s")
+    phases["update"] += 0.0 if config.rollout.gpus else calibrated("update_shared_s")
     phases["update"] += updates * (optimizer_s(shape, devices, parallel, memory, dp) + calibrated("update_s"))
     phases["weight_sync"] = sync_s(shape, running=config.train.mode != "sync")
     if memory.offload_idle:

@@ -7,14 +7,34 @@ loop by one of verl's, and ``output`` or ``trace`` would end the run.
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import datasets
 from torch.utils.data import ConcatDataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from retool_mcore.data.rl_prompts import messages_of, truth_of
 
 READ = ("data_source", "extra_info", "index", "dummy_tensor")
+
+
+@contextmanager
+def _no_copy_kept() -> Generator[None]:
+    """What `datasets` reads it first copies, for ever and below HOME, which may not be writable.
+
+    Here the copy is in TMPDIR; once it is mapped it needs no name.
+    """
+    kept = datasets.config.HF_DATASETS_CACHE
+    with tempfile.TemporaryDirectory(prefix="retool_rows_") as folder:
+        datasets.config.HF_DATASETS_CACHE = Path(folder)
+        try:
+            yield
+        finally:
+            datasets.config.HF_DATASETS_CACHE = kept
 
 
 class ReToolDataset(RLHFDataset):
@@ -28,10 +48,11 @@ class ReToolDataset(RLHFDataset):
 
     def _read_files_and_tokenize(self) -> None:
         files, parts = self.data_files, []
-        for file in files:  # verl concatenates tables, and refuses two whose structs differ
-            self.data_files = [file]
-            super()._read_files_and_tokenize()
-            parts.append(self.dataframe)
+        with _no_copy_kept():
+            for file in files:  # verl concatenates tables, and refuses two whose structs differ
+                self.data_files = [file]
+                super()._read_files_and_tokenize()
+                parts.append(self.dataframe)
         self.data_files = files
         self.dataframe: Any = ConcatDataset(parts)
 

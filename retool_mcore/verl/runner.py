@@ -17,9 +17,10 @@ from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.process import exit_on_sigterm
 from retool_mcore.run.environment import write_environment
+from retool_mcore.run.memory_kills import MemoryKills
 from retool_mcore.run.start import begin
 from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
-from retool_mcore.verl.failure import error_for_user
+from retool_mcore.verl.failure import error_for_user, with_memory
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.ray_cluster import ray_folder, ray_init_keys
@@ -71,14 +72,16 @@ def _run(config: RlConfig, platform: Platform, tree: DictConfig, folder: Path) -
     (config.run.dir / "verl.yaml").write_text(OmegaConf.to_yaml(tree, resolve=True), encoding="utf-8")
     write_environment(config.run.dir, platform)
     begin(config.run.dir, "ray")
+    kills = MemoryKills()
     try:
         run_ppo(tree, task_runner_class=Driver())
     except BaseException as error:
         if isinstance(error, RayError):
             traceback.print_exception(error)  # to the run's log
         traceback.clear_frames(error.__traceback__)  # ends verl's bar, which has its last word in the log, too
-        if isinstance(error, RayError):
-            raise error_for_user(error, config) from error
+        told = with_memory(error_for_user(error, config) if isinstance(error, RayError) else error, kills)
+        if told is not error:
+            raise told from error
         raise
     finally:
         ray.shutdown()

@@ -158,7 +158,7 @@ SEAMS = (
     _verl(
         "verl.utils.dataset.rl_dataset.RLHFDataset._read_files_and_tokenize",
         (),
-        "files in any of verl's public forms become the rows that our agent loop reads",
+        "files in any of verl's public forms become the rows that our agent loop reads, and no copy of them stays",
         "verl's data set leaves the form of a row to its user",
     ),
     _verl(

@@ -44,6 +44,15 @@ def test_a_port_that_is_taken_is_told_before_ray_tries(scripts: Scripts, head: s
     assert f"error: RAY_PORT = {port} of 127.0.0.1 is in use." in scripts.said() and "ray" not in scripts.calls()
 
 
+@pytest.mark.parametrize("head", ["::1", "fd00::2", "no.such.host.invalid"])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_head_without_an_ipv4_address_is_one_line(scripts: Scripts, head: str, rank: str):
+    """A name that leads to IPv6 alone, too: Ray's address is HEAD_IP:RAY_PORT."""
+    assert scripts.start(RL, NODE_RANK=rank, HEAD_IP=head, **TWO).wait(timeout=30) == 2
+    (line,) = [line for line in scripts.said().splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: HEAD_IP = {head} has no IPv4 address") and "ray" not in scripts.calls()
+
+
 PHASES = {
     "it waits for the lock": ("run", RL_ONE, "sleep 100"),
     "preflight": ("preflight", SFT, STUBBORN),

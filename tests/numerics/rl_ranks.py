@@ -18,7 +18,8 @@ class RlEngine:
     """One rank of a worker whose ``role`` is "actor" or "critic". Methods are the actions of a job.
 
     ``auto``: with RecomputingWorker, else with the worker below it. ``settings``: of a run file, by
-    which the actor's loss is then made.
+    which the actor's loss is then made. ``run_file``: such settings again, by which the whole actor
+    is made.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -30,6 +31,9 @@ class RlEngine:
         from tests.numerics.megatron_ranks import worker_config
 
         self.critic = job["role"] == "critic"
+        if "run_file" in job:
+            self._watch(actor_of_run(job))
+            return
         self.worker = (RecomputingWorker if job["auto"] else UpdateWorker)(worker_config(job))
         self.worker.reset()
         dynamic = {"use_dynamic_bsz": True, "rollout_n": 1}
@@ -42,29 +46,36 @@ class RlEngine:
         else:
             loss = partial(ppo_loss, config=McoreActorConfig(loss_agg_mode="token-mean", **dynamic))
         self.worker.set_loss_fn(loss)
-        self.engine = self.worker.engine
+        self._watch(self.worker)
+
+    def _watch(self, worker: Any) -> None:
+        self.worker, self.engine = worker, worker.engine
         self.seen: list[tuple[int, int]] = []
+        self.held: list[int] = []
+        self.layers: list[Any] = []
         for wrapped in self.engine.module:
             chunk = wrapped
             while not hasattr(chunk, "decoder"):
                 chunk = chunk.module
             chunk.decoder.register_forward_pre_hook(self._look, with_kwargs=True)
+            self.layers += chunk.decoder.layers
 
     def _look(self, block: Any, args: Any, kwargs: Any) -> None:
         config = block.config
         hidden_T1H = kwargs.get("hidden_states", args[0] if args else None) if block.pre_process else block.input_tensor
         tokens = hidden_T1H.shape[0] * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
         if block.training:
+            self.held.append(hidden_T1H.shape[0])
             self.seen.append((tokens, config.recompute_num_layers if config.recompute_granularity == "full" else 0))
 
-    def update(self, masked: int | None = None) -> dict[str, Any] | None:
-        """Two mini-batches, one update each, and what the model says of all rows before and after
-        them. Of mini-batch ``masked`` no token is in the loss.
+    def update(self, masked: int | None = None, size_of_update: int = 8) -> dict[str, Any] | None:
+        """Two mini-batches, one update each or more, and what the model says of all rows before and
+        after them. Of mini-batch ``masked`` no token is in the loss.
 
         "during": log-probabilities of the rows from each update's own pass. "seen": of each forward
-        pass in training, its tokens and recomputed layers; of each data-parallel rank. "states":
-        bytes held for Adam's before the first update, bytes of these after it, and whether any are
-        held still.
+        pass in training, its tokens and recomputed layers; of each data-parallel rank. "held": the
+        tokens that this rank's first layer had in each. "states": bytes held for Adam's before the
+        first update, bytes of these after it, and whether any are held still.
         """
         import torch.distributed as dist
         from verl.utils import tensordict_utils as tu
@@ -74,7 +85,8 @@ class RlEngine:
 
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
         data = rows(rank, size, masked)
-        tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8, epochs=1, seed=0, dataloader_kwargs={})
+        sizes = {"mini_batch_size": size_of_update, "global_batch_size": size_of_update}
+        tu.assign_non_tensor(data, **sizes, epochs=1, seed=0, dataloader_kwargs={})
         tu.assign_non_tensor_data(data, KEEP_LOG_PROBS, not self.critic)
         before = self._say(rows(rank, size))
         held = 0 if self.worker._room is None else self.worker._room.nbytes
@@ -88,6 +100,7 @@ class RlEngine:
         metrics = tu.get(output, "metrics")
         return {
             "seen": seen,
+            "held": self.held,
             "states": states,
             "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
             "loss": [float(loss) for loss in metrics["loss"]],
@@ -96,6 +109,11 @@ class RlEngine:
             "during": [row.tolist() for update in self.worker.log_probs for row in update.unbind()],
             "after": after,
         }
+
+    def recomputes_norms(self) -> list[bool]:
+        """Of both norms of each layer, whether its output is dropped and made again in backward."""
+        return [again for layer in self.layers
+                for again in (layer.recompute_input_layernorm, layer.recompute_pre_mlp_layernorm)]  # fmt: skip
 
     def replayed(self) -> list[list[float]] | None:
         """The log-probabilities of this data-parallel rank's rows, with the experts of ``routes``;
@@ -140,6 +158,24 @@ class RlEngine:
         if not self.engine.is_mp_src_rank_with_outputs():
             return []
         return [row.tolist() for row in said["values" if self.critic else "log_probs"].unbind()]
+
+
+def actor_of_run(job: dict[str, Any]) -> Any:
+    """The actor of a run on the job's model, as its Ray worker makes it, with its loss."""
+    from omegaconf import OmegaConf
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from retool_mcore.config import RlConfig, load_config
+    from retool_mcore.platforms import get_platform
+    from retool_mcore.verl.keys.ppo import ppo_tree
+    from retool_mcore.verl.workers import worker_class
+    from tests.verl.loss_scenario import RL
+
+    config = load_config(RlConfig, RL, [f"model.path={job['model']}", *job["run_file"]])
+    tree = OmegaConf.create(OmegaConf.to_container(ppo_tree(config, get_platform("cpu")), resolve=True))
+    worker = worker_class(ActorRolloutRefWorker, config.memory)(config=tree.actor_rollout_ref, role="actor")
+    worker.init_model()
+    return worker.actor
 
 
 def rows(rank: int, size: int, masked: int | None = None) -> Any:

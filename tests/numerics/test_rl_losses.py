@@ -37,6 +37,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         for name, settings in SETTINGS.items()
     ]
     jobs.append({**jobs[0], "name": "masked", "actions": [["update", 0]]})
+    settings = ["algorithm.clip_c=3", "algorithm.old_log_prob=rollout", "train.mini_batch_prompts=3"]
+    engines = {"name": "engines", "settings": settings, "lr": 2e-2, "actions": [["update", None, 4]]}
+    jobs.append({**jobs[0], **engines})
     return {name: answers[0] for name, answers in launch(jobs, 1, folder / "ranks").items()}
 
 
@@ -107,6 +110,18 @@ def test_the_update_workers_loss_is_the_run_files(runs: dict[str, dict[str, Any]
     assert all(norm > 1e-3 for norm in run["grad_norm"])
     others = [runs[other] for other in SETTINGS if other != name]
     assert all(abs(run["loss"][0] - other["loss"][0]) > 1e-3 for other in others), "the losses differ"
+
+
+def test_each_of_four_updates_clips_the_ratio_to_the_engine(runs: dict[str, dict[str, Any]]):
+    """old_log_prob = "rollout" without weights: each by the log-probabilities of its own pass."""
+    run = runs["engines"]
+    batch = Batch(run["during"], updates=2)
+    sums, counts = batch.sums(clipped).split(4), batch.counts.split(4)
+    expected = [float(-of_update.sum() / tokens.sum()) for of_update, tokens in zip(sums, counts, strict=True)]
+    assert run["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-5) and len(expected) == 4
+    first = Batch(run["before"], updates=2).sums(clipped).split(4)
+    stale = [float(-of_update.sum() / tokens.sum()) for of_update, tokens in zip(first, counts, strict=True)]
+    assert abs(run["loss"][-1] - stale[-1]) > 1e-3, "the weights have moved by then"
 
 
 def test_an_update_without_a_token_to_learn_from_changes_nothing(runs: dict[str, dict[str, Any]]):

@@ -24,6 +24,13 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 USUAL = 64  # tokens of a micro-batch on one rank; the longest sequence has 90
 LAYOUTS: dict[str, dict[str, int]] = {"dp2": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "cp2": {"cp": 2}}
 
+# Two mini-batches of 271 and 272 tokens, whose longest rows have 50 and 90.
+OF_ROWS = [f"data.max_prompt_tokens={PROMPT_TOKENS}", f"rollout.max_response_tokens={LENGTHS[1][-1]}"]
+RUN_FILES = {
+    "96": [*OF_ROWS, "train.micro_batch_tokens=96"],
+    "200": [*OF_ROWS, "train.micro_batch_tokens=200"],
+}
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
@@ -40,8 +47,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     two = [job(f"actor_{name}", "actor", layout, auto=True) for name, layout in LAYOUTS.items()]
     two += [job(f"critic_{name}", "critic", LAYOUTS[name], auto=True) for name in ("dp2", "tp2")]
     tied, untied = tied_and_untied(folder)
+    one += [{**job(f"run_file_{name}", "actor", auto=False), "run_file": file} for name, file in RUN_FILES.items()]
+    for name in ("none", "selective"):
+        built = {"run_file": [f"memory.recompute={name}"], "actions": [["recomputes_norms"]]}
+        one += [{**job(f"norms_{name}", "actor", auto=False), **built}]
     one += [{**job(f"critic_{path.name}", "critic", auto=False), "model": str(path)} for path in (tied, untied)]
     two += [{**job("critic_tied_tp2", "critic", {"tp": 2}, auto=False), "model": str(tied)}]
+    cut = [*OF_ROWS, "cluster.gpus_per_node=2", "parallel.tp=2"]
+    for name, on in (("whole", "false"), ("shared", "true")):
+        file = [*cut, f"parallel.sequence_parallel={on}"]
+        two += [{**job(f"run_file_{name}", "actor", auto=False), "run_file": file}]
     with ThreadPoolExecutor() as pool:
         launches = [pool.submit(launch, one, 1, folder / "one"), pool.submit(launch, two, 2, folder / "two")]
         return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
@@ -109,3 +124,21 @@ def test_a_long_response_leaves_the_other_micro_batches_at_the_usual_size(runs: 
 def test_all_data_parallel_ranks_have_as_many_micro_batches(runs: dict[str, dict[str, Any]]):
     for name in ("actor_dp2", "critic_dp2"):
         assert len({len(of_rank) for of_rank in passes(runs, name)}) == 1, name
+
+
+def test_an_actor_packs_micro_batches_up_to_the_run_files_tokens(runs: dict[str, dict[str, Any]]):
+    for name, most, passes_of_both in (("96", 96, range(6, 9)), ("200", 200, range(4, 5))):
+        tokens = [tokens for tokens, _ in runs[f"run_file_{name}"]["seen"][0]]
+        assert sum(tokens) == 271 + 272 and max(tokens) <= most and len(tokens) in passes_of_both, tokens
+
+
+def test_selective_recomputation_is_of_every_norm(runs: dict[str, Any]):
+    """Of the model as it is built: its backward pass needs Transformer Engine, so a GPU."""
+    assert runs["norms_selective"] == [True] * 8 and runs["norms_none"] == [False] * 8
+
+
+def test_sequence_parallelism_leaves_a_rank_half_of_the_tokens(runs: dict[str, dict[str, Any]]):
+    whole, shared = runs["run_file_whole"], runs["run_file_shared"]
+    assert 271 + 272 <= sum(whole["held"]) < 271 + 272 + 16, "rows are cut evenly: each is rounded up to two"
+    assert [2 * held for held in shared["held"]] == whole["held"]
+    assert shared["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)

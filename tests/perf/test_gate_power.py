@@ -90,3 +90,9 @@ def test_a_run_that_failed_is_told_with_its_own_error_and_the_end_of_its_log(tmp
     log.write_text("\n".join(["first", "error: train.steps = 0 is not above 0.", *(f"line {n}" for n in range(30))]))
     told = interleave.why("", log)
     assert told.startswith("error: train.steps = 0") and told.endswith("line 29") and "line 5\n" not in told
+
+
+def test_a_case_that_the_base_does_not_have_is_known_before_anything_runs(tmp_path: Path):
+    (tmp_path / "perf").mkdir()
+    (tmp_path / "perf" / "cases.toml").write_text("[sft_tiny_cpu]\nkind = 'sft'\n", encoding="utf-8")
+    assert interleave.has_case(tmp_path, "sft_tiny_cpu") and not interleave.has_case(tmp_path, "rl_alone_cpu")

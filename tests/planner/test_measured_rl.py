@@ -25,6 +25,7 @@ import pytest
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.published import PUBLISHED
+from retool_mcore.planner.calibration import CALIBRATION
 from retool_mcore.planner.generation import Engines, wave
 from retool_mcore.planner.hardware import parse
 from retool_mcore.planner.lengths import Lengths, of_rl_rows, of_run_dir
@@ -92,6 +93,20 @@ def test_its_phases_are_right_each_for_itself(row: str, measured: dict[str, floa
     """No sum that is right because two of its parts are wrong; 10 % of each."""
     phases = planned(row).phases
     assert {name: phases[name] for name in measured} == pytest.approx(measured, rel=0.10)
+
+
+def test_a_rank_fetches_and_packs_its_own_responses_alone():
+    """512 of 0.5B's on one rank took 2.4 s of an update, 64 of 7B's on each of two 0.7 s.
+
+    verl splits a batch by data-parallel ranks before anything of it is fetched
+    (single_controller/base/decorator.py, dispatch_nd_compute).
+    """
+    config = rl("rl_qwen2.5_7b_h200x8", "parallel.tp=1", "train.prompts_per_step=512", "train.mini_batch_prompts=64")
+    with mock.patch.multiple("retool_mcore.planner.plan", _train_s=lambda *_, **__: 0.0, optimizer_s=lambda *_: 0.0):
+        seconds = {count: make_plan(config, SEVEN, parse(f"h200x{count}")).phases["update"] for count in (1, 4, 8)}
+    of_updates = 8 * CALIBRATION["update_s"].value + CALIBRATION["update_shared_s"].value
+    assert seconds[1] == pytest.approx(of_updates + 512 * 16 * 3.7e-3)
+    assert [(seconds[1] - of_updates) / (seconds[count] - of_updates) for count in (4, 8)] == pytest.approx([4, 8])
 
 
 def test_engines_of_their_own_have_as_many_requests_as_was_seen():

@@ -5,6 +5,7 @@ a bad one.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import resource
 import shutil
 import socket
@@ -174,6 +175,24 @@ def test_little_shared_memory_and_few_files_are_warnings(monkeypatch: pytest.Mon
     assert levels(found) == ["warning", "warning"] and "ulimit -n" in found[0].text
 
 
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounting needs root on Linux")
+def test_a_containers_64_mib_of_shared_memory_are_told_in_one_line():
+    """Docker's default, as a real mount. NCCL would fail in it, and Ray go to the disk."""
+    look = (
+        "from retool_mcore.platforms import get_platform; from retool_mcore.preflight.machine import shared_memory\n"
+        "print(*shared_memory(get_platform('cuda')), sep='\\n')"
+    )
+    script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" -W ignore -c "$1"'
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script, sys.executable, look], capture_output=True, text=True, check=False
+    )
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip(f"the kernel gives no mount namespace: {done.stderr.strip()}")
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("warning shared memory") and "0.1 GiB free in /dev/shm, 16.0 wanted" in line
+    assert "--shm-size" in line
+
+
 def test_a_port_in_use_is_told():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -267,6 +286,19 @@ def test_a_node_with_other_code_or_data_is_named(task: Path):
     other = {**here, "host": "b", "code": "0", f"validation.files = {task}/rl_val.parquet": "missing"}
     sentences = differing([here, other])
     assert len(sentences) == 2 and all(" on b" in sentence for sentence in sentences)
+
+
+def test_one_of_a_folders_files_that_differs_on_a_node_is_named(task: Path, tmp_path: Path):
+    """One byte of it, at the same size; both nodes see it under one path."""
+    for name in ("a", "b"):
+        shutil.copy(task / "rl_train.parquet", tmp_path / f"{name}.parquet")
+    run = good(task, f"data.train_file={tmp_path}")
+    first = fingerprint(run)
+    bytes_ = bytearray((tmp_path / "b.parquet").read_bytes())
+    bytes_[100] ^= 1
+    (tmp_path / "b.parquet").write_bytes(bytes_)
+    (sentence,) = differing([first, {**fingerprint(run), "host": "other"}])
+    assert sentence.startswith(f"data.train_file = {tmp_path}/b.parquet is ") and sentence.endswith(" on other")
 
 
 def test_a_node_with_other_settings_is_named_by_the_key(task: Path):

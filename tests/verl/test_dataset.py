@@ -4,6 +4,7 @@ trainer does.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,18 @@ def test_files_of_other_columns_are_counted_through_as_the_evaluation_counts_the
         (problem.id, problem.messages, problem.truth) for problem in problems
     ]
     assert [problem.id for problem in read_problems([Path(path) for path in paths], limit=4)] == [0, 1, 2, 3]
+
+
+def test_rows_are_read_where_home_is_read_only_and_no_copy_stays(dataset, tmp_path: Path, monkeypatch):
+    import datasets
+
+    nowhere = Path("/dev/null/datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", nowhere)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    rows = dataset(files(tmp_path, "plain", "dapo"))
+    assert [rows[number]["row"] for number in range(len(rows))] == list(range(6))
+    assert list((tmp_path / "tmp").iterdir()) == [] and nowhere == datasets.config.HF_DATASETS_CACHE
 
 
 def test_verl_resumes_on_the_same_rows(dataset, tmp_path: Path):

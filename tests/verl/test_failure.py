@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
-from retool_mcore.verl.failure import LAST_LINES, last_lines
+from retool_mcore.errors import RunError
+from retool_mcore.verl.failure import LAST_LINES, last_lines, with_memory
 from tests.scenario import run_scenario
 
 
@@ -44,3 +46,13 @@ def test_an_exception_is_told_by_its_first_line(told: dict[str, list[str]]):
 
 def test_a_workers_own_error_for_the_user_stays_as_it_is(told: dict[str, list[str]]):
     assert told["refuse"] == ["ConfigError", "train.steps = 0 is too few"]
+
+
+def test_a_process_that_died_for_want_of_memory_is_told_so():
+    kills = SimpleNamespace(words=lambda: "The kernel has killed 1 of this job's processes.")
+    died = RunError("Worker (process 7) died. The log is there.")
+    assert str(with_memory(died, kills)) == f"{died} {kills.words()}"  # type: ignore[arg-type]
+    assert isinstance(with_memory(died, kills), RunError), "the same command may go well: exit code 3"  # type: ignore[arg-type]
+    other = KeyError("no such thing")
+    assert with_memory(other, kills) is other  # type: ignore[arg-type]
+    assert with_memory(died, SimpleNamespace(words=str)) is died  # type: ignore[arg-type]

@@ -130,7 +130,10 @@ def test_so_many_layers_are_recomputed_as_the_run_file_says(
     assert recomputed == again and len(kept) == len(again), "one input is kept for each"
 
 
-def test_the_engine_takes_the_memory_and_the_requests_that_the_run_file_gives_it(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_engine_takes_the_memory_the_requests_and_the_numbers_that_the_run_file_gives_it(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+):
     """To what SGLang itself is started with."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout import replica
@@ -147,6 +150,7 @@ def test_the_engine_takes_the_memory_and_the_requests_that_the_run_file_gives_it
             raise Started(words)
 
     settings = ("rollout.engine_memory_fraction=0.37", "rollout.max_running_requests=24", "rollout.engine_tp=2")
+    settings += (f"model.dtype={dtype}",)
     config = omega_conf_to_dataclass(tree("cluster.gpus_per_node=2", *settings).actor_rollout_ref.rollout)
     monkeypatch.setattr(module, "ServerArgs", Arguments)
     model = SimpleNamespace(local_path="m", trust_remote_code=False, hf_config=None, lora_rank=0)
@@ -158,3 +162,4 @@ def test_the_engine_takes_the_memory_and_the_requests_that_the_run_file_gives_it
         asyncio.run(module.SGLangHttpServer.launch_server(server))
     words = started.value.args[0]
     assert (words["mem_fraction_static"], words["max_running_requests"], words["tp_size"]) == (0.37, 24, 2)
+    assert words["dtype"] == dtype

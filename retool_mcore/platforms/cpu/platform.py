@@ -152,6 +152,11 @@ class Cpu(Platform):
                     f'{config.source}: {name} = {value!r} needs kernels of a GPU, and run.platform = "cpu". '
                     f"Leave it at {plain!r} here."
                 )
+        if memory.recompute == "selective":
+            raise ConfigError(
+                f'{config.source}: memory.recompute = "selective" needs Transformer Engine in its backward pass, and '
+                'run.platform = "cpu" has none. Use "none", "full" or "auto" here.'
+            )
 
     def peak_memory_gib(self) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB

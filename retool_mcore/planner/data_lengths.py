@@ -1,0 +1,72 @@
+"""How long the prompts or rows of a run's data file are, by its own tokenizer and template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from retool_mcore.config import RlConfig, SftConfig
+from retool_mcore.config.files import parquet_files
+from retool_mcore.data.chat import render
+from retool_mcore.data.files import read_rows
+from retool_mcore.data.rl_prompts import messages_of
+from retool_mcore.data.sft import parse_tools
+from retool_mcore.data.templates import tokenizer_of
+from retool_mcore.rollout.protocol import protocol_of
+
+ROWS = 512  # rendered at least, evenly spread over a file: about a second's work
+
+
+@dataclass(frozen=True)
+class InFile:
+    """Tokens of a data file's rows: of RL its prompts, of SFT whole conversations."""
+
+    mean: float
+    shortest: int
+    longest: int
+    note: str
+
+
+def of_data_file(config: SftConfig | RlConfig) -> InFile | None:
+    """What data.train_file holds; None where it or the model's tokenizer is not on this machine.
+
+    Raises DataError like the run's own start, for a row that it would refuse.
+    """
+    if not Path(config.model.path).is_dir() or not all(Path(file).is_file() for file in _files(config)):
+        return None
+    tokenizer = tokenizer_of(config.model)
+    if isinstance(config, RlConfig):
+        protocol = protocol_of(config.rollout, tokenizer)
+        lengths, count = _of_rows(config, ("prompt",), lambda row: len(protocol.prompt_ids(messages_of(row["prompt"]))))
+    else:
+        source = config.data.train_file
+
+        def rendered(row: Mapping[str, Any]) -> int:
+            return len(render(row["messages"], parse_tools(row["tools"], source), tokenizer))
+
+        lengths, count = _of_rows(config, ("messages", "tools"), rendered)
+    of = f"{count} rows" if count == len(lengths) else f"{len(lengths)} of {count} rows"
+    what = f"{'prompts' if isinstance(config, RlConfig) else 'rows'} of {config.data.train_file}"
+    note = f"{what} have {fmean(lengths):,.0f} tokens on average and {max(lengths):,} at most ({of})"
+    return InFile(fmean(lengths), min(lengths), max(lengths), note)
+
+
+def _files(config: SftConfig | RlConfig) -> list[str]:
+    path = config.data.train_file
+    return parquet_files(path) if Path(path).exists() else [path]
+
+
+def _of_rows(
+    config: SftConfig | RlConfig, columns: Sequence[str], tokens_of: Callable[[Mapping[str, Any]], int]
+) -> tuple[list[int], int]:
+    """Tokens of the rows that are rendered, and how many rows there are."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        return (row for file in _files(config) for _, row in read_rows(file, columns))
+
+    count = sum(1 for _ in rows())
+    every = max(1, count // ROWS)
+    return [tokens_of(row) for number, row in enumerate(rows()) if number % every == 0], count
