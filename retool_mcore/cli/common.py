@@ -46,6 +46,19 @@ TemplateArgs = Annotated[
 
 WIDTH_OF_A_LOG = 120
 
+_FULL = "no space is left{place}. What was complete before is kept; free some, then run the same command again."
+_CLOSED = "the rights of a file or folder do not allow it{place}. Name another place, or change its rights."
+_FILES = "too many files are open{place}. Raise the limit (ulimit -n 65536), then run the same command again."
+OF_THE_MACHINE = {  # what is no fault of ours, by errno
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+    errno.EROFS: "the file system is read-only{place}. Name another place, or mount it for writing.",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+}
+
 F = TypeVar("F", bound=Callable[..., Any])
 OTHER_RANKS_WAIT_S = 30.0
 EXIT_USER_ERROR = 2  # exit code after an error in one line
@@ -73,14 +86,10 @@ def guarded(function: F) -> F:
                 EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
             ) from error
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in OF_THE_MACHINE:
                 raise
-            place = f" for {error.filename}" if error.filename else ""
-            typer.echo(
-                f"error: no space is left{place}. What was complete before is kept; free some, then run the same "
-                "command again.",
-                err=True,
-            )
+            place = f" ({error.filename})" if error.filename else ""
+            typer.echo(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error

@@ -15,6 +15,7 @@ import typer
 
 from retool_mcore.cli.common import Config, DryRun, Overrides, PlatformName, guarded, settings_of
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
+from retool_mcore.preflight.limits import require_limits
 from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit
 
 app = typer.Typer()
@@ -28,6 +29,7 @@ def _sft_rank(
     if dry_run:
         _print_dry_run(run)
         return
+    require_limits(run)
     from retool_mcore.train import sft
 
     sft.train(run)
@@ -45,6 +47,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
     if dry_run:
         _print_dry_run(run)
         return
+    require_limits(run)
     from retool_mcore.platforms.base import get_platform
     from retool_mcore.preflight.start import check_data, check_run
 
@@ -64,6 +67,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     if dry_run:
         _print_dry_run(run)
         return
+    require_limits(run)
     from retool_mcore.train import rl as trainer
 
     trainer.train(run)

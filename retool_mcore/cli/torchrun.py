@@ -63,6 +63,7 @@ def main() -> None:
     asked = {exit_code(number) for number in SIGNALS}
     # Of ranks that failed it logs what ChildFailedError says again.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)  # four lines on one thread for each rank
     try:
         torchrun()
     except SignalException as error:  # the terminal was closed

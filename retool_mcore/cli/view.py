@@ -21,12 +21,26 @@ def view(
     limit: Annotated[int, typer.Option(min=1, help="of trajectories; of more, a sample by stratum")] = 10_000,
     tokenizer: Annotated[Path | None, typer.Option(help="a model directory, instead of the run's own")] = None,
     out: Annotated[Path, typer.Option(help="the page; overwritten")] = Path("view.html"),
+    serve: Annotated[
+        bool, typer.Option("--serve", help="also serve it to this machine's browser, anew when the run has gone on")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="with --serve; 0: a free one")] = 0,
 ) -> None:
     """Write runs, evaluations and rollouts as one HTML page that opens from disk."""
-    from retool_mcore.report.view.page import write_page
+    from retool_mcore.report.view.page import Written, write_page
     from retool_mcore.report.view.sources import open_source
 
-    made = write_page([open_source(path) for path in runs], out, steps=step or (), limit=limit, tokenizer=tokenizer)
+    def write(live: str = "") -> Written:
+        sources = [open_source(path) for path in runs]
+        return write_page(sources, out, steps=step or (), limit=limit, tokenizer=tokenizer, live=live)
+
+    if serve:
+        from retool_mcore.report.view.serve import LivePage
+        from retool_mcore.report.view.serve import serve as serve_page
+
+        serve_page(LivePage(runs, out, write), port, typer.echo)
+        return
+    made = write()
     for name in made.without_tokenizer:
         typer.echo(f"{name}: no tokenizer found, tokens are shown as ids; --tokenizer DIR gives one", err=True)
     sampled = f", a sample of {made.found}" if made.shown < made.found else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Section, StepInterval
 from retool_mcore.config.mcp import McpServer
@@ -38,7 +38,7 @@ class ToolLoop(Section):
     tools: list[str] = Field(default=["code_interpreter"])
     """What may be called: the interpreter, and tools of your own, "module:Name".
 
-    See rollout/tools.py.
+    Without "code_interpreter" your own tools alone, and those of mcp. See rollout/tools.py.
     """
 
     mcp: dict[str, McpServer] = Field(default={})
@@ -83,15 +83,16 @@ class ToolLoop(Section):
     engine_args: dict[str, Any] = Field(default={})
     """The engine's own settings, by its names for them: attention_backend = "triton"."""
 
-    @field_validator("tools")
-    @classmethod
-    def _check_one_interpreter(cls, tools: list[str]) -> list[str]:
-        if "code_interpreter" not in tools or len(set(tools)) != len(tools):
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if len(set(self.tools)) != len(self.tools):
+            raise ValueError(f"rollout.tools = {self.tools} must name each tool once")
+        if not self.tools and not self.mcp:
             raise ValueError(
-                f"rollout.tools = {tools} must name code_interpreter, and each tool once. Without any tool set "
-                "rollout.tool = false"
+                'rollout.tools = [] without rollout.mcp leaves nothing to call. Name "code_interpreter" or a tool of '
+                "your own, or set rollout.tool = false for text alone"
             )
-        return tools
+        return self
 
 
 class Rollout(ToolLoop):

@@ -127,7 +127,12 @@ def safe_open() -> Any:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    return json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    try:
+        return json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / INDEX} cannot be read as an index of weights: {error}. Copy or fetch it again."
+        ) from error
 
 
 def _shards(folder: Path) -> list[str]:
@@ -142,7 +147,10 @@ def _check_shards(folder: Path) -> None:
             with safe_open()(folder / name, framework="np"):
                 pass
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"the weights {folder / name} are missing or corrupt: {error}") from error
+            raise CheckpointError(
+                f"the weights {folder / name} are missing or corrupt: {error}. Copy or fetch that file again, or name "
+                "another model."
+            ) from error
 
 
 def of_model(path: str) -> ModelShape:

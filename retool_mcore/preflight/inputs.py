@@ -55,7 +55,8 @@ def stall(config: RunConfig) -> Iterator[Finding]:
 def tools(config: RunConfig) -> Iterator[Finding]:
     """What the model may call. A server of rollout.mcp is asked, or started, as the run will."""
     if isinstance(config, RlConfig) and config.rollout.tool and (config.rollout.tools or config.rollout.mcp):
-        offered = ", ".join([TOOL_NAME, *(tool.name for tool in tools_of(config.rollout))])
+        interpreter = [TOOL_NAME] if TOOL_NAME in config.rollout.tools else []
+        offered = ", ".join([*interpreter, *(tool.name for tool in tools_of(config.rollout))])
         yield ok("tools", f"the model may call {offered}")
 
 

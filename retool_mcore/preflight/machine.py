@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import os
 import platform as host
 import resource
 import shutil
@@ -22,6 +21,8 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
+from retool_mcore.preflight.limits import FEWEST_FILES, too_few_addresses, too_few_files, unwritable
+from retool_mcore.run.trackers import check_trackers
 from retool_mcore.verl.seams import SEAMS
 
 GIB = 2**30
@@ -94,6 +95,7 @@ def devices(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 
 def settings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     platform.check_settings(config)
+    check_trackers(config)
     yield ok("settings", f"{config.source} has no setting that platform {platform.name} lacks")
     for remark in platform.remarks(config):
         yield warning("settings", remark)
@@ -114,11 +116,11 @@ def patches(platform: Platform) -> Iterator[Finding]:
 
 
 def disk(config: RunConfig) -> Iterator[Finding]:
+    if problem := unwritable(config):
+        yield error("disk", problem)
+        return
     folder = config.run.dir.absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not os.access(existing, os.W_OK):
-        yield error("disk", f"{existing} cannot be written. Set run.root to a folder that can.")
-        return
     free_gib = shutil.disk_usage(existing).free / GIB
     if not config.saved_every:
         yield ok("disk", f"{free_gib:.0f} GiB free under {existing}; the run keeps neither checkpoint nor export")
@@ -174,11 +176,14 @@ def shared_memory(platform: Platform) -> Iterator[Finding]:
 
 
 def limits(platform: Platform) -> Iterator[Finding]:
+    for name, problem in (("open files", too_few_files()), ("address space", too_few_addresses())):
+        if problem:
+            yield error(name, problem)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = platform.host.open_files
-    if files < wanted:
+    if FEWEST_FILES <= files < wanted:
         yield warning("open files", f"{files} allowed, {wanted} wanted. Run `ulimit -n {wanted}` first")
-    else:
+    elif files >= wanted:
         yield ok("open files", f"{files} allowed")
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if 0 <= processes < 4096:

@@ -30,9 +30,10 @@ def find_runs(root: Path) -> list[Path]:
 
 def runs_table(root: Path, paths: Sequence[Path]) -> tuple[Table, list[tuple[str, str]]]:
     """A row for each run, and each run's command to go on. A damaged one is a row that says so."""
-    table = Table()
+    table = Table(box=None, padding=(0, 2, 0, 0))  # a row is a line at 80 columns; only a long stage takes more
     for heading in ("run", "kind", "state", "stage", "step", "accuracy", "tokens/s", "last step"):
-        table.add_column(heading, justify="right" if heading in ("step", "accuracy", "tokens/s") else "left")
+        right = heading in ("step", "accuracy", "tokens/s")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "stage")
     commands: list[tuple[str, str]] = []
     for path in paths:
         label = str(path.relative_to(root)) if path != root else path.name or str(path)
@@ -60,4 +61,4 @@ def _numbers(run: RunRecord, state: State) -> tuple[str, str, str, str]:
     else:
         when = NONE
     accuracy = share(accuracies[-1]) if accuracies else NONE
-    return f"{run.step} of {run.steps}", accuracy, number(rates[-1]) if rates else NONE, when
+    return f"{run.step}/{run.steps}", accuracy, number(rates[-1]) if rates else NONE, when

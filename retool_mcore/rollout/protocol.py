@@ -16,7 +16,7 @@ from retool_mcore.config.named import load_named
 from retool_mcore.data import chat
 from retool_mcore.data.prompts import retool_messages
 from retool_mcore.data.tokenizer import encode_piece, name_of
-from retool_mcore.data.tool import CODE_END, CODE_START
+from retool_mcore.data.tool import CODE_END, CODE_START, TOOL_NAME
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.rollout.mcp import mcp_tools
 from retool_mcore.rollout.tool_call import CallReader, Parsed, parse_retool
@@ -181,6 +181,7 @@ def protocol_of(
         first_reader=first_reader,
     )
     if rollout.tool:
+        protocol.interpreter = TOOL_NAME in rollout.tools
         protocol.offer(tools_of(rollout))
     return protocol
 

@@ -126,6 +126,22 @@ def without_call(text: str) -> Parsed:
     return Parsed(kind="text") if answer is None else Parsed(kind="answer", answer=answer)
 
 
+def without_interpreter(parsed: Parsed, tools: Sequence[Tool]) -> Parsed:
+    """The same turn where ``tools`` alone may be called, and nothing told to the model names more.
+
+    Errors say what is wrong, and after the first period how it is written.
+    """
+    error = parsed.error or ""
+    if any(call.tool == TOOL_NAME for call in parsed.calls):
+        error = f"there is no tool named {TOOL_NAME!r}"
+    elif TOOL_NAME in error:
+        error = error.partition(". ")[0]
+    else:
+        return parsed
+    told = f"{error}. The tools are {names_of(tools, interpreter=False)}"
+    return Malformed(parsed.problem or "name", told).parsed
+
+
 def parse_retool(text: str) -> Parsed:
     """Read a turn of the paper's form, up to the first </code> that ends a block.
 

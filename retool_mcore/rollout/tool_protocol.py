@@ -25,15 +25,17 @@ Message = Mapping[str, Any]
 class ToolProtocol(ABC):
     """How the model and its tools talk. Holds the tokenizer, but no state of a trajectory.
 
-    ``tools`` are those beside the interpreter. ``end_ids`` are the tokens that close a model turn.
-    ``stop_token_ids`` are these and the tokens that complete a call: the engine ends a turn at the
-    first of them that it samples, and returns it as the turn's last token. ``call_end``, if not
-    None, tells which of them complete no call; an engine that knows it goes on there.
+    ``tools`` are those beside the interpreter, which may be called if ``interpreter``. ``end_ids``
+    are the tokens that close a model turn. ``stop_token_ids`` are these and the tokens that
+    complete a call: the engine ends a turn at the first of them that it samples, and returns it as
+    the turn's last token. ``call_end``, if not None, tells which of them complete no call; an
+    engine that knows it goes on there.
     """
 
     name: str
     end_ids: tuple[int, ...]
     tools: tuple[Tool, ...] = ()
+    interpreter = True
     first_reader: CallReader | None = None
     stop_token_ids: tuple[int, ...]
     call_end: CallEnd | None = None

@@ -11,7 +11,7 @@ from retool_mcore.data.tokenizer import name_of
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.rollout.native_calls import mistral_ids, parse_llama3, parse_mistral, parse_qwen3_coder
-from retool_mcore.rollout.tool_call import Parsed, parse_hermes
+from retool_mcore.rollout.tool_call import Parsed, parse_hermes, without_interpreter
 from retool_mcore.rollout.tool_protocol import Message, ToolProtocol
 from retool_mcore.rollout.tools import Tool
 
@@ -55,14 +55,15 @@ class ToolTurns(ToolProtocol):
         self.stop_token_ids, self.call_end = self.end_ids, None
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        schemas = [CODE_INTERPRETER, *(tool.schema for tool in self.tools)]
+        schemas = [*([CODE_INTERPRETER] if self.interpreter else ()), *(tool.schema for tool in self.tools)]
         return chat.render_prompt(messages, schemas, self.tokenizer)
 
     def ended(self, turn_ids: Sequence[int]) -> bool:
         return self.tags is None or self._tag_ended(turn_ids, *self.tags)
 
     def read(self, turn_ids: Sequence[int], text: str) -> Parsed:
-        return self.calls(text)
+        parsed = self.calls(text)
+        return parsed if self.interpreter else without_interpreter(parsed, self.tools)
 
     def result_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
         ids = chat.tool_turn_ids(self.tokenizer, results, self.call_ids(turn_ids))

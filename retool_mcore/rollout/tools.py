@@ -1,4 +1,4 @@
-"""Tools of a user's own, beside the code interpreter: ``rollout.tools``.
+"""Tools of a user's own, beside the code interpreter or without it: ``rollout.tools``.
 
     class Lookup(Tool):
         name = "lookup"
@@ -151,5 +151,5 @@ def complaint(tool: Tool, arguments: Any) -> str | None:
     return schemas.complaint(tool.name, tool.parameters, arguments)
 
 
-def names_of(tools: Sequence[Tool]) -> str:
-    return ", ".join([repr(TOOL_NAME), *(repr(tool.name) for tool in tools)])
+def names_of(tools: Sequence[Tool], *, interpreter: bool = True) -> str:
+    return ", ".join(map(repr, [*([TOOL_NAME] if interpreter else ()), *(tool.name for tool in tools)]))

@@ -32,7 +32,7 @@ from rich.console import Console
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import leaves
 from retool_mcore.errors import CheckpointError
-from retool_mcore.run import checksums
+from retool_mcore.run import checksums, prolong
 from retool_mcore.run.step_folders import STATE_FILE, set_aside, step_folders
 
 VERSION = 2  # of state.json; a higher one was written by a newer release
@@ -210,14 +210,25 @@ def find_resume(config: RunConfig) -> Saved | None:
                 f"checkpoint.resume = {choice!r} is not a complete checkpoint: {path / STATE_FILE} is missing."
             )
         saved = read_state(path)
-    changed = [words for key, words in _changes(saved, config) if key not in FREE]
+    changed = {key: words for key, words in _changes(saved, config) if key not in FREE}
+    before = saved.identity.get("steps")
+    if "steps" in changed and isinstance(before, int):
+        if not (refused := prolong.refuses(config, saved.step, before, saved.path)):
+            del changed["steps"]
+        elif len(changed) == 1:
+            raise CheckpointError(f"{saved.path} cannot go on to another step: {refused}.")
     if changed:
         raise CheckpointError(
-            f"{saved.path} belongs to a different run: {'; '.join(changed)}. Restore the setting, or start a run "
-            "with another run.name."
+            f"{saved.path} belongs to a different run: {'; '.join(changed.values())}. Restore the setting, or start a "
+            "run with another run.name."
         )
     _check_layout(saved, config)
     return saved
+
+
+def goes_on(saved: Saved) -> str:
+    """A note for the user of a run that does not start at its beginning."""
+    return f"note: the run goes on after step {saved.step}, from {saved.path}"
 
 
 def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> None:
@@ -228,7 +239,9 @@ def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> 
         changed = [f"{key} was {before.get(key, UNSET)!r}, now {now.get(key, UNSET)!r}" for key in keys]
     else:
         changed = [words for key, words in _changes(saved, config) if key in FREE]
-    if changed:
+    if (before := saved.identity.get("steps")) and before == saved.step < config.num_steps:
+        changed.append(prolong.words(config))
+    if changed := [words for words in changed if words]:
         line = f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -8,7 +8,7 @@ repeated after a resume is not written to them again: they show its first number
 and TensorBoard its last. What Weights & Biases was given and a kill kept from its files is given to
 it again, from ``metrics.jsonl``.
 
-A library that fails, at the start or later, is logged once and left alone for the rest of the run.
+A library that fails, at the start or later, is told once and left alone for the rest of the run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from retool_mcore.config import JobConfig
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import ConfigError
 from retool_mcore.run.folder import write_whole
-from retool_mcore.run.wandb_files import steps_on_disk
+from retool_mcore.run.notes import notes
+from retool_mcore.run.wandb_files import lacks_key, steps_on_disk
 
 logger = logging.getLogger(__name__)
 
 PROJECT = "retool"
 FAILED = "The tracker %s failed and is switched off; the run goes on."
+TOLD = "the tracker {} failed and is switched off; the run goes on, and metrics.jsonl has all numbers. It said: {}"
 LOGIN_WAIT_S = 30.0  # a prompt goes to a log, where nobody sees it
 
 
@@ -252,7 +254,7 @@ LIBRARIES: dict[str, Callable[[Start], Tracker]] = {
 
 
 def check_trackers(config: JobConfig) -> None:
-    """Raise ConfigError for a tracker that is not installed; imports none."""
+    """Raise ConfigError for a tracker that is not installed or has no key; imports none."""
     for name in config.run.trackers:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # without origin: a folder of that name, as wandb itself leaves
@@ -261,6 +263,12 @@ def check_trackers(config: JobConfig) -> None:
                 f'{config.source}: run.trackers names "{name}", which is not installed. Install it with '
                 f"pip install 'retool_mcore[{extra}]', or leave it out"
             )
+    if "wandb" in config.run.trackers and lacks_key(os.environ, Path.home()):
+        raise ConfigError(
+            f'{config.source}: run.trackers names "wandb", and no key for its server is found (WANDB_API_KEY, '
+            "~/.netrc). Run `wandb login`; or set WANDB_MODE=offline, which keeps its files in the run's folder for "
+            "`wandb sync`."
+        )
 
 
 class Trackers:
@@ -286,21 +294,28 @@ class Trackers:
         for library in dict.fromkeys(config.run.trackers):
             try:
                 self._open[library] = LIBRARIES[library](start)
-            except Exception:
-                logger.exception(FAILED, library)
+            except Exception as error:  # noqa: BLE001  whatever the library raises
+                _tell_failed(library, error)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         for library, tracker in list(self._open.items()):
             try:
                 tracker.write(step, numbers)
-            except Exception:
+            except Exception as error:  # noqa: BLE001
                 del self._open[library]
-                logger.exception(FAILED, library)
+                _tell_failed(library, error)
 
     def close(self) -> None:
         for library, tracker in self._open.items():
             try:
                 tracker.close()
-            except Exception:
-                logger.exception(FAILED, library)
+            except Exception as error:  # noqa: BLE001
+                _tell_failed(library, error)
         self._open = {}
+
+
+def _tell_failed(library: str, error: Exception) -> None:
+    """The traceback to the log, and a line to the user."""
+    logger.error(FAILED, library, exc_info=error)
+    said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    notes.warning(TOLD.format(library, said))

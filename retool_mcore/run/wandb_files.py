@@ -1,11 +1,15 @@
-"""Which steps the files of Weights & Biases hold: what it was given is there only later."""
+"""What the files of Weights & Biases tell: the steps that it was given, and if it has a key."""
 
 from __future__ import annotations
 
+import configparser
 import importlib
-from collections.abc import Iterator
+import netrc
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 BLOCK_BYTES, HEADER_BYTES = 32768, 7  # of LevelDB's log format; the file's own header has 7 bytes, too
 WHOLE, LAST = 1, 4  # kinds of a record's parts
@@ -33,3 +37,30 @@ def _records(path: Path) -> Iterator[bytes]:
         if kind in (WHOLE, LAST):
             yield parts
             parts = b""
+
+
+def lacks_key(environ: Mapping[str, str], home: Path) -> bool:
+    """Whether Weights & Biases would write to a server, and no key for it is found.
+
+    It looks in WANDB_API_KEY, and under the server's name in ``~/.netrc``: `wandb login` writes it.
+    """
+    if environ.get("WANDB_MODE", _setting("mode", home)) in ("offline", "dryrun", "disabled"):
+        return False
+    if any(environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_DISABLED")):
+        return False
+    url = environ.get("WANDB_BASE_URL") or _setting("base_url", home) or "https://api.wandb.ai"
+    for path in (Path(environ.get("NETRC") or home / ".netrc").expanduser(), home / "_netrc"):
+        try:
+            if netrc.netrc(path).authenticators(urlsplit(url).netloc):
+                return False
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return True
+
+
+def _setting(name: str, home: Path) -> str:
+    """What `wandb offline` or `wandb login --host` wrote, here or else in the user's folder."""
+    settings = configparser.ConfigParser(interpolation=None)
+    with suppress(configparser.Error):
+        settings.read([home / ".config" / "wandb" / "settings", Path("wandb", "settings")])
+    return settings.get("default", name, fallback="")

@@ -21,12 +21,14 @@ from retool_mcore.preflight.start import check_data, check_run, check_surroundin
 from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
 from retool_mcore.run import checkpoint, start
 from retool_mcore.run.best import best_so_far, lacks_value
+from retool_mcore.run.closing import closing_lines
 from retool_mcore.run.ending import Ended
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.network import keep_to_loopback
+from retool_mcore.run.notes import notes_on
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.watchdog import Watchdog
 
@@ -62,6 +64,7 @@ def train(config: RlConfig) -> None:
             _tell(note, terminal)
         resume = checkpoint.find_resume(config)
         if resume is not None:
+            _tell(checkpoint.goes_on(resume), terminal)
             checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
         unfinished = not has_ended(config, resume.step if resume is not None else 0)
         with ThreadPoolExecutor(1) as beside:  # checks that wait for a sandbox's processes, beside imports
@@ -80,6 +83,8 @@ def train(config: RlConfig) -> None:
         if (best := best_so_far(config, config.train.steps)) and best.given_up:
             _tell(f"note: {best.words()}", terminal)
         export_at_end(config)
+        for line in closing_lines(config):
+            _tell(line, terminal)
 
 
 def has_ended(config: RlConfig, step: int) -> bool:
@@ -130,7 +135,7 @@ def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
     console, ended = Console(file=terminal), threading.Event()
     lines = StepLines(console, config.train.steps)
     path, told, step_told = config.run.dir / "metrics.jsonl", 0, 0
-    with bar_of_steps(console) as bars:
+    with notes_on(console), bar_of_steps(console) as bars:
         bar = bars.add_task("rl", total=config.train.steps)
 
         def follow() -> None:

@@ -29,12 +29,14 @@ from retool_mcore.preflight.start import check_data, check_run
 from retool_mcore.process import die_with_parent, output_to
 from retool_mcore.run import alive, checkpoint, saving
 from retool_mcore.run.best import BestKeeper
+from retool_mcore.run.closing import closing_lines
 from retool_mcore.run.ending import Ended, Ending, exit_code
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.network import keep_to_loopback
+from retool_mcore.run.notes import notes_on
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.ranks import held_by_first, told_as_lost
 from retool_mcore.train.watchdog import Watchdog
@@ -90,10 +92,12 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         alive.belong_to(config.run.dir)
         for note in (*notes, keeps_nothing(config)):
             _tell(note, console)
-    with Watchdog(config) if rank == 0 else nullcontext():
+    with notes_on(console), Watchdog(config) if rank == 0 else nullcontext():
         _loop(config, platform, rank, console)
     if rank == 0:
         export_at_end(config)
+        for line in closing_lines(config):
+            _tell(line, console)
 
 
 def _require_world(config: SftConfig) -> None:
@@ -140,6 +144,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
         engine.load(str(resume.path / "actor"), new_seed=new_seed)
         if rank == 0:
+            _tell(checkpoint.goes_on(resume), console)
             checkpoint.tell_changed_settings(resume, config, console)
     best = BestKeeper(config, done, writes=rank == 0)
     if best.lacks(done):  # best.metric is new to the run

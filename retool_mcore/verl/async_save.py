@@ -73,9 +73,15 @@ def _explain_failed_read(folder: str) -> Iterator[None]:
         ) from error
 
 
+# Of a schedule, what a load may set: where it stands, and the updates that it spans.
+LOADED = ("optimizer", "num_steps", "lr_decay_steps", "lr_warmup_steps", "wd_incr_steps")
+
+
 @contextmanager
 def _own_schedule(engine: Any) -> Iterator[None]:
-    """Keep the run file's schedule during a load, which would silently overwrite it.
+    """Keep the run file's rates during a load, which would silently overwrite them.
+
+    The span stays the checkpoint's: more steps begin no other schedule (run/prolong.py).
 
     Megatron stores the schedule's values twice: in the schedule, and as the bounds of each
     parameter group. The bounds take precedence and are saved with the optimizer. Megatron's own
@@ -83,7 +89,7 @@ def _own_schedule(engine: Any) -> Iterator[None]:
     verl does not load the position.
     """
     schedule = engine.lr_scheduler
-    own = {name: value for name, value in vars(schedule).items() if name not in ("optimizer", "num_steps")}
+    own = {name: value for name, value in vars(schedule).items() if name not in LOADED}
     bounds = [
         {name: group[name] for name in ("max_lr", "min_lr") if name in group} for group in engine.optimizer.param_groups
     ]

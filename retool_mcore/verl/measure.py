@@ -15,6 +15,7 @@ from retool_mcore.rollout.records import RecordWriter, group_rank
 from retool_mcore.rollout.telemetry import distributions, group_shares
 
 SAMPLED = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")  # columns of every trajectory
+INTERVAL_Z = 1.96
 LEARNT = ("old_log_probs", "advantages")  # columns of trajectories that a step has learnt from
 
 
@@ -63,6 +64,21 @@ def batch_metrics(
         **distributions(behaviors),
         **group_shares([uid_of(key) for key in keys], correct, filtered, discarded),
     }
+
+
+def accuracy_interval(keys: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """accuracy/low and accuracy/high: 95 % for other problems of the kind; {} for fewer than two.
+
+    By the spread of the problems' means, because answers to one problem are no trials of their own.
+    """
+    right: dict[str, list[float]] = {}
+    for key, extra in zip(keys, extras, strict=True):
+        right.setdefault(uid_of(key), []).append(float((extra.get("reward_extra_info") or {}).get("acc", 0.0) > 0))
+    means = np.array([np.mean(each) for each in right.values()])
+    if len(means) < 2:
+        return {}
+    half = INTERVAL_Z * float(means.std(ddof=1)) / math.sqrt(len(means))
+    return {"accuracy/low": max(0.0, float(means.mean()) - half), "accuracy/high": min(1.0, float(means.mean()) + half)}
 
 
 def write_groups(

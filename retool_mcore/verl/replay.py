@@ -30,6 +30,7 @@ from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.records import RecordWriter
 from retool_mcore.verl.blocks import blocks
 from retool_mcore.verl.measure import (
+    accuracy_interval,
     answers_of_groups,
     batch_metrics,
     read_extras,
@@ -193,7 +194,8 @@ class ReplayMixin:
         extras = read_extras(keys, partition_id)
         to = {"partition_id": partition_id, "step": self.global_steps}
         write_groups(self.writer, keys, extras, **to, groups=self.record_groups, seed=self.seed)
-        return batch_metrics(keys, extras, *filtered)
+        found = batch_metrics(keys, extras, *filtered)
+        return found | accuracy_interval(keys, extras) if partition_id == "val" else found
 
 
 class SyncReplay(ReplayMixin, ReplayBuffer):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
 from typing import Any, Protocol
 
 import ray
@@ -13,6 +14,28 @@ from ray.exceptions import RayActorError
 
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.rollout_engines import SGLANG
+from retool_mcore.verl.token_means import LOSS_TOKENS
+
+# Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
+RENAMED = {
+    "critic/score/mean": "reward",
+    "actor/pg_loss": "loss",
+    f"actor/{LOSS_TOKENS}": LOSS_TOKENS,
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "critic/vf_loss": "value_loss",
+    "response_length/mean": "response_tokens",
+    "training/num_turns/mean": "num_turns",
+    "training/rollout_probs_diff_mean": "rollout_actor_prob_diff_mean",
+    "training/rollout_probs_diff_max": "rollout_actor_prob_diff_max",
+}
+KEPT = {"response_length/mean"}  # one of verl's family of lengths, which the planner reads as a whole
+
+
+def row_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a step's row: each under one name, ours where verl has another for it."""
+    twice = {theirs for theirs, ours in RENAMED.items() if ours in metrics} - KEPT
+    return {name: float(value) for name, value in metrics.items() if name not in twice and isinstance(value, Real)}
 
 
 class StepClock:

@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real  # includes numpy's integers, which verl's minima and maxima are
 from pathlib import Path
 from typing import Any
 
@@ -55,26 +54,13 @@ from retool_mcore.verl.replay import (
     require_learnable,
     sequence_lengths,
 )
-from retool_mcore.verl.rl_metrics import EngineLoad, StepClock
+from retool_mcore.verl.rl_metrics import RENAMED, EngineLoad, StepClock, row_of
 from retool_mcore.verl.run_settings import settings_of_run
-from retool_mcore.verl.token_means import LOSS_TOKENS, mean_of_updates
+from retool_mcore.verl.token_means import mean_of_updates
 from retool_mcore.verl.unpadded import UnpaddedTrainer
 from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
 from retool_mcore.verl.workers import worker_class
 
-# Our names for what verl reports, so that SFT, RL and perf/ speak of the same things.
-RENAMED = {
-    "critic/score/mean": "reward",
-    "actor/pg_loss": "loss",
-    f"actor/{LOSS_TOKENS}": LOSS_TOKENS,
-    "actor/grad_norm": "grad_norm",
-    "actor/lr": "lr",
-    "critic/vf_loss": "value_loss",
-    "response_length/mean": "response_tokens",
-    "training/num_turns/mean": "num_turns",
-    "training/rollout_probs_diff_mean": "rollout_actor_prob_diff_mean",
-    "training/rollout_probs_diff_max": "rollout_actor_prob_diff_max",
-}
 PHASES = {  # timers inside a step; together with time_other_s they add up to time_step_s
     "gen": "generation",
     "engine_sleep": "engine_sleep",
@@ -191,7 +177,7 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
         super().on_train_begin()
         self._writer = MetricWriter(self._run, resumed_step=self.global_steps - 1)
         if self.validated and self.global_steps == 1:
-            self._writer.write(0, {k: float(v) for k, v in self.validated.items() if isinstance(v, Real)})
+            self._writer.write(0, row_of(self.validated))
         self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
         self._clock.row_written()
 
@@ -268,7 +254,7 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
             metrics |= start.start_times(self._run.run.dir)
             self._starting = False
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
-        self._writer.write(self.global_steps, {k: float(v) for k, v in metrics.items() if isinstance(v, Real)})
+        self._writer.write(self.global_steps, row_of(metrics))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         of_pass = dict(self._of_pass)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from retool_mcore.cli.main import all_commands
+from retool_mcore.report.table import find_runs, runs_table
 from retool_mcore.run.folder import lock_run
 from tests.report.generated import QUICKSTART, steps, write_evaluation, write_run
 
@@ -54,15 +58,23 @@ def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
     assert done.exit_code == 0
     cells = {}
     for line in done.stdout.splitlines():
-        row = [cell.strip() for cell in line.split("│")[1:-1]]
-        if row and row[0]:
-            cells[row[0]] = row
-    assert cells["a/tool_rl"][1:3] == ["rl", "ended"] and cells["a/tool_rl"][4:6] == ["24 of 24", "0.938"]
-    assert cells["[red]half"][2] == "killed" and cells["[red]half"][4:7] == ["4 of 10", "0.250", "1,234"]
+        row = [cell for cell in re.split(r"\s{2,}", line) if cell]
+        cells.setdefault(row[0], row)  # the commands follow
+    assert cells["a/tool_rl"][1:3] == ["rl", "ended"] and cells["a/tool_rl"][4:6] == ["24/24", "0.938"]
+    assert cells["[red]half"][2] == "killed" and cells["[red]half"][4:7] == ["4/10", "0.250", "1,234"]
     assert cells["now"][1:4] == ["sft", "running", "steps"] and cells["now"][7].endswith("left")
     assert cells["[i]torn"][2] == "damaged"
     assert f"[red]half  retool rl '{tmp_path}/[red]half/config.toml'" in done.stdout
     assert f"now        retool watch {tmp_path}/now" in done.stdout
+
+
+def test_runs_are_a_line_each_on_a_terminal_of_80_columns():
+    said = io.StringIO()
+    table, _ = runs_table(QUICKSTART, find_runs(QUICKSTART))
+    Console(width=80, file=said).print(table)
+    lines = said.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "sft", "text_rl", "tool_rl"]
+    assert all("exported" in line and line.rstrip().endswith("ago") for line in lines[1:])
 
 
 def test_runs_of_an_empty_or_missing_folder_is_one_error(tmp_path: Path):

@@ -228,9 +228,29 @@ def test_what_is_no_tool_is_refused_at_the_start(name: str, told: str):
     assert told in str(error.value) and "rollout.tools" in str(error.value)
 
 
-def test_protocols_without_names_refuse_tools_and_lists_without_the_interpreter_are_none(tokenizer):
+def test_own_tools_alone_are_offered_read_and_told(tokenizer):
+    config = load_evaluation("configs/rl_tiny_cpu.toml", [f'rollout.tools=["{SEARCH}"]'])
+    protocol = protocol_of(config.rollout, tokenizer)
+    prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
+    assert "search" in prompt and "code_interpreter" not in prompt
+    said = ask("search", query="roots")
+    assert protocol.read((), said).calls == (Call("search", {"query": "roots"}),)
+    told = {text: protocol.read((), text) for text in (call("print(1)"), ask("calculator", x=1), "</tool_call>")}
+    assert [(each.kind, each.problem) for each in told.values()] == [
+        ("malformed", "name"),
+        ("malformed", "name"),
+        ("malformed", "tags"),
+    ]
+    assert [each.error for each in told.values()] == [
+        "there is no tool named 'code_interpreter'. The tools are 'search'",
+        "there is no tool named 'calculator'. The tools are 'search'",
+        "the call has no opening tag. The tools are 'search'",
+    ]
+
+
+def test_protocols_without_names_refuse_tools_and_a_list_names_each_once(tokenizer):
     with pytest.raises(ConfigError, match=r'rollout.mcp offers .count., and calls of rollout.protocol = "retool"'):
         open_protocol("retool", tokenizer).offer([Counter()])
-    for tools in (f'["{SEARCH}"]', f'["code_interpreter", "{SEARCH}", "{SEARCH}"]'):
-        with pytest.raises(ConfigError, match="must name code_interpreter, and each tool once"):
+    for tools, rule in ((f'["{SEARCH}", "{SEARCH}"]', "must name each tool once"), ("[]", "leaves nothing to call")):
+        with pytest.raises(ConfigError, match=rule):
             load_evaluation("configs/rl_tiny_cpu.toml", [f"rollout.tools={tools}"])

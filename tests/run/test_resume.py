@@ -12,7 +12,7 @@ from rich.console import Console
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import CheckpointError
 from retool_mcore.run import checkpoint, saving
-from tests.run.test_checkpoint_files import PPO, RL_7B, save
+from tests.run.test_checkpoint_files import PPO, RL_7B, run_in, save
 
 COSINE = ("optim.schedule=cosine",)
 
@@ -70,3 +70,42 @@ def test_a_checkpoint_from_before_all_settings_were_kept_still_resumes(tmp_path:
     assert found is not None
     checkpoint.tell_changed_settings(found, config, Console(file=told))
     assert told.getvalue().count(" was ") == 1 and "optim.lr was 1e-06, now 5e-07" in told.getvalue()
+
+
+CONSTANT = ("optim.schedule=constant", "optim.warmup_fraction=0.1")
+
+
+@pytest.mark.parametrize(
+    ("saved", "settings", "now", "said"),
+    [
+        (200, CONSTANT, 201, ""),
+        (200, CONSTANT, 4000, "the warm-up of 0.1 of all steps is not over at step 200"),
+        (100, CONSTANT, 150, ""),
+        (10, CONSTANT, 201, "is not over at step 10, .* beyond step 21 first"),
+        (200, (), 201, ""),
+        (200, ("optim.min_lr=0",), 201, r"ended at optim.min_lr = 0, at which nothing is learnt. Set optim.min_lr"),
+        (150, (), 201, r'"cosine" falls over all steps, so the rates of the 150 steps .* retool export \S+_150 --to'),
+        (150, (), 180, r'"cosine" falls over all steps, so the rates of the 150 steps'),
+    ],
+)
+def test_a_run_goes_on_to_more_steps_where_its_schedule_allows_it(
+    tmp_path: Path, saved: int, settings: tuple[str, ...], now: int, said: str
+):
+    save(run_in(tmp_path, *settings, "train.steps=200"), saved)
+    longer = run_in(tmp_path, *settings, f"train.steps={now}")
+    if said:
+        with pytest.raises(CheckpointError, match=said):
+            checkpoint.find_resume(longer)
+        return
+    found, told = checkpoint.find_resume(longer), StringIO()
+    assert found is not None and found.step == saved
+    checkpoint.tell_changed_settings(found, longer, Console(file=told))
+    assert f"train.steps was 200, now {now}" in told.getvalue()
+    ended = "the schedule has ended, and the rate stays at optim.min_lr = 0.0003"
+    assert (ended in told.getvalue()) == (settings == ())
+
+
+def test_another_run_is_still_another_run_whatever_its_steps(tmp_path: Path):
+    save(run_in(tmp_path, "train.steps=200"), 200)
+    with pytest.raises(CheckpointError, match=r"belongs to a different run: seed was 0, now 1\. Restore"):
+        checkpoint.find_resume(run_in(tmp_path, "train.steps=201", "run.seed=1"))

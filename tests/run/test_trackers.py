@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from retool_mcore.config import EvaluationConfig, SftConfig, load_config, load_evaluation
 from retool_mcore.errors import ConfigError
@@ -24,6 +26,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.start import check_run
 from retool_mcore.run import trackers
 from retool_mcore.run.metrics import MetricWriter, read_metrics
+from retool_mcore.run.notes import notes, notes_on
 from retool_mcore.run.wandb_files import _records, steps_on_disk
 
 ROOT = Path(__file__).parents[2]
@@ -186,11 +189,18 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
 
 
 def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, fake: type[Fake], caplog: Any):
-    writer = MetricWriter(run_in(tmp_path, "wandb", "tensorboard"), resumed_step=0)
-    for step in range(1, 6):
-        writer.write(step, {"loss": 1.0})
-    writer.close()
+    said = io.StringIO()
+    with notes_on(Console(file=said)):
+        writer = MetricWriter(run_in(tmp_path, "wandb", "tensorboard"), resumed_step=0)
+        for step in range(1, 6):
+            writer.write(step, {"loss": 1.0})
+        writer.close()
+    notes.warning("after the run, to nobody")
     assert fake.logged == [1, 2, 3]
+    assert said.getvalue() == (
+        "note: the tracker wandb failed and is switched off; the run goes on, and metrics.jsonl has all numbers. It "
+        "said: the network is gone\n"
+    )
     told = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert ["tracker wandb failed and is switched off" in each.getMessage() for each in told] == [True]
     assert told[0].exc_info is not None and "the network is gone" in str(told[0].exc_info[1])
@@ -206,7 +216,9 @@ def test_a_tracker_that_does_not_open_is_told_too(tmp_path: Path, monkeypatch: p
     writer = MetricWriter(run_in(tmp_path, "swanlab"), resumed_step=0)
     writer.write(1, {"loss": 1.0})
     writer.close()
-    assert caplog.text.count("tracker swanlab failed") == 1
+    told = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert [level for level, words in told if "tracker swanlab failed" in words] == ["ERROR", "WARNING"]
+    assert told[1][1].endswith("It said: no key"), "to the user"
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
 
 
@@ -232,6 +244,41 @@ def test_what_is_not_installed_is_told_at_the_start(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
         with pytest.raises(ConfigError, match=rf'names "{name}", .* pip install \'retool_mcore\[{name}\]\''):
             check_run(run_in(tmp_path, name), get_platform("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "lacks"),
+    [
+        ({}, {}, True),
+        ({"WANDB_MODE": "offline"}, {}, False),
+        ({"WANDB_MODE": "online"}, {}, True),
+        ({"WANDB_API_KEY": "k"}, {}, False),
+        ({}, {".netrc": "machine api.wandb.ai login user password k\n"}, False),
+        ({}, {".netrc": "machine example.org login user password k\n"}, True),
+        ({"WANDB_BASE_URL": "https://example.org"}, {".netrc": "machine api.wandb.ai login user password k\n"}, True),
+        ({"WANDB_BASE_URL": "https://example.org"}, {".netrc": "machine example.org login user password k\n"}, False),
+        ({}, {".config/wandb/settings": "[default]\nmode = offline\n"}, False),
+        ({"WANDB_MODE": "online"}, {".config/wandb/settings": "[default]\nmode = offline\n"}, True),
+    ],
+)
+def test_a_run_for_wandb_without_a_key_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], files: dict[str, str], lacks: bool
+):
+    pytest.importorskip("wandb")
+    for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
+        monkeypatch.delenv(name)
+    for name, value in ({"HOME": str(tmp_path)} | environ).items():
+        monkeypatch.setenv(name, value)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    config = run_in(tmp_path / "run", "wandb")
+    if lacks:
+        with pytest.raises(ConfigError, match=r"no key .* is found .*wandb login.*WANDB_MODE=offline"):
+            trackers.check_trackers(config)
+    else:
+        trackers.check_trackers(config)
 
 
 def test_an_unknown_tracker_is_one_clear_error():

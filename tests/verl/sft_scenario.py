@@ -123,6 +123,11 @@ def main(folder: Path) -> None:
     out["steps"] += [engine.train_batch(BATCH) for _ in range(3)]
     engine.save(str(folder / "saved"), 4)
     out["steps"] += [engine.train_batch(BATCH) for _ in range(4)]
+    engine.save(str(folder / "ended"), 8)
+    parallel_state.destroy_model_parallel()
+    longer = engine_of("train.steps=24")
+    longer.load(str(folder / "ended"))
+    out["longer"] = [longer.train_batch(BATCH) for _ in range(2)]
     for name, changes in (("same", ()), ("changed", ("optim.lr=0.004", "optim.min_lr=0", "optim.weight_decay=0.5"))):
         parallel_state.destroy_model_parallel()
         again = engine_of(*changes)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retool_mcore.verl.gap_sums import Mismatch
-from retool_mcore.verl.measure import _rounded
+from retool_mcore.verl.measure import _rounded, accuracy_interval
 
 
 def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:
@@ -47,3 +47,11 @@ def test_recorded_numbers_have_six_decimals(values: list[float]):
     written = _rounded(torch.tensor(values, dtype=torch.float32))
     assert written == pytest.approx(values, abs=0.6e-6)
     assert [round(value, 6) for value in written] == written
+
+
+def test_an_accuracy_has_the_interval_of_its_problems():
+    """Four problems of two answers each; as eight trials of their own it would be narrower."""
+    extras = [{"reward_extra_info": {"acc": value}} for value in (1, 1, 1, 1, 1, 1, 0, 0)]
+    keys = [f"{row}-x_{answer}_0" for row in range(4) for answer in range(2)]
+    assert accuracy_interval(keys, extras) == {"accuracy/low": pytest.approx(0.26), "accuracy/high": 1.0}
+    assert accuracy_interval(keys[:2], extras[:2]) == {}

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
-from retool_mcore.verl.rl_metrics import StepClock, load_metrics
+from retool_mcore.verl.rl_metrics import StepClock, load_metrics, row_of
 
 
 def test_what_lies_between_two_rows_is_the_step_and_two_times_around_it():
@@ -35,3 +36,11 @@ def test_the_load_is_over_polls_of_all_engines():
         "engine/queued/max": 6.0,
     }
     assert load_metrics([]) == {}
+
+
+def test_a_row_has_each_number_under_one_name():
+    """TensorBoard would draw the same curve twice."""
+    metrics = {"actor/grad_norm": 0.5, "grad_norm": 0.5, "critic/score/mean": 1.0, "reward": 1.0, "note": "words"}
+    lengths = {"response_length/mean": 7.0, "response_tokens": 7.0, "response_length/max": np.int64(9)}
+    assert row_of(metrics | lengths) == {"grad_norm": 0.5, "reward": 1.0, **lengths}
+    assert row_of({"actor/lr": 0.1}) == {"actor/lr": 0.1}

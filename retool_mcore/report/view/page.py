@@ -11,6 +11,7 @@ import base64
 import gzip
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ from retool_mcore.report.view.text import Tokens, highlighted
 from retool_mcore.run.folder import replacing
 
 STATIC = Path(__file__).parent / "static"
-SCRIPTS = ("uPlot.iife.min.js", "data.js", "dom.js", "run.js", "table.js", "trajectory.js", "tokens.js", "main.js")
+OURS = ("data", "dom", "notes", "filter", "run", "table", "compare", "trajectory", "tokens", "live", "main")
+SCRIPTS = ("uPlot.iife.min.js", *(f"{name}.js" for name in OURS))
+ERROR_NAME = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warning))\b", re.MULTILINE)
 CHUNK_TOKENS = 100_000
 MOST_MILLINATS = 27_000  # twice that is still below the surrogates, which UTF-8 cannot hold
 
@@ -42,9 +45,18 @@ class Written:
 
 
 def write_page(
-    sources: Sequence[RecordSource], out: Path, *, steps: Sequence[int] = (), limit: int, tokenizer: Path | None = None
+    sources: Sequence[RecordSource],
+    out: Path,
+    *,
+    steps: Sequence[int] = (),
+    limit: int,
+    tokenizer: Path | None = None,
+    live: str = "",
 ) -> Written:
-    """Write one page over ``sources``. Raises ConfigError when no row is of ``steps``."""
+    """Write one page over ``sources``. Raises ConfigError when no row is of ``steps``.
+
+    ``live``: the version that a served page compares with its server's (serve.py).
+    """
     found = [[row for row in source.rows if not steps or row.step in steps] for source in sources]
     if steps and not any(found):
         have = sorted({row.step for source in sources for row in source.rows})
@@ -62,7 +74,8 @@ def write_page(
             with bodies.open("w", encoding="ascii") as chunks:
                 _fill(index, sources, [[row for row in rows if id(row) in kept] for rows in found], chunks, tokenizer)
             with bodies.open(encoding="ascii") as chunks:
-                file.writelines(_template().generate(**_parts(index), chunks=(line.rstrip("\n") for line in chunks)))
+                lines = (line.rstrip("\n") for line in chunks)
+                file.writelines(_template().generate(**_parts(index), live=live, chunks=lines))
         finally:
             bodies.unlink(missing_ok=True)
     return Written(len(kept), len(everything), index["missing"])
@@ -131,11 +144,35 @@ def _summary(row: RecordRow, record: dict[str, Any]) -> dict[str, Any]:
         "failed": sum(not result.get("ok") for result in results),
         "repairs": sum(len(turn.get("repairs") or ()) for turn in turns),
         "malformed": sum(turn.get("kind") == "malformed" for turn in turns),
+        "errors": " ".join(_errors(turns, behavior)) or None, "gap": _largest_gap(record),
         "lines": behavior.get("code_lines"), "tokens": len(record["response_ids"]),
         "seconds": _finite(record.get("wall_s")), "tool_s": _finite(sum(turn.get("tool_s") or 0.0 for turn in turns)),
         "stale": row.step - 1 - min(sampled) if row.partition == "train" and sampled and row.step else None,
         "problem": _question(prompt) if isinstance(prompt, str) else None,
     }  # fmt: skip
+
+
+def _errors(turns: Sequence[dict[str, Any]], behavior: dict[str, Any]) -> list[str]:
+    """The kinds of what went wrong, each once: of calls not understood, of calls that failed."""
+    found = [f"malformed/{kind}" for kind in behavior.get("malformed") or ()]
+    if not found and any(turn.get("kind") == "malformed" for turn in turns):
+        found = ["malformed"]
+    for turn in turns:
+        for result in turn.get("results") or ():
+            if not result.get("ok"):
+                names = ERROR_NAME.findall(str(result.get("shown") or ""))
+                status = str(result.get("status") or "failed").replace(" ", "_")
+                found.append(names[-1] if names and status in ("finished", "failed") else status)
+    return sorted(set(found))
+
+
+def _largest_gap(record: dict[str, Any]) -> float | None:
+    """The widest gap between engine and actor on a sampled token, in nats."""
+    engine, actor = record.get("logprobs"), record.get("actor_logprobs")
+    if not engine or not actor:
+        return None
+    gaps = [abs(a - e) for a, e in zip(actor, engine, strict=True) if e]  # 0: not sampled
+    return _finite(round(max(gaps, default=0.0), 6))
 
 
 def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:

@@ -68,39 +68,3 @@ function inGroups(rows) {
 function taughtNothing(rows) {
   return rows.length > 1 && rows[0].partition === 'train' && rows.every((row) => row.reward === rows[0].reward);
 }
-
-// "stop:length calls>1 word": conditions on columns, the rest is text.
-const FIELDS = { reward: 'reward', stop: 'stop', turns: 'turns', calls: 'calls', failed: 'failed', repairs: 'repairs',
-  malformed: 'malformed', tokens: 'tokens', seconds: 'seconds', stale: 'stale', truth: 'truth', answer: 'answer',
-  group: 'group', id: 'id', right: 'right', lines: 'lines' };
-
-function parseFilter(text) {
-  const conditions = [];
-  const words = [];
-  for (const word of text.trim().split(/\s+/).filter(Boolean)) {
-    const match = /^([a-z]+)(:|=|>=|<=|>|<)(.+)$/.exec(word);
-    if (match && FIELDS[match[1]]) conditions.push({ field: FIELDS[match[1]], sign: match[2], value: match[3] });
-    else words.push(word.toLowerCase());
-  }
-  return { conditions, words };
-}
-
-function meets(row, { field, sign, value }) {
-  const have = row[field];
-  if (field === 'right') return (have === null ? 'unknown' : have ? 'yes' : 'no') === value.toLowerCase();
-  if (sign === ':' || sign === '=') {
-    return typeof have === 'number' ? have === Number(value) : String(have ?? '').toLowerCase().includes(value.toLowerCase());
-  }
-  if (have === null || have === undefined) return false;
-  const number = Number(value);
-  return { '>': have > number, '<': have < number, '>=': have >= number, '<=': have <= number }[sign];
-}
-
-async function holdsText(row, words) {
-  const short = `${row.id} ${row.problem ?? ''} ${row.truth ?? ''} ${row.answer ?? ''} ${row.stop ?? ''}`.toLowerCase();
-  if (words.every((word) => short.includes(word))) return true;
-  const one = await detail(row);
-  const said = one.turns.map((turn) => [turn.text, ...turn.results.map((result) => result.shown ?? '')].join('\n'));
-  const whole = `${short} ${one.prompt ?? ''} ${said.join('\n')}`.toLowerCase();
-  return words.every((word) => whole.includes(word));
-}

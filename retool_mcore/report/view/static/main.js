@@ -29,7 +29,9 @@ async function render() {
   view.refresh = null;
   crumbs(place);
   try {
-    if (place.step === undefined) { runView(main); view.chosen = 0; }
+    view.table = null;
+    if (place.all !== undefined) allView(main);
+    else if (place.step === undefined) { runView(main); view.chosen = 0; }
     else if (place.id !== undefined) await trajectoryView(main, place);
     else if (place.group !== undefined) await groupView(main, place);
     else stepView(main, place);
@@ -38,9 +40,11 @@ async function render() {
   }
   if (mine !== drawing) return;
   document.getElementById('main').replaceChildren(...main.childNodes);
+  drawRows();
   choose(view.chosen, false);
   document.body.dataset.drawn = location.hash || '#';
   window.scrollTo(0, 0);
+  drawRows();
 }
 
 function crumbs(place) {
@@ -48,6 +52,7 @@ function crumbs(place) {
   const many = store.index.sources.length > 1;
   const step = { run: many ? place.run : null, step: place.step, part: place.part === 'train' ? null : place.part };
   const parts = [el('a', { href: '#' }, many ? 'all' : shown(source.name))];
+  if (place.all !== undefined) parts.push(el('span', {}, 'all steps'));
   if (place.step !== undefined) parts.push(el('a', { href: link(step) }, many ? shown(`${source.name} `) : '', source.kind === 'run' ? `step ${place.step}` : 'trajectories'));
   if (place.group !== undefined) parts.push(el('span', {}, 'group ', shown(place.group)));
   if (place.id !== undefined) parts.push(el('span', {}, shown(place.id)));
@@ -72,8 +77,9 @@ function otherStep(by) {
 }
 
 function up() {
-  const { id, group, view: shownAs, by, ...place } = here();
-  if (id !== undefined || group !== undefined) go(place);
+  const { id, group, view: shownAs, by, with: other, ...place } = here();
+  if (other !== undefined || shownAs === 'across') go({ ...place, id });
+  else if (id !== undefined || group !== undefined) go(place);
   else location.hash = '';
 }
 
@@ -83,12 +89,20 @@ const KEYS = {
   t: () => document.getElementById('switch')?.click(),
   '/': () => document.getElementById('search').focus(),
   Enter: () => document.querySelector('tr.chosen td.id a')?.click(),
+  a: () => { location.hash = '#all=1'; }, n: () => document.getElementById('note-box')?.focus(),
+  m: () => { if (view.rows[view.chosen]) markForCompare(view.rows[view.chosen]); },
+  c: () => { if (view.rows[view.chosen]) compareWithMarked(view.rows[view.chosen]); },
 };
 
 document.addEventListener('keydown', (event) => {
   const search = document.getElementById('search');
   if (event.target === search) {
+    if (event.key === 'Enter' && !view.table && here().id === undefined) location.hash = '#all=1';  // from the curves
     if (event.key === 'Escape' || event.key === 'Enter') search.blur();
+    return;
+  }
+  if (event.target.closest?.('textarea, input')) {
+    if (event.key === 'Escape') event.target.blur();
     return;
   }
   if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
@@ -104,15 +118,19 @@ let typed = 0;
 function listen() {
   document.getElementById('search').addEventListener('input', () => {
     clearTimeout(typed);
-    typed = setTimeout(() => { view.chosen = 0; view.limit = ROWS_AT_ONCE; view.refresh?.(); }, 120);
+    typed = setTimeout(() => { view.chosen = 0; view.refresh?.(); }, 120);
   });
   document.getElementById('theme').addEventListener('click', () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
-    root.dataset.theme = dark ? 'light' : 'dark';
+    root.dataset.theme = kept('retool-theme', dark ? 'light' : 'dark');
     render();
   });
   window.addEventListener('hashchange', render);
+  let asked = false;
+  const later = () => { if (!asked) { asked = true; requestAnimationFrame(() => { asked = false; drawRows(); }); } };
+  window.addEventListener('scroll', later, { passive: true });
+  window.addEventListener('resize', later);
 }
 
 async function start() {

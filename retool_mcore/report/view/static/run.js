@@ -20,11 +20,16 @@ function runView(main) {
   const names = [...new Set(sources.flatMap((source) => Object.keys(source.curves)))];
   main.append(sourceTable(), ...sources.filter((source) => source.why).map((source) =>
     el('p', { class: 'warn why' }, shown(`${source.name}: ${source.why}`))));
+  if (store.index.rows.length) {
+    main.append(el('p', { class: 'tools noprint' }, el('a', { id: 'all', href: '#all=1' }, `search and filter all ${num(store.index.rows.length)} trajectories`),
+      el('button', { type: 'button', class: 'more', onclick: exportNotes }, 'export notes')));
+  }
   if (!names.length) {
     if (sources.some((source) => source.kind === 'run')) main.append(el('p', { class: 'warn' }, 'No curves: no step has finished yet.'));
     return;
   }
-  const taken = new Set();
+  const silent = names.filter((name) => sources.every((source) => (source.curves[name] ?? []).every((value) => !value)));
+  const taken = new Set(silent);
   main.append(el('p', { class: 'legend' }, sources.filter((source) => source.steps.length).map((source) =>
     el('span', {}, el('i', { class: 'dot', style: `background:var(${runColour(source)})` }), source.name)),
   Object.entries(EVENT_MARKS).map(([what, tone]) =>
@@ -39,6 +44,7 @@ function runView(main) {
     if (folded.open && folded.children.length === 1) folded.append(charts(rest));
   } }, el('summary', {}, `${rest.length} other metrics`));
   if (rest.length) main.append(folded);
+  if (silent.length) main.append(el('p', { class: 'faint silent' }, `0 throughout: ${silent.join(', ')}`));
 }
 
 function runColour(source) {
@@ -93,7 +99,7 @@ function draw(box, name) {
     font: '11px system-ui, sans-serif' };
   const output = box.querySelector('output');
   const plot = new uPlot({
-    width: box.clientWidth - 16, height: 150, legend: { show: false },
+    width: box.clientWidth - 16, height: 165, legend: { show: false },
     cursor: { sync: { key: 'steps' }, drag: { x: true, y: false }, points: { size: 6 } },
     scales: { x: { time: false } },
     axes: [{ ...axis, size: 26 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => String(+tick.toPrecision(4))) }],

@@ -1,12 +1,18 @@
 'use strict';
 // A step's trajectories as a table, and one group side by side.
 
-const COLUMNS = [['right', ''], ['id', 'id'], ['problem', 'problem'], ['truth', 'truth'], ['answer', 'answer'],
-  ['reward', 'reward'], ['stop', 'stop'], ['turns', 'turns'], ['calls', 'calls'], ['failed', 'failed'],
-  ['repairs', 'repairs'], ['tokens', 'tokens'], ['seconds', 's'], ['stale', 'stale']];
-const NUMBERS = new Set(['reward', 'turns', 'calls', 'failed', 'repairs', 'tokens', 'seconds', 'stale']);
-const ROWS_AT_ONCE = 500;
-const view = { sort: null, down: false, rows: [], chosen: 0, limit: ROWS_AT_ONCE, run: 0 };
+const COLUMNS = [['right', ''], ['source', 'source'], ['step', 'step'], ['id', 'id'], ['problem', 'problem'], ['truth', 'truth'],
+  ['answer', 'answer'], ['reward', 'reward'], ['stop', 'stop'], ['turns', 'turns'], ['calls', 'calls'], ['failed', 'failed'],
+  ['errors', 'errors'], ['repairs', 'repairs'], ['tokens', 'tokens'], ['seconds', 's'], ['stale', 'stale'], ['gap', 'gap']];
+const NUMBERS = new Set(['step', 'reward', 'turns', 'calls', 'failed', 'repairs', 'tokens', 'seconds', 'stale', 'gap']);
+const LEFT_OUT_IF_EMPTY = new Set(['problem', 'failed', 'errors', 'repairs', 'stale', 'gap']);
+// Widths in pixels: a table that measured its cells would do so again at every row that comes into sight.
+const WIDTHS = { right: 28, source: 110, step: 48, truth: 100, answer: 100, stop: 84, errors: 130, reward: 64, turns: 54, gap: 78 };
+const WIDTH = 62;
+const PROBLEM_PX = 200;
+const ROW_PX = 28;  // every row is as high, so that only those in sight are made
+const MORE_ROWS = 20;  // beyond them on either side
+const view = { sort: null, down: false, rows: [], chosen: 0, run: 0, table: null, marked: null };
 
 function rowsOf(source, step, partition) {
   return store.index.rows.filter((row) => row.source === source && row.step === step && row.partition === partition);
@@ -27,10 +33,28 @@ function stepView(main, place) {
       told.length ? `; ${num(100 * told.filter((row) => row.right).length / told.length, 1)} % right` : '',
       dull ? `; ${dull} groups taught nothing (all rewards alike, marked ∅)` : ''),
     source.kind === 'run' && place.part === 'train' ? perfetto(source, place.step) : null);
+  rowsTable(main, all, groups, new Set(['source', 'step']));
+}
+
+// All steps of all sources in one table: the filter and the histograms are over all of them.
+function allView(main) {
+  const all = store.index.rows;
+  const many = store.index.sources.length > 1;
+  main.append(el('h1', {}, 'All trajectories'), el('p', { class: 'facts' }, `${num(all.length)} trajectories of ${num(new Set(all.map((row) => `${row.source}/${row.step}`)).size)} steps`));
+  rowsTable(main, all, inGroups(all), new Set(many ? [] : ['source']));
+}
+
+function rowsTable(main, all, groups, hidden) {
+  const empty = (key) => all.every((row) => row[key] === null || row[key] === undefined || row[key] === '' || row[key] === 0);
+  const columns = COLUMNS.filter(([key]) => !hidden.has(key) && !(LEFT_OUT_IF_EMPTY.has(key) && empty(key)));
+  const bars = el('div', {});
   const box = el('div', { class: 'scroll' });
-  main.append(box);
-  view.limit = ROWS_AT_ONCE;
-  fillTable(box, all, groups);
+  const count = el('output', { id: 'count' });
+  main.append(bars, el('p', { class: 'tools noprint' }, count,
+    el('button', { type: 'button', id: 'export', class: 'more', onclick: () => exportRows(view.rows) }, 'export as JSONL'),
+    el('button', { type: 'button', id: 'export-notes', class: 'more', onclick: exportNotes }, 'export notes'),
+    el('span', { class: 'faint' }, '⊞ group side by side · ∅ taught nothing · ✎ your note')), box);
+  fillTable({ bars, box, count, columns }, all, groups);
 }
 
 function perfetto(source, step) {
@@ -39,38 +63,73 @@ function perfetto(source, step) {
     el('a', { href: 'https://ui.perfetto.dev', rel: 'noreferrer' }, 'Perfetto'), '.');
 }
 
-async function fillTable(box, all, groups) {
+async function fillTable(parts, all, groups) {
   const mine = ++view.run;
   const filter = parseFilter(document.getElementById('search').value);
   let rows = all.filter((row) => filter.conditions.every((condition) => meets(row, condition)));
   if (filter.words.length) {
-    const kept = [];
+    const found = [];
     for (const row of rows) {
-      if (await holdsText(row, filter.words)) kept.push(row);
+      if (await holdsText(row, filter.words)) found.push(row);
       if (mine !== view.run) return;  // another filter was typed meanwhile
     }
-    rows = kept;
+    rows = found;
   }
   if (view.sort) {
     const key = view.sort;
     rows = [...rows].sort((a, b) => (view.down ? -1 : 1) * compare(a[key], b[key]));
   }
   Object.assign(view, { rows, chosen: Math.min(view.chosen, Math.max(rows.length - 1, 0)) });
-  const again = () => fillTable(box, all, groups);
-  const heads = COLUMNS.map(([key, title]) => el('th', {
+  const again = () => fillTable(parts, all, groups);
+  const { bars, box, count, columns } = parts;
+  const heads = columns.map(([key, title]) => el('th', {
     class: NUMBERS.has(key) ? 'n' : '', 'aria-sort': view.sort === key ? (view.down ? 'descending' : 'ascending') : 'none' },
   el('button', { type: 'button', onclick: () => { sortBy(key); again(); } },
     `${title || '✓'}${view.sort === key ? (view.down ? ' ↓' : ' ↑') : ''}`)));
-  const lines = rows.slice(0, view.limit).map((row, number) => tableRow(row, number, groups));
-  box.replaceChildren(el('table', { class: 'rows' }, el('thead', {}, el('tr', {}, heads)), el('tbody', {}, lines)));
-  if (rows.length > view.limit) {
-    box.append(el('button', { type: 'button', class: 'more', onclick: () => { view.limit += 5000; again(); } },
-      `${num(rows.length - view.limit)} more`));
-  }
-  if (!rows.length) box.append(el('p', { class: 'empty' }, 'Nothing passes the filter.'));
+  const gaps = [el('tr', { class: 'gap' }, el('td', { colspan: columns.length })), el('tr', { class: 'gap' }, el('td', { colspan: columns.length }))];
+  const body = el('tbody', {});
+  const longest = rows.reduce((most, row) => Math.max(most, row.id.length), 0);
+  const width = (key) => (key === 'id' ? Math.min(240, 52 + 7.5 * longest) : WIDTHS[key] ?? WIDTH);
+  const least = columns.reduce((sum, [key]) => sum + (key === 'problem' ? PROBLEM_PX : width(key)), 0);
+  const cols = el('colgroup', {}, columns.map(([key]) => el('col', { style: key === 'problem' ? '' : `width:${width(key)}px` })));
+  const whole = el('table', { class: 'rows', style: `min-width:${least}px` }, cols, el('thead', {}, el('tr', {}, heads), gaps[0]), body, el('tfoot', {}, gaps[1]));
+  bars.replaceChildren(histograms(all, rows, again));
+  box.replaceChildren(whole, rows.length ? '' : el('p', { class: 'empty' }, 'Nothing passes the filter.'));
+  count.replaceChildren(`${rows.length < all.length ? `${num(rows.length)} of ` : ''}${num(all.length)} shown`);
+  view.table = { body, gaps, groups, columns, box, first: -1, last: -1 };
   view.refresh = again;
+  drawRows();
   box.dataset.ready = String(rows.length);
-  choose(view.chosen, false);
+}
+
+// The rows in sight and MORE_ROWS around them; the gaps have the height of the others.
+function drawRows() {
+  const table = view.table;
+  if (!table) return;
+  if (!table.measured && table.body.isConnected) {
+    table.measured = true;
+    table.box.classList.toggle('wide', table.body.parentElement.scrollWidth > table.box.clientWidth + 1);
+  }
+  const above = table.body.isConnected ? -table.gaps[0].getBoundingClientRect().top : 0;
+  const from = Math.max(0, Math.floor(above / ROW_PX));
+  const to = Math.min(view.rows.length, Math.ceil((above + window.innerHeight) / ROW_PX) + 1);
+  const near = MORE_ROWS / 2;  // a few rows at each frame, and not many at some
+  const enoughAbove = table.first === 0 || from >= table.first + near;
+  const enoughBelow = table.last === view.rows.length || to <= table.last - near;
+  if (table.first >= 0 && enoughAbove && enoughBelow) return;
+  const first = Math.max(0, Math.min(from, view.rows.length) - MORE_ROWS);
+  const last = Math.min(view.rows.length, to + MORE_ROWS);
+  const made = new Map([...table.body.children].map((line) => [Number(line.dataset.number), line]));
+  for (const [number, line] of made) if (number < first || number >= last) line.remove();
+  const lines = (low, high) => view.rows.slice(low, high).map((row, at) => tableRow(row, low + at, table));
+  if (table.first < 0 || first >= table.last || last <= table.first) table.body.replaceChildren(...lines(first, last));
+  else {
+    table.body.prepend(...lines(first, Math.max(first, table.first)));
+    table.body.append(...lines(Math.min(last, table.last), last));
+  }
+  Object.assign(table, { first, last });
+  table.gaps[0].firstChild.style.height = `${table.first * ROW_PX}px`;
+  table.gaps[1].firstChild.style.height = `${(view.rows.length - table.last) * ROW_PX}px`;
 }
 
 function sortBy(key) {
@@ -86,28 +145,31 @@ function compare(a, b) {
   return a < b ? -1 : 1;
 }
 
-function tableRow(row, number, groups) {
+function tableRow(row, number, { groups, columns }) {
   const dull = taughtNothing(groups.get(groupKey(row)));
-  const cells = COLUMNS.map(([key]) => {
+  const cells = columns.map(([key]) => {
     if (key === 'right') return el('td', {}, el('span', { class: row.right ? 'right' : 'wrong' }, row.right === null ? '' : row.right ? '✓' : '✗'));
     if (key === 'id') {
       return el('td', { class: 'id' }, el('a', { href: link(placeOf(row, { id: row.id })) }, shown(row.id)), ' ',
-        el('a', { class: 'faint', href: link(placeOf(row, { group: row.group })), title: 'its group side by side' }, dull ? '∅' : '⊞'));
+        el('a', { class: 'faint', href: link(placeOf(row, { group: row.group })), title: 'its group side by side' }, dull ? '∅' : '⊞'), noteOf(row) ? ' ✎' : '');
     }
-    const value = row[key];
+    const value = key === 'source' ? store.index.sources[row.source].name : row[key];
     if (NUMBERS.has(key)) return el('td', { class: `n${value ? '' : ' faint'}` }, num(value));
     return el('td', { class: key, title: value }, value === null || value === undefined ? '–' : shown(value));
   });
-  return el('tr', { class: dull ? 'dull' : '', 'data-number': number, onclick: () => choose(number, false),
+  return el('tr', { class: `${dull ? 'dull' : ''}${number === view.chosen ? ' chosen' : ''}`, 'data-number': number, onclick: () => choose(number, false),
     ondblclick: () => { location.hash = link(placeOf(row, { id: row.id })); } }, cells);
 }
 
 function choose(number, scroll = true) {
-  const lines = document.querySelectorAll('table.rows tbody tr');
-  if (!lines.length) return;
-  view.chosen = Math.max(0, Math.min(number, lines.length - 1));
-  lines.forEach((line, at) => line.classList.toggle('chosen', at === view.chosen));
-  if (scroll) lines[view.chosen].scrollIntoView({ block: 'nearest' });
+  if (!view.table?.body.isConnected || !view.rows.length) return;
+  view.chosen = Math.max(0, Math.min(number, view.rows.length - 1));
+  if (scroll) {
+    const at = view.table.gaps[0].getBoundingClientRect().top + window.scrollY + view.chosen * ROW_PX;
+    if (at < window.scrollY + 120 || at > window.scrollY + window.innerHeight - 2 * ROW_PX) window.scrollTo(0, at - window.innerHeight / 2);
+    drawRows();
+  }
+  for (const line of view.table.body.children) line.classList.toggle('chosen', Number(line.dataset.number) === view.chosen);
 }
 
 async function groupView(main, place) {

@@ -31,7 +31,7 @@ function tokenView(main, row, one, place) {
     onclick: () => go({ ...place, by: key }) }, title));
   const columns = { ...one, logprobs: nats(one.logprobs), gap: nats(one.gap) };
   const output = el('output', { class: 'hover' }, 'Point at a token.');
-  main.append(el('p', { class: 'tints' }, buttons, output));
+  main.append(el('p', { class: 'tints' }, buttons, output), legendOf(name));
   if (!values) main.append(el('p', { class: 'warn' }, `The file has no ${TINTS[name].title} for this trajectory.`));
   if (!store.index.sources[row.source].tokenizer) main.append(el('p', { class: 'warn' }, 'No tokenizer was found: tokens are shown as their ids.'));
   const box = el('div', { class: 'tokens', dir: 'ltr', onmouseover: (event) => {
@@ -48,6 +48,16 @@ function tokenView(main, row, one, place) {
   };
   add(0);
   main.append(box, el('p', { class: 'faint' }, 'Underlined tokens are learnt from; dimmed ones are masked.'));
+}
+
+// What the colours mean: from the value at one end of the ramp to that at the other.
+function legendOf(name) {
+  const ramp = (from, to, low, high) => el('p', { class: 'key faint' }, low,
+    el('i', { class: 'ramp', style: `background:linear-gradient(90deg,${from || 'transparent'},transparent 50%,${to || 'transparent'})` }), high);
+  if (name === 'logprob') return el('p', { class: 'key faint' }, '0 nats, sure', el('i', { class: 'ramp', style: `background:linear-gradient(90deg,transparent,${warm(1)})` }), '−5 nats or less');
+  if (name === 'gap') return ramp(both(-1), both(1), 'actor 0.5 nats lower', '0.5 nats higher');
+  if (name === 'advantage') return ramp(both(-1), both(1), '−2', '+2');
+  return el('p', { class: 'key faint' }, 'One colour for each version of the weights');
 }
 
 function token(one, texts, mask, versions, values, { tint, sampledOnly }, at) {

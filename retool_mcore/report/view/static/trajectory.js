@@ -10,16 +10,18 @@ async function trajectoryView(main, place) {
   }
   view.rows = view.rows.includes(row) ? view.rows : rows;
   view.chosen = view.rows.indexOf(row);
+  if (place.view === 'across') { acrossView(main, row); return; }
+  if (place.with !== undefined && rowOf(place.with)) { await compareView(main, row, rowOf(place.with)); return; }
   const one = await detail(row);
   const facts = [['truth', row.truth], ['answer', row.answer], ['reward', num(row.reward)], ['stop', row.stop],
     ['tokens', num(row.tokens)], ['seconds', num(row.seconds)], ['stale', num(row.stale)],
     ['advantage', Array.isArray(one.advantage) ? 'by token' : num(one.advantage, 3)]];
   main.append(el('h1', {}, mark(row.right), ' ', shown(row.id)),
     el('p', { class: 'facts' }, facts.map(([name, value]) => el('span', {}, el('i', {}, name), ' ', shown(value ?? '–'))),
-      el('a', { href: link(placeOf(row, { group: row.group })) }, 'its group'),
+      el('a', { href: link(placeOf(row, { group: row.group })) }, 'its group'), comparisons(row),
       el('button', { type: 'button', class: 'more', id: 'switch', onclick: () => go({ ...place, view: place.view === 'tokens' ? null : 'tokens' }) },
         place.view === 'tokens' ? 'show turns' : 'show tokens')),
-    one.drop_error ? el('p', { class: 'warn' }, `Dropped: `, shown(one.drop_error)) : '', timeLine(one));
+    one.drop_error ? el('p', { class: 'warn' }, `Dropped: `, shown(one.drop_error)) : '', timeLine(one), noteBox(row));
   if (place.view === 'tokens') tokenView(main, row, one, place);
   else turnCards(main, one);
 }
@@ -50,13 +52,20 @@ function turnCards(main, one) {
     main.append(el('article', { class: `card said${masked ? ' masked' : ''}`, id: `turn-${number}` },
       el('header', {}, `turn ${number + 1}`, el('span', { class: 'faint' },
         ` ${turn.kind ?? ''} · ${num(turn.tokens)} tokens${masked ? ', masked' : ''} · ${num(turn.engine_s)} s`)),
-      block(turn.text), turn.error ? el('p', { class: 'warn' }, 'not understood: ', shown(turn.error)) : '',
+      saidText(turn), turn.error ? el('p', { class: 'warn' }, 'not understood: ', shown(turn.error)) : '',
       repairs(turn), (turn.kind === 'cut' ? el('p', { class: 'cut' }, 'cut here: the turn was not finished') : '')),
     ...turn.results.map((result) => resultCard(result, turn)));
   });
   if (one.reward_info) {
     main.append(el('details', {}, el('summary', {}, 'reward parts'), block(JSON.stringify(one.reward_info, null, 1))));
   }
+}
+
+// A call that ran stands below, as code; here it is folded as the model wrote it.
+function saidText(turn) {
+  const call = turn.results.length && !turn.repairs?.length ? callPart(turn.text) : turn.text;
+  if (call === turn.text) return block(turn.text);
+  return [block(turn.text.slice(0, turn.text.length - call.length)), el('details', {}, el('summary', { class: 'faint' }, 'the call as it was written'), block(call))];
 }
 
 // Before is what the model wrote, in the card above; after is the code that ran.

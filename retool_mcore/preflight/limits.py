@@ -1,0 +1,71 @@
+"""What a shell's limits or a folder's rights would end in the middle of a start.
+
+Torch, Ray and the engines tell it in hundreds of lines, or wait; here it is one, before they are
+imported.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from retool_mcore.config import RunConfig
+from retool_mcore.errors import ConfigError, PlatformError
+
+GIB = 2**30
+FEWEST_FILES = 512  # a rank of SFT holds some 60, RL's processes some hundreds each
+# Torch and its libraries map more than they use: a rank of SFT 12 GiB on a CPU, an engine twice
+# that, and CUDA reserves as much as the machine's and the devices' memory together.
+LEAST_ADDRESSES_GIB = 32
+
+
+def require_limits(config: RunConfig) -> None:
+    """Raise what the limits of this process and the rights of the run's folder will not allow.
+
+    The limit of open files is first raised to what its owner may raise it to.
+    """
+    if problem := too_few_files() or too_few_addresses():
+        raise PlatformError(problem)
+    if problem := unwritable(config):
+        raise ConfigError(f"{config.source}: {problem}")
+
+
+def too_few_files() -> str:
+    """What is wrong with `ulimit -n`, or ""."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < FEWEST_FILES <= most or (files < FEWEST_FILES and most == resource.RLIM_INFINITY):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, most))
+    elif files < FEWEST_FILES:
+        return (
+            f"{files} open files are allowed (ulimit -n), and a run needs {FEWEST_FILES}. Raise the limit of this "
+            "shell or container: ulimit -n 65536, or --ulimit nofile=65536."
+        )
+    return ""
+
+
+def too_few_addresses() -> str:
+    """What is wrong with `ulimit -v`, or ""."""
+    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if addresses == resource.RLIM_INFINITY or addresses >= LEAST_ADDRESSES_GIB * GIB:
+        return ""
+    return (
+        f"this shell limits the address space of a process to {addresses / GIB:.1f} GiB (ulimit -v), and the libraries "
+        f"map {LEAST_ADDRESSES_GIB} without using them. Take the limit away (ulimit -v unlimited); limit memory by a "
+        "cgroup instead."
+    )
+
+
+def unwritable(config: RunConfig) -> str:
+    """Why nothing can be written into the run's folder, or ""."""
+    folder = config.run.dir.absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+    if not existing.is_dir():
+        return f"{existing} is no folder. Set run.root to one that can be written."
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} cannot be written{_mount_of(existing)}. Set run.root to a folder that can."
+    return ""
+
+
+def _mount_of(folder: Path) -> str:
+    return " (its file system is read-only)" if os.statvfs(folder).f_flag & os.ST_RDONLY else ""

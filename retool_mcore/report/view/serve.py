@@ -1,0 +1,111 @@
+"""`retool view --serve`: the page for this machine's browser, anew when its files have changed.
+
+It listens on loopback. The address holds a secret, because other users of the machine reach the
+port, too; and the Host of a request is looked at, so that no page of the web reaches it by a name
+of its own that it lets point here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, PlainTextResponse
+
+from retool_mcore.errors import ConfigError, DataError
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+WRITTEN = ("metrics.jsonl", "samples.jsonl", "trajectories/*.jsonl")  # in a run's or an evaluation's folder
+
+Write = Callable[[str], object]
+
+
+class LivePage:
+    """A page that ``write(version)`` writes to ``out``, anew when ``sources`` have changed."""
+
+    def __init__(self, sources: Sequence[Path], out: Path, write: Write) -> None:
+        self._sources, self.out, self._write = sources, out, write
+        self._writing, self._written = threading.Lock(), ""
+
+    def version(self) -> str:
+        """Another text after each change of a file that the page is made from."""
+        files = [file for source in self._sources for file in _files(source)]
+        told = [f"{file}:{stat.st_size}:{stat.st_mtime_ns}" for file in files if (stat := _stat(file)) is not None]
+        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+    def newest(self) -> Path:
+        """The page of now, or the one before where a file is cut short just now."""
+        with self._writing:
+            version = self.version()  # before the files are read: what comes meanwhile is another version
+            if version != self._written:
+                try:
+                    self._write(version)
+                except DataError:
+                    if not self._written:
+                        raise
+                else:
+                    self._written = version
+        return self.out
+
+
+def live_app(page: LivePage, secret: str, hosts: Sequence[str]) -> FastAPI:
+    """``/SECRET/`` is the page, ``/SECRET/version`` its newest version; ``hosts`` are its names."""
+    app = FastAPI(openapi_url=None)
+
+    def refused(request: Request, given: str) -> bool:
+        named = request.headers.get("host", "")
+        return named not in hosts or not secrets.compare_digest(given.encode(), secret.encode())
+
+    @app.get("/{given}/")
+    def show(given: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        if refused(request, given):
+            return PlainTextResponse("Not found", 404)
+        return FileResponse(page.newest(), media_type="text/html", headers=HEADERS)
+
+    @app.get("/{given}/version")
+    def version(given: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        if refused(request, given):
+            return PlainTextResponse("Not found", 404)
+        return PlainTextResponse(page.version(), headers=HEADERS)
+
+    return app
+
+
+def serve(page: LivePage, port: int, tell: Callable[[str], object]) -> None:
+    """Serve until Ctrl-C. ``port`` 0: a free one. Raises ConfigError where the port is taken."""
+    page.newest()  # errors of the files are told before anything listens
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(f"--port {port}: {error.strerror}. Name another, or 0 for a free one.") from error
+        port, secret = listener.getsockname()[1], secrets.token_urlsafe(16)
+        tell(f"serving http://127.0.0.1:{port}/{secret}/ until Ctrl-C; {page.out} is the same page")
+        app = live_app(page, secret, (f"127.0.0.1:{port}", f"localhost:{port}"))
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)).run(
+            sockets=[listener]
+        )
+
+
+def _files(source: Path) -> list[Path]:
+    return [source] if source.is_file() else sorted(file for name in WRITTEN for file in source.glob(name))
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except FileNotFoundError:  # the run has turned its files over
+        return None

@@ -1,0 +1,86 @@
+"""The served page: anew when a run has gone on, and for nobody who does not know its address."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from retool_mcore.report.view.page import write_page
+from retool_mcore.report.view.serve import LivePage, live_app
+from retool_mcore.report.view.sources import open_source
+
+RUN = Path(__file__).parent / "run"
+HOST = "127.0.0.1:8000"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(RUN, tmp_path / "run"))
+
+
+def live(run: Path) -> LivePage:
+    out = run.parent / "view.html"
+    return LivePage([run], out, lambda version: write_page([open_source(run)], out, limit=100, live=version))
+
+
+def test_the_page_and_its_version_change_with_the_runs_files(run: Path):
+    page = live(run)
+    client = TestClient(live_app(page, "s3cret", [HOST]), base_url=f"http://{HOST}")
+    first, shown = client.get("/s3cret/version").text, client.get("/s3cret/").text
+    assert f'data-live="{first}"' in shown and client.get("/s3cret/version").text == first
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 25, "reward": 0.5}\n')
+    second = client.get("/s3cret/version").text
+    assert second != first and f'data-live="{second}"' in client.get("/s3cret/").text
+
+
+def test_a_file_that_is_being_written_leaves_the_page_before(run: Path):
+    page = live(run)
+    before = page.newest().read_bytes()
+    rows = run / "trajectories" / "trajectories.jsonl"
+    whole = rows.read_bytes()
+    rows.write_bytes(b"{}\n")
+    assert page.newest().read_bytes() == before
+    rows.write_bytes(whole + whole.splitlines(keepends=True)[0])
+    assert page.newest().read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "code"),
+    [("/s3cret/", HOST, 200), ("/other/", HOST, 404), ("/", HOST, 404), ("/s3cret/", "evil.example:8000", 404),
+     ("/s3cret/version", "evil.example:8000", 404), ("/s3cret/version", "127.0.0.1:9", 404)],
+)  # fmt: skip
+def test_only_who_has_the_address_by_its_own_name_is_answered(run: Path, path: str, host: str, code: int):
+    client = TestClient(live_app(live(run), "s3cret", [HOST]), base_url=f"http://{HOST}")
+    answer = client.get(path, headers={"host": host})
+    assert answer.status_code == code
+    assert code != 200 or answer.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.long  # 40 s on a busy machine
+def test_the_command_serves_on_loopback_until_ctrl_c(run: Path):
+    argv = [sys.executable, "-m", "retool_mcore", "view", str(run), "--out", str(run / "view.html"), "--serve"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        try:
+            assert child.stdout is not None
+            line = child.stdout.readline()
+            form = r"serving (http://127\.0\.0\.1:\d+/\S{22}/) until Ctrl-C; \S+ is the same page\n"
+            found = re.fullmatch(form, line)
+            assert found, line
+            answer = httpx.get(found[1], trust_env=False, timeout=60)
+            policy = answer.text[:2000].count("connect-src 'self'")
+            assert (answer.status_code, policy) == (200, 1)
+            os.kill(child.pid, signal.SIGINT)
+            assert child.wait(timeout=60) == 130
+            assert child.stdout.read() == ""
+        finally:
+            child.kill()
