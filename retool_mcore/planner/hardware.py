@@ -35,7 +35,6 @@ class Device:
     # needs (vLLM). False: it is a share of what is free when the engine starts, and activations and
     # graphs come on top (SGLang).
     engine_counts_all: bool
-    cp_cuts_heads: bool  # context parallelism splits attention heads, not only the sequence
     decoding_fitted: bool  # decoding was measured, so the planner may change engine_tp
 
 
@@ -53,7 +52,6 @@ DEVICES = {
             host_link=64e9,
             fused=True,
             engine_counts_all=False,
-            cp_cuts_heads=False,
             decoding_fitted=True,
         ),
         Device(
@@ -67,7 +65,6 @@ DEVICES = {
             host_link=64e9,
             fused=True,
             engine_counts_all=False,
-            cp_cuts_heads=False,
             decoding_fitted=True,
         ),
         Device(
@@ -81,7 +78,6 @@ DEVICES = {
             host_link=32e9,
             fused=False,
             engine_counts_all=True,
-            cp_cuts_heads=True,
             decoding_fitted=False,
         ),
     )

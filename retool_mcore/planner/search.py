@@ -66,8 +66,6 @@ def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[
                 ranks = tp * pp * cp
                 if hardware.count % ranks or shape.kv_heads % tp or shape.layers % pp or tp * cp > DEVICES_PER_NODE:
                     continue
-                if hardware.device.cp_cuts_heads and shape.heads % (tp * cp):
-                    continue
                 dp = hardware.count // ranks
                 if isinstance(config, RlConfig):
                     batch = config.train.mini_batch_prompts * config.rollout.group_size

@@ -98,6 +98,12 @@ def test_proposals_are_runs_that_the_schema_takes():
         RlConfig.model_validate(plan.config.model_dump())
 
 
+def test_context_parallelism_cuts_the_sequence_and_not_the_heads_on_npus():
+    """MindSpeed's ring, as Transformer Engine's: 28 heads need not divide by tp * cp = 8."""
+    plans = found("rl_qwen2.5_7b_a2x8", hardware="a2x8")
+    assert SEVEN.heads == 28 and (4, 2) in {(plan.parallel.tp, plan.parallel.cp) for plan in plans}
+
+
 def test_recomputation_follows_the_memory_there_is():
     few = {plan.memory.recompute for plan in found("rl_qwen2.5_7b_h200x8")[:6]}
     assert "full" not in few and {"none", "auto"} <= few, "a 7B model on 140 GiB need not recompute everything"
