@@ -121,6 +121,6 @@ def _rollouts(config: RlConfig, shape: ModelShape, hardware: Hardware) -> Iterat
         for tp in SIZES if hardware.device.decoding_fitted else (config.rollout.engine_tp,):
             if serving % tp or shape.kv_heads % tp:
                 continue
-            for fraction in FRACTIONS:
+            for fraction in (each for each in FRACTIONS if each <= hardware.device.engine_share):
                 changed = _with(config, "memory", offload_idle=offload)
                 yield _with(changed, "rollout", engine_tp=tp, engine_memory_fraction=fraction)
