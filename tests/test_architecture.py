@@ -13,7 +13,9 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build", "runs"} & set(p.relative_to(ROOT).parts))
+SOURCES = sorted(
+    p for p in ROOT.rglob("*.py") if not {".venv", ".venv-ascend", "build", "runs"} & set(p.relative_to(ROOT).parts)
+)
 
 
 def test_the_contracts_of_imports_are_kept():
