@@ -135,7 +135,9 @@ def _weights(model: torch.nn.Module) -> Generator[tuple[str, torch.Tensor]]:
 def random_model(folder: Path, tokenizer: Any, seed: int) -> None:
     """The quickstart's model with heads of 32 values, which vLLM's attention on CPUs wants."""
     write_model(folder, tokenizer, seed)
-    config = AutoConfig.from_pretrained(folder, num_attention_heads=4, num_key_value_heads=2)
+    # No rows beyond the tokenizer's words, which verl's server masks and a forward pass does not.
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(tokenizer)}
+    config = AutoConfig.from_pretrained(folder, **shape)
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
