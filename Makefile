@@ -1,6 +1,7 @@
 # From a clone: `make quickstart` runs the main job on a CPU, `make test` every test.
 PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3,$(shell command -v $(v) 2>/dev/null)))
 VENV := .venv
+VLLM_VENV := .venv-ascend
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 CPU := retool_mcore/platforms/cpu
@@ -17,7 +18,7 @@ test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.ver
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
-.PHONY: quickstart install install-cuda install-ascend test test-first-half test-second-half test-long test-fast lint docs perf perf-rl clean
+.PHONY: quickstart install install-cuda install-ascend test test-ascend test-first-half test-second-half test-long test-fast lint docs perf perf-rl clean
 
 quickstart: install
 	$(BIN)/retool quickstart --seed $(SEED)
@@ -53,7 +54,7 @@ install-cuda:
 install-ascend:
 	$(IMAGE_PYTHON) -c 'import torch, torch_npu' || \
 	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
-	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --editable '.[ascend]'
+	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
 
 # Two halves side by side: engines that start leave a core idle for half of the time. Both run to
 # their ends, whichever fails, and Ctrl-C reaches both.
@@ -68,6 +69,20 @@ test-second-half:
 
 test-long: install
 	$(BIN)/python -m pytest -m long
+
+# The tool loop before a real vLLM, whose build for CPUs pins other versions than .venv has. torch's CPU
+# build must be on an index that pip knows.
+test-ascend: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest -m long tests/ascend
+
+$(VLLM_VENV)/.installed: pyproject.toml $(wildcard tests/ascend/vllm_by_name/*)
+	@$(PYTHON_FITS)
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet 'torch==2.13.0+cpu' 'uv>=0.8,<1'
+	$(VLLM_VENV)/bin/uv pip install --quiet --compile-bytecode --python $(VLLM_VENV)/bin/python \
+	  --override tests/ascend/vllm_by_name/overrides.txt --editable '.[engine]' ./tests/ascend/vllm_by_name \
+	  --requirement tests/ascend/vllm_by_name/requirements.txt
+	@touch $@
 
 test-fast: install
 	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long and not slow"
@@ -104,5 +119,5 @@ perf-rl: install
 		--data runs/task/rl_train.parquet
 
 clean:
-	rm -rf $(VENV) .venv-docs site runs build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) .venv-docs site runs build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,11 +11,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from ascend import limits
 from retool_mcore.config import RlConfig, RunConfig
@@ -30,19 +34,20 @@ from retool_mcore.platforms.rollout_engines import VLLM
 from retool_mcore.platforms.stores import STORE_PATCH
 from retool_mcore.platforms.versions import requirement
 
-CANN_HOME = "/usr/local/Ascend/ascend-toolkit/latest"  # where CANN's installer puts it; ASCEND_HOME_PATH says otherwise
-# verl's image for CANN 9.0 (Dockerfile.ascend_9.0.0_a2_v0.8.0) and its ReTool page for Ascend of
-# 2026-07 name these versions. vllm-ascend 0.18.0's own page names CANN 8.5.1 with the same torch.
-# verl's newest scripts use torch 2.10 with vllm-ascend 0.23, which this platform does not.
-CANN = ("9.0",)
+# Where CANN's installers put it, 8 and 9; ASCEND_HOME_PATH says otherwise.
+CANN_HOMES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann")
+# The set of verl 0.9 for NPUs; ascend/README.md says where each number is from.
+CANN = ("9.1", "9.0")
 VERSIONS = (
-    "torch>=2.9.0,<2.10",
-    "torch-npu>=2.9.0,<2.10",
+    "torch>=2.10.0,<2.11",
+    "torch-npu>=2.10.0.post2,<2.11",
     requirement("megatron-core"),
     "mindspeed>=0.16,<0.17",
-    "vllm>=0.18.0,<0.19",
-    "vllm-ascend>=0.18.0,<0.19",
+    "vllm>=0.23.0,<0.24",
+    "vllm-ascend>=0.23.0,<0.24",
+    "triton-ascend>=3.2.1,<3.3",
 )
+DRIVER = "25.3.rc1"  # the least with which verl's engines take weights from another process's memory
 
 
 class Ascend(Platform):
@@ -60,13 +65,19 @@ class Ascend(Platform):
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
         # verl's own default backend; MindSpeed's attention replaces it when use_flash_attn is set.
-        transformer_options={"attention_backend": "flash", "use_flash_attn": True},
+        # The rest is what verl's scripts of Megatron on NPUs set.
+        transformer_options={
+            "attention_backend": "flash",
+            "use_flash_attn": True,
+            "use_fused_rmsnorm": True,
+            "use_fused_swiglu": True,
+        },
     )
     # On NPUs verl registers its HCCL engine as "nccl".
     rollout = RolloutFacts(engine=VLLM, free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))
 
     def check_machine(self) -> None:
-        home = Path(os.environ.get("ASCEND_HOME_PATH", CANN_HOME))
+        home = _cann_home()
         if importlib.util.find_spec("torch_npu") is None:
             cann = f"CANN is at {home}" if home.is_dir() else f"CANN is not at {home} either"
             raise PlatformError(
@@ -92,7 +103,7 @@ class Ascend(Platform):
 
     def cann_version(self) -> str | None:
         """The version of the toolkit that the environment points to; None where there is none."""
-        home = Path(os.environ.get("ASCEND_HOME_PATH", CANN_HOME))
+        home = _cann_home()
         for info in sorted(home.glob("*-linux/ascend_toolkit_install.info")):
             for line in info.read_text(encoding="utf-8").splitlines():
                 name, _, value = line.partition("=")
@@ -107,11 +118,10 @@ class Ascend(Platform):
         version = self.cann_version()
         if version is None or not version.startswith(CANN):
             raise PlatformError(
-                f"CANN {version or '(no version found)'} is installed under "
-                f"{os.environ.get('ASCEND_HOME_PATH', CANN_HOME)}, not {' or '.join(CANN)}. See ascend/README.md."
+                f"CANN {version or '(no version found)'} is installed under {_cann_home()}, not {' or '.join(CANN)}. "
+                "See ascend/README.md."
             )
-        smi = shutil.which("npu-smi")
-        return {"CANN": version, "driver": smi or "npu-smi is not on the path: the driver cannot be told"}
+        return {"CANN": version, "driver": driver_version()}
 
     def environment(self) -> Sequence[EnvVar]:
         return (
@@ -134,9 +144,9 @@ class Ascend(Platform):
                 forced=False,
             ),
             EnvVar(
-                "TORCHDYNAMO_DISABLE",
+                "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
                 "1",
-                "guide, also in its edition for vllm-ascend 0.18; Megatron's small compiled functions stay eager",
+                "verl's NPU pages and scripts; a worker sees all devices of its node and takes its own by number",
                 forced=False,
             ),
             EnvVar(
@@ -165,11 +175,19 @@ class Ascend(Platform):
             raise ConfigError(
                 "ASCEND_LAUNCH_BLOCKING = 1 is exported, and vllm-ascend refuses it with ACL graphs. Unset it."
             )
+        if isinstance(config, RlConfig) and os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+            raise ConfigError(
+                "TORCHDYNAMO_DISABLE = 1 is exported, as the guide has it, and vLLM's piecewise graphs go through "
+                "torch.compile: the engines would decode without graphs and not say so. Unset it."
+            )
         if isinstance(config, RlConfig) and "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
             raise ConfigError(
                 "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's memory pool refuses. "
                 "Unset it: verl switches it by itself while the actor trains."
             )
+
+    def remarks(self, config: RunConfig) -> Sequence[str]:
+        return limits.remarks(config)
 
     def activate(self) -> None:
         os.environ.update(self.process_env())
@@ -199,13 +217,71 @@ class Ascend(Platform):
         return _npu().max_memory_allocated() / 2**30
 
     def rollout_engine_kwargs(self) -> dict[str, Any]:
-        return {"compilation_config": {"cudagraph_mode": "PIECEWISE"}}
+        return {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}}
 
     def sglang_command(self, *args: Any, **kwargs: Any) -> list[str]:
         raise PlatformError(
             '`retool eval` starts a SGLang server, and run.platform = "ascend" has none. Validate in training '
             "([validation]), or evaluate the export on a CUDA or CPU machine."
         )
+
+
+def _cann_home() -> Path:
+    """The toolkit that the environment points to, or the first that is where installers put it."""
+    if home := os.environ.get("ASCEND_HOME_PATH"):
+        return Path(home)
+    return next((Path(each) for each in CANN_HOMES if Path(each).is_dir()), Path(CANN_HOMES[0]))
+
+
+def driver_version() -> str:
+    """What npu-smi says of the driver.
+
+    Raises PlatformError where verl would end the run as its engines start: npu-smi is missing,
+    fails for the cards that verl asks, or tells a driver below DRIVER.
+    """
+    if shutil.which("npu-smi") is None:
+        raise PlatformError(
+            "npu-smi is not on the path, and verl asks it for the driver's version before the engines start. Put "
+            "it there: the driver's installer leaves it in /usr/local/bin or /usr/local/sbin."
+        )
+    said = _board()
+    for line in said.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "Software Version":
+            return _checked_driver(value.strip())
+    raise PlatformError(
+        f"`npu-smi info -t board` names no Software Version, which verl reads: {said.strip()[-300:]!r}."
+    )
+
+
+def _board() -> str:
+    """What npu-smi says of a card: of number 1 first, as verl asks, which a container may lack."""
+    visible = os.environ.get("ASCEND_VISIBLE_DEVICES", "").split(",")[0]
+    others = (visible, str(int(visible) // 2)) if visible.isdecimal() else ()  # two dies may be one card
+    error = ""
+    for card in ("1", *others):
+        asked = ["npu-smi", "info", "-t", "board", "-i", card]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode == 0:
+            return done.stdout
+        error = (
+            error or f"`{' '.join(asked)}` ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
+        )
+    raise PlatformError(
+        f"{error}. verl asks the same before the engines start. Where the container has no card 1, export "
+        "ASCEND_VISIBLE_DEVICES with the numbers of those it has."
+    )
+
+
+def _checked_driver(version: str) -> str:
+    """The version, as npu-smi tells it. Raises PlatformError for one below DRIVER."""
+    found = re.match(r"\d+\.\d+(\.rc\d+|\.\d+)?", version.lower())
+    if found is None or Version(found[0]) < Version(DRIVER):
+        raise PlatformError(
+            f"the driver is {version}, and verl wants at least {DRIVER} to hand weights to the engines. Install the "
+            "driver that belongs to the CANN of ascend/README.md."
+        )
+    return version
 
 
 def _npu() -> Any:

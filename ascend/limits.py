@@ -1,8 +1,9 @@
-"""Maps a CUDA run's settings to an Ascend run's: each is the same, substituted or refused.
+"""Maps a CUDA run's settings to an Ascend run's: each is the same, substituted, without effect or
+refused.
 
-The table is the single source: ``check`` enforces its refusals, ``retool plan --platform ascend``
-prints it, and README.md holds what ``markdown`` makes of it (a test compares). "Seen in" names the
-source of each claim; nothing here was run on an NPU.
+The table is the single source: ``check`` enforces its refusals, ``remarks`` tells what has no
+effect, ``retool plan --platform ascend`` prints it, and README.md holds what ``markdown`` makes of
+it (a test compares). "Seen in" names the source of each claim; nothing here was run on an NPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 
-VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.16.0", "vllm-ascend 0.18.0"
+VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.16.0", "vllm-ascend 0.23.0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,12 @@ class Row:
 
     ``asked`` tells whether a run's own settings ask for something that NPUs do not have.
     ``overrides`` are fnmatch patterns of the raw verl keys that ask for it. Only rows of kind
-    "refused" have either.
+    "refused" and "no effect" have either.
     """
 
     cuda: str
     ascend: str
-    kind: Literal["same", "substituted", "refused"]
+    kind: Literal["same", "substituted", "no effect", "refused"]
     reason: str
     seen_in: str
     asked: Callable[[RunConfig], bool] | None = None
@@ -81,18 +82,18 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         cuda="fused RMSNorm, SwiGLU and rotary embedding kernels",
-        ascend="Megatron's plain ones",
+        ascend="MindSpeed's fused RMSNorm and SwiGLU; Megatron's plain rotary embedding",
         kind="substituted",
-        reason="MindSpeed has fused ones (use_fused_rmsnorm, use_fused_swiglu, use_fused_rotary_pos_emb); "
-        "they stay off until somebody has measured them, [verl_overrides] switches them on",
-        seen_in=MINDSPEED,
+        reason="as verl's scripts of Megatron on NPUs have them; few of those fuse the embedding, too: "
+        "use_fused_rotary_pos_emb with apply_rope_fusion in [verl_overrides]",
+        seen_in=f"{MINDSPEED}, verl 0.9.0's run_qwen3_235b_256k_megatron.sh",
     ),
     Row(
         cuda="[parallel] cp: ring attention of Transformer Engine",
-        ascend="MindSpeed's ulysses_cp_algo",
+        ascend="MindSpeed's ring, megatron_cp_algo",
         kind="substituted",
-        reason="its default; attention heads must be divisible by tp * cp",
-        seen_in=MINDSPEED,
+        reason="its default; it cuts the sequence in the zigzag in which verl packs it, and no heads",
+        seen_in=f"{MINDSPEED}, verl 0.9.1",
     ),
     Row(
         cuda="SGLang",
@@ -112,15 +113,17 @@ TABLE: tuple[Row, ...] = (
         cuda="rollout engine releases weights and cache while the actor trains",
         ascend="vLLM's sleep at level 1: cache dropped, weights in host memory",
         kind="substituted",
-        reason="verl chooses level 1 where torch_npu is installed: plan a copy of the weights per engine on the host",
-        seen_in=VERL,
+        reason="verl chooses level 1 where torch_npu is installed: plan a copy of the weights per engine on the host. "
+        "With experts spread over an engine's devices verl says that accuracy may suffer: compare mismatch/kl first",
+        seen_in=f"{VERL}, {VLLM_ASCEND}",
     ),
     Row(
         cuda="CUDA graphs of the rollout engine",
-        ascend="ACL graphs, piecewise",
+        ascend="ACL graphs, FULL_AND_PIECEWISE: whole for steps that only decode, piecewise for mixed ones",
         kind="substituted",
-        reason="what vllm-ascend makes of verl's FULL_AND_PIECEWISE; said in the tree so that it shows",
-        seen_in=VLLM_ASCEND,
+        reason="vllm-ascend's default and verl's scripts; piecewise goes through torch.compile, so that an exported "
+        "TORCHDYNAMO_DISABLE = 1 is refused",
+        seen_in=f"{VLLM_ASCEND}'s graph_mode.md, verl 0.9.0's run_qwen3_06b_grpo_mindspeed.sh",
     ),
     Row(
         cuda="TE's FusedAdam",
@@ -128,6 +131,30 @@ TABLE: tuple[Row, ...] = (
         kind="substituted",
         reason="float32 states",
         seen_in=MINDSPEED,
+    ),
+    Row(
+        cuda="train.max_engine_restarts",
+        ascend="an engine that dies ends the run, and the same command continues it",
+        kind="no effect",
+        reason="what watches engines and starts them again is written for our SGLang server",
+        seen_in="retool_mcore",
+        asked=lambda config: isinstance(config, RlConfig) and config.train.max_engine_restarts > 0,
+    ),
+    Row(
+        cuda="run.seed, and a seed of its own for each request",
+        ascend="run.seed seeds each engine, and requests carry none",
+        kind="no effect",
+        reason="vLLM draws for seeded requests one by one; so a second run of the same settings samples other text",
+        seen_in="vLLM 0.23.0",
+        asked=lambda config: isinstance(config, RlConfig),
+    ),
+    Row(
+        cuda="metrics engine/running, engine/queued and engine/restarts",
+        ascend="left out; engine/cache_hit_rate is there",
+        kind="no effect",
+        reason="they are polled and counted in our SGLang server",
+        seen_in="retool_mcore",
+        asked=lambda config: isinstance(config, RlConfig),
     ),
     Row(
         cuda='model.fp8 = "tensorwise" or "blockwise"',
@@ -178,8 +205,9 @@ TABLE: tuple[Row, ...] = (
         cuda='algorithm.router_replay = "R3"',
         ascend="",
         kind="refused",
-        reason='verl asks for vLLM 0.22 or newer to tell the experts of a token. Use "R2", or "off"',
-        seen_in=VERL,
+        reason="vllm-ascend 0.23.0 tells the experts of a token, and verl takes them from vLLM 0.22 on; that "
+        'MindSpeed\'s router replays them has been seen nowhere. Use "R2", or "off"',
+        seen_in=f"{VLLM_ASCEND}'s test_moe_routing_replay.py, {VERL}",
         asked=lambda config: isinstance(config, RlConfig) and config.algorithm.router_replay == "R3",
     ),
     Row(
@@ -207,6 +235,14 @@ TABLE: tuple[Row, ...] = (
         overrides=("*gradient_accumulation_fusion", "*.attention_backend"),
     ),
     Row(
+        cuda="[verl_overrides] context_parallel_algo other than megatron_cp_algo (Ulysses and its hybrids)",
+        ascend="",
+        kind="refused",
+        reason="verl packs a sequence in the ring's zigzag, which they would read as whole pieces. Leave the key out",
+        seen_in=f"{MINDSPEED}, verl 0.9.1",
+        overrides=("*context_parallel_algo=[!m]*",),
+    ),
+    Row(
         cuda="[verl_overrides] global_profiler.tool = nsys",
         ascend="",
         kind="refused",
@@ -228,7 +264,7 @@ TABLE: tuple[Row, ...] = (
 def check(config: RunConfig) -> None:
     """Raise one ConfigError that names every setting without a counterpart on an NPU."""
     found: list[str] = []
-    for row in TABLE:
+    for row in (row for row in TABLE if row.kind == "refused"):
         if row.asked is not None and row.asked(config):
             found.append(f"{row.cuda}: {row.reason}")
         for key, value in config.verl_overrides.items():
@@ -238,6 +274,16 @@ def check(config: RunConfig) -> None:
                 found.append(f"[verl_overrides] {key}: {row.reason}")
     if found:
         raise ConfigError(f'{config.source}: not on run.platform = "ascend": {"; ".join(dict.fromkeys(found))}.')
+
+
+def remarks(config: RunConfig) -> list[str]:
+    """What a run's settings ask for and do not get, though the run works."""
+    rows = (row for row in TABLE if row.kind == "no effect" and row.asked is not None and row.asked(config))
+    return [f'{row.cuda}: no effect on run.platform = "ascend": {row.ascend}. {_sentence(row.reason)}' for row in rows]
+
+
+def _sentence(reason: str) -> str:
+    return f"{reason[0].upper()}{reason[1:]}."
 
 
 def markdown(rows: Sequence[Row] = TABLE) -> str:

@@ -14,7 +14,9 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
-    p for p in ROOT.rglob("*.py") if not {".venv", ".venv-docs", "build", "runs"} & set(p.relative_to(ROOT).parts)
+    p
+    for p in ROOT.rglob("*.py")
+    if not {".venv", ".venv-ascend", ".venv-docs", "build", "runs"} & set(p.relative_to(ROOT).parts)
 )
 
 

@@ -35,7 +35,8 @@ class Device:
     # needs (vLLM). False: it is a share of what is free when the engine starts, and activations and
     # graphs come on top (SGLang).
     engine_counts_all: bool
-    cp_cuts_heads: bool  # context parallelism splits attention heads, not only the sequence
+    group_gib: float  # what the communication library keeps for each group of ranks, beyond measured buffers
+    engine_share: float  # the most that the planner proposes for rollout.engine_memory_fraction
     decoding_fitted: bool  # decoding was measured, so the planner may change engine_tp
 
 
@@ -53,7 +54,8 @@ DEVICES = {
             host_link=64e9,
             fused=True,
             engine_counts_all=False,
-            cp_cuts_heads=False,
+            group_gib=0.0,
+            engine_share=0.9,
             decoding_fitted=True,
         ),
         Device(
@@ -67,7 +69,8 @@ DEVICES = {
             host_link=64e9,
             fused=True,
             engine_counts_all=False,
-            cp_cuts_heads=False,
+            group_gib=0.0,
+            engine_share=0.9,
             decoding_fitted=True,
         ),
         Device(
@@ -81,7 +84,8 @@ DEVICES = {
             host_link=32e9,
             fused=False,
             engine_counts_all=True,
-            cp_cuts_heads=True,
+            group_gib=0.4,  # HCCL: two buffers of HCCL_BUFFSIZE, 200 MB unless set
+            engine_share=0.75,  # verl's scripts of Megatron on NPUs have 0.5 to 0.75; measured here: none
             decoding_fitted=False,
         ),
     )

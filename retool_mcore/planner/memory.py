@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from math import ceil
 
@@ -42,6 +43,7 @@ class RolloutMemory:
     kv_cache: float
     training: float  # the idle actor's; if it is offloaded, what offloading does not free
     beyond: float  # the engine's activations and graphs, if they are outside its share
+    asleep: float  # what the engine keeps while the actor trains beside it
     kv_tokens: int  # of one engine
 
     @property
@@ -72,6 +74,14 @@ def state_params_of_rank(shape: ModelShape, parallel: Parallel, dp: int) -> floa
     return (experts * parallel.expert_tp * parallel.ep / parallel.tp + others) / (dp * parallel.cp)
 
 
+def groups_of_rank(parallel: Parallel, dp: int) -> int:
+    """The groups in which a rank of the training communicates: all ranks, and one for each way to
+    split.
+    """
+    sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, dp)
+    return sum(size > 1 for size in (math.prod(sizes), *sizes))
+
+
 def activation_bytes(
     shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True, fp8: bool = False
 ) -> tuple[float, float]:
@@ -97,7 +107,7 @@ def activation_bytes(
 
 def train_memory(
     shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int, fused: bool = True,
-    fp8: bool = False,
+    fp8: bool = False, group_gib: float = 0.0,
 ) -> TrainMemory:  # fmt: skip
     """Memory of training; ``micro_batch_tokens`` is the budget of one rank, not times cp."""
     tp, pp = parallel.tp, parallel.pp
@@ -120,7 +130,7 @@ def train_memory(
         optimizer=states / GIB,
         activations=micro_batch_tokens * (kept * layers * in_flight + working) / GIB,
         logits=micro_batch_tokens * shape.vocab / tp * logits_bytes / GIB,
-        buffers=calibrated("buffers_gib"),
+        buffers=calibrated("buffers_gib") + group_gib * groups_of_rank(parallel, dp),
     )
 
 
@@ -135,7 +145,7 @@ def rollout_memory(
     """
     weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
     stays = train.fp8_copies if memory.offload_idle else train.idle  # verl does not know of Transformer Engine's copies
-    training = 0.0 if rollout.gpus else stays + calibrated("buffers_gib")
+    training = 0.0 if rollout.gpus else stays + train.buffers
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
     return RolloutMemory(
@@ -143,5 +153,7 @@ def rollout_memory(
         kv_cache=cache,
         training=training,
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib"),
+        # vLLM's groups of an engine's ranks: all of them, and those that split its layers
+        asleep=0.0 if rollout.gpus else calibrated("asleep_gib") + 2 * (rollout.engine_tp > 1) * device.group_gib,
         kv_tokens=max(0, int(cache * GIB * rollout.engine_tp / shape.kv_bytes)),
     )

@@ -88,8 +88,7 @@ class Plan:
     @property
     def training_gib(self) -> float:
         """Memory of a device while it trains, beside a sleeping engine if they share it."""
-        shared = isinstance(self.config, RlConfig) and not self.config.rollout.gpus
-        return self.train.total + (calibrated("asleep_gib") if shared else 0.0)
+        return self.train.total + (self.rollout.asleep if self.rollout else 0.0)
 
     @property
     def need_gib(self) -> float:
@@ -164,7 +163,7 @@ def make_plan(
     dp = training.count // parallel.model_parallel
     train = train_memory(
         shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused,
-        fp8=config.model.fp8 != "off",
+        fp8=config.model.fp8 != "off", group_gib=hardware.device.group_gib,
     )  # fmt: skip
     lengths = lengths or assumed(config, mean_tokens)
     if isinstance(config, RlConfig):

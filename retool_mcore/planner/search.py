@@ -66,8 +66,6 @@ def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[
                 ranks = tp * pp * cp
                 if hardware.count % ranks or shape.kv_heads % tp or shape.layers % pp or tp * cp > DEVICES_PER_NODE:
                     continue
-                if hardware.device.cp_cuts_heads and shape.heads % (tp * cp):
-                    continue
                 dp = hardware.count // ranks
                 if isinstance(config, RlConfig):
                     batch = config.train.mini_batch_prompts * config.rollout.group_size
@@ -123,6 +121,6 @@ def _rollouts(config: RlConfig, shape: ModelShape, hardware: Hardware) -> Iterat
         for tp in SIZES if hardware.device.decoding_fitted else (config.rollout.engine_tp,):
             if serving % tp or shape.kv_heads % tp:
                 continue
-            for fraction in FRACTIONS:
+            for fraction in (each for each in FRACTIONS if each <= hardware.device.engine_share):
                 changed = _with(config, "memory", offload_idle=offload)
                 yield _with(changed, "rollout", engine_tp=tp, engine_memory_fraction=fraction)

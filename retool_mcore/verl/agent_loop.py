@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from verl.workers.rollout.llm_server import LLMServerClient
+    from verl.workers.rollout.replica import TokenOutput
 
 logger = logging.getLogger(__name__)
 
@@ -183,12 +184,11 @@ class VerlEngine:
                 f"the rollout server failed: {type(error).__name__}: {str(error)[-500:]}"
             ) from error
         alive.sign()
-        logprobs = output.log_probs
-        assert logprobs is not None, "verl's server returned no logprobs although they were asked for"
+        stop = _stop(output.stop_reason, output.token_ids, request.stop_token_ids)
         return EngineTurn(
             token_ids=output.token_ids,
-            logprobs=logprobs,
-            stop=_stop(output.stop_reason, output.token_ids, request.stop_token_ids),
+            logprobs=_logprobs(output, stop),
+            stop=stop,
             version=int(output.extra_fields.get("max_global_steps") or 0),
             cached_tokens=output.extra_fields.get("num_cached_tokens"),
             routes=None if output.routed_experts is None else output.routed_experts.astype(np.int16),
@@ -228,6 +228,14 @@ def _stop(
     if reason == "length":
         return "length"
     return "stop" if token_ids and token_ids[-1] in set(stop_token_ids) else "length"
+
+
+def _logprobs(output: TokenOutput, stop: str) -> Sequence[float]:
+    """The log-probabilities of the sampled tokens; verl's aborts before the first have no list."""
+    if output.log_probs is None and stop == "abort" and not output.token_ids:
+        return []
+    assert output.log_probs is not None, "verl's server returned no logprobs although they were asked for"
+    return output.log_probs
 
 
 def routes_of(trajectory: Trajectory) -> Routes:

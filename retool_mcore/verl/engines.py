@@ -101,7 +101,9 @@ class EnginesMixin(PPOTrainer):
         return super()._update_actor(batch, metrics)
 
     def engine_metrics(self) -> dict[str, float]:
-        """``engine/restarts``: since the row of metrics before."""
+        """``engine/restarts``: since the row of metrics before; nothing where nobody watches."""
+        if not self._watches:
+            return {}
         since, self._restarts_told = self._restarts - self._restarts_told, self._restarts
         return {"engine/restarts": float(since)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ascend.adapter import Ascend
+from ascend.adapter import Ascend, driver_version
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
@@ -25,7 +26,7 @@ STANDIN = HERE / "standin"
 # transformers imports torchvision, whose wheel is linked against CUDA: the CPU platform's stub
 # stands before it.
 STUBS = ROOT / "retool_mcore" / "platforms" / "cpu" / "stubs"
-RECORDED = json.loads((HERE / "names_v0_18_0.json").read_text(encoding="utf-8"))["files"]
+RECORDED = json.loads((HERE / "names_v0_23_0.json").read_text(encoding="utf-8"))["files"]
 no_npu = pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed here")
 verl_here = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 
@@ -101,6 +102,54 @@ def test_cann_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert Ascend().cann_version() == "9.0.0"
 
 
+def npu_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on the path, and no other."""
+    (folder / "npu-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "npu-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+BOARD = 'echo "\tNPU ID                         : $5"; echo "\tSoftware Version               : {}"'
+
+
+def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    npu_smi(tmp_path, BOARD.format("26.0.rc1"), monkeypatch)
+    assert driver_version() == "26.0.rc1"
+    npu_smi(tmp_path, BOARD.format("25.5.t3.b001"), monkeypatch)
+    assert driver_version() == "25.5.t3.b001"
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (BOARD.format("25.2.3"), "the driver is 25.2.3, and verl wants at least 25.3.rc1"),
+        (BOARD.format("unknown"), "the driver is unknown, and verl wants"),
+        ("echo 'DrvMngGetConsoleLogLevel failed'; exit 255", r"-i 1` ended with 255: DrvMng.*\. verl asks the same"),
+        ("echo nothing", "names no Software Version"),
+    ],
+)
+def test_what_npu_smi_cannot_tell_is_an_error(script: str, message: str, monkeypatch, tmp_path: Path):
+    """verl asks it as the engines start, and raises "Error checking IPC support"."""
+    npu_smi(tmp_path, script, monkeypatch)
+    with pytest.raises(PlatformError, match=message):
+        driver_version()
+
+
+def test_a_machine_without_npu_smi_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PlatformError, match="npu-smi is not on the path"):
+        driver_version()
+
+
+@pytest.mark.parametrize(("visible", "answers"), [("4,5", True), ("9", True), ("", False)])
+def test_a_container_without_card_1_tells_of_another(visible: str, answers: bool, monkeypatch, tmp_path: Path):
+    """Only card 4 answers: 4 by its own number, 9 as the second die of it."""
+    npu_smi(tmp_path, f'[ "$5" = 4 ] || exit 1; {BOARD.format("25.5.0")}', monkeypatch)
+    monkeypatch.setenv("ASCEND_VISIBLE_DEVICES", visible)
+    with contextlib.nullcontext() if answers else pytest.raises(PlatformError, match="ASCEND_VISIBLE_DEVICES"):
+        assert driver_version() == "25.5.0"
+
+
 def _verl_sources() -> str:
     spec = importlib.util.find_spec("verl")
     assert spec is not None and spec.origin is not None
@@ -110,8 +159,8 @@ def _verl_sources() -> str:
 
 @verl_here
 def test_every_variable_is_known_to_who_reads_it():
-    """Ours and verl's in the installed sources; the engine's in what was recorded of vllm-ascend
-    0.18.0.
+    """Ours, verl's and Ray's in the installed sources; the engine's in what was recorded of
+    vllm-ascend 0.23.0.
     """
     sources = _verl_sources()
     read_by = {
@@ -120,7 +169,7 @@ def test_every_variable_is_known_to_who_reads_it():
         "VLLM_ASCEND_ENABLE_NZ": "vllm-ascend",
         "TASK_QUEUE_ENABLE": "torch_npu",  # its Dockerfile and guides set it
         "HCCL_OP_EXPANSION_MODE": "vllm-ascend",
-        "TORCHDYNAMO_DISABLE": "torch",
+        "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "ray",
         "HCCL_CONNECT_TIMEOUT": "CANN",
         "TOKENIZERS_PARALLELISM": "verl",
     }
@@ -132,11 +181,10 @@ def test_every_variable_is_known_to_who_reads_it():
             assert RECORDED[name]["code"] > 0, name
         elif reader in ("torch_npu", "CANN"):
             assert RECORDED[name]["other"] > 0, name
-        elif reader == "torch":
-            import torch
+        elif reader == "ray":
+            from ray._private.accelerators import npu
 
-            dynamo = Path(str(torch.__file__)).parent / "_dynamo"
-            assert any(name in path.read_text(encoding="utf-8") for path in dynamo.glob("*.py"))
+            assert name in Path(str(npu.__file__)).read_text(encoding="utf-8")
     assert all(len(variable.reason) > 15 for variable in Ascend().environment())
 
 
@@ -151,6 +199,7 @@ def test_the_guides_settings_are_the_shipped_ones():
     assert (run.train.prompts_per_step, run.rollout.group_size, run.train.mini_batch_prompts) == (32, 16, 16)
     assert (run.rollout.max_turns, run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (16, 2048, 20480)
     assert (run.rollout.engine_tp, run.rollout.max_running_requests) == (2, 1024)
+    assert run.rollout.engine_memory_fraction <= 0.75, "not the guide's 0.9, which is beside FSDP"
     assert (run.cluster.nodes, run.cluster.gpus_per_node, run.optim.lr) == (1, 8, 1e-6)
     assert (run.checkpoint.every_steps, run.validation.every) == (100, 20)
     assert (run.algorithm.clip_low, run.algorithm.clip_high, run.algorithm.clip_c) == (0.2, 0.28, 10.0)
@@ -164,6 +213,7 @@ def test_the_guides_settings_are_the_shipped_ones():
     [
         ("ASCEND_LAUNCH_BLOCKING", "1", "ASCEND_LAUNCH_BLOCKING = 1"),
         ("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "PYTORCH_NPU_ALLOC_CONF"),
+        ("TORCHDYNAMO_DISABLE", "1", "piecewise graphs go through torch.compile"),
     ],
 )
 def test_an_exported_variable_that_the_engine_refuses(monkeypatch, name: str, value: str, message: str):

@@ -8,7 +8,7 @@ import pytest
 
 from ascend.adapter import Ascend
 from ascend.limits import TABLE, check, markdown
-from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from tests.families import write_hub_cache
 
@@ -53,7 +53,30 @@ def test_what_has_no_counterpart_is_refused_with_its_reason(setting: str, messag
 
 def test_the_engine_there_does_not_tell_experts():
     text = refused("algorithm.router_replay=R3", "memory.recompute=full", "train.micro_batch_tokens=40000")
-    assert 'algorithm.router_replay = "R3": verl asks for vLLM 0.22' in text
+    assert 'algorithm.router_replay = "R3": vllm-ascend 0.23.0 tells the experts' in text
+
+
+TRANSFORMER = "verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config."
+
+
+@pytest.mark.parametrize("algorithm", ["ulysses_cp_algo", "hybrid_cp_algo", "kvallgather_cp_algo"])
+def test_only_the_ring_reads_what_verl_packs(algorithm: str):
+    assert "the ring's zigzag" in refused(f"{TRANSFORMER}context_parallel_algo={algorithm}")
+    check(load_config(RlConfig, A2, [f"{TRANSFORMER}context_parallel_algo=megatron_cp_algo"]))
+
+
+def test_what_has_no_effect_is_remarked_by_name():
+    told = Ascend().remarks(load_config(RlConfig, A2))
+    assert [each.partition(":")[0] for each in told] == [
+        "train.max_engine_restarts",
+        "run.seed, and a seed of its own for each request",
+        "metrics engine/running, engine/queued and engine/restarts",
+    ]
+    assert "an engine that dies ends the run" in told[0]
+    none = Ascend().remarks(load_config(RlConfig, A2, ["train.max_engine_restarts=0"]))
+    assert none == told[1:], "none was asked for"
+    sft = load_config(SftConfig, ROOT / "configs" / "sft_qwen2.5_7b_a2x8.toml")
+    assert Ascend().remarks(sft) == []
 
 
 def test_all_refusals_are_told_at_once():
@@ -63,8 +86,6 @@ def test_all_refusals_are_told_at_once():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*_a2x*.toml")), ids=lambda p: p.name)
 def test_the_shipped_configs_pass(path: Path):
-    from retool_mcore.config import SftConfig
-
     check(load_config(SftConfig if path.name.startswith("sft_") else RlConfig, path))
 
 
@@ -91,10 +112,11 @@ def test_the_readme_has_the_table_of_the_code():
 
 
 def test_every_refusal_can_be_met():
-    """A refusing row either looks at the run's settings or at raw keys, but for the one that is a
-    command's.
+    """A row that refuses or remarks looks at the run's settings or at raw keys, but for the one
+    that is a command's.
     """
     for row in TABLE:
-        refuses = row.asked is not None or bool(row.overrides)
-        assert refuses == (row.kind == "refused" and not row.cuda.startswith("retool eval")), row.cuda
+        asks = row.asked is not None or bool(row.overrides)
+        tells = row.kind in ("refused", "no effect")
+        assert asks == (tells and not row.cuda.startswith("retool eval")), row.cuda
         assert bool(row.ascend) == (row.kind != "refused"), row.cuda

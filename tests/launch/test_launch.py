@@ -301,3 +301,39 @@ def servers_below(root: int) -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             found += [pid] if command[1:4] == [b"-m", b"retool_mcore.sandbox", b"serve"] else servers_below(pid)
     return found
+
+
+@pytest.mark.parametrize("given", ["ascend-toolkit/latest", "cann", "cann-9.1.0", "ascend-toolkit/latest/"])
+def test_the_scripts_of_cann_9_are_found_also_through_links(given: str, tmp_path: Path):
+    """`latest` leaves ascend-toolkit for a folder beside it; CANN 9's script is in that folder."""
+    (tmp_path / "cann-9.1.0").mkdir()
+    (tmp_path / "cann").symlink_to("cann-9.1.0")
+    (tmp_path / "ascend-toolkit").mkdir()
+    (tmp_path / "ascend-toolkit" / "latest").symlink_to("../cann-9.1.0")
+    assert sourced(tmp_path, "cann-9.1.0/set_env.sh", given) == ["cann-9.1.0/set_env.sh", "nnal/atb/set_env.sh"]
+
+
+def test_the_scripts_of_cann_8_are_found(tmp_path: Path):
+    (tmp_path / "ascend-toolkit" / "8.5.1").mkdir(parents=True)
+    (tmp_path / "ascend-toolkit" / "latest").symlink_to("8.5.1")
+    found = sourced(tmp_path, "ascend-toolkit/set_env.sh", "ascend-toolkit/latest")
+    assert found == ["ascend-toolkit/set_env.sh", "nnal/atb/set_env.sh"]
+
+
+def test_a_script_that_is_not_there_is_told(tmp_path: Path):
+    done = run(ROOT / "launch" / "env_a2.sh", ASCEND_HOME_PATH=str(tmp_path / "ascend-toolkit" / "latest"))
+    assert done.returncode == 0 and done.stderr.count(" is not there") == 2
+    assert f"note: {tmp_path}/nnal/atb/set_env.sh is not there" in done.stderr
+
+
+def sourced(root: Path, toolkit: str, given: str) -> list[str]:
+    """Which scripts launch/env_a2.sh reads for ASCEND_HOME_PATH ``given``."""
+    for name in (toolkit, "nnal/atb/set_env.sh"):
+        script = root / name
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(f"[ -z $NOT_SET_BY_ANYBODY ] && echo {name}\n")
+    launcher = root / "launcher.sh"
+    launcher.write_text(f"set -euo pipefail\nsource {ROOT}/launch/env_a2.sh\n")
+    done = run(launcher, ASCEND_HOME_PATH=f"{root}/{given}")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.splitlines()

@@ -296,3 +296,17 @@ def test_a_limit_below_a_planned_part_is_told_with_what_would_do():
     assert "warning: train.stall_s = 1000 would end the run" in report(
         plan.config, THIRTY_TWO, parse("h200x8"), plan, []
     )
+
+
+def test_each_group_of_ranks_on_npus_keeps_what_its_library_buffers():
+    """Two buffers of 200 MB: for all ranks, tp, pp and dp here, and twice in an engine of two."""
+    train = {"parallel": Parallel(tp=8, pp=2), "memory": Memory(), "dp": 2, "micro_batch_tokens": 0}
+    plain, grouped = (train_memory(THIRTY_TWO, **train, group_gib=gib).buffers for gib in (0.0, 0.4))
+    assert grouped - plain == pytest.approx(4 * 0.4)
+    alone = train_memory(SEVEN, Parallel(), Memory(), dp=1, micro_batch_tokens=0, group_gib=0.4)
+    assert alone.buffers == plain, "one device has nobody to talk to"
+    two, one = (rl("rl_qwen2.5_7b_a2x8", f"rollout.engine_tp={tp}") for tp in (2, 1))
+    plans = [make_plan(each, SEVEN, parse("a2x8")) for each in (two, one)]
+    asleep = [plan.rollout.asleep for plan in plans if plan.rollout]
+    assert asleep[0] - asleep[1] == pytest.approx(2 * 0.4)
+    assert plans[0].training_gib == pytest.approx(plans[0].train.total + asleep[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zipfile
 from functools import cache
 from pathlib import Path
 
@@ -22,8 +23,10 @@ NO_INDEX = ("Failed to fetch", "error sending request", "dns error", "No such fi
 
 def compiled(project: Path, extra: str, python: str, *options: str) -> subprocess.CompletedProcess[str]:
     uv = Path(sys.executable).parent / "uv"
-    words = ["pip", "compile", str(project), "--extra", extra, "--python-version", python, "--no-python-downloads"]
-    words += ["--python-platform", MACHINES[extra], "--no-header", "--no-annotate", *options]
+    """``extra`` "": ``project`` is a file of requirements, for the machine of platform ascend."""
+    words = ["pip", "compile", str(project), *(["--extra", extra] if extra else []), "--python-version", python]
+    words += ["--python-platform", MACHINES[extra or "ascend"], "--no-python-downloads"]
+    words += ["--no-header", "--no-annotate", *options]
     return subprocess.run([uv, *words], capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
 
 
@@ -74,5 +77,81 @@ def test_the_cuda_set_is_whole_and_what_pyproject_allows(python: str):
     assert pins["sglang"] == "0.5.14" and pins["torch"] == "2.11.0"
 
 
-def test_ascend_keeps_the_torch_of_its_image():
-    assert resolved("ascend", "3.11")["torch"] == "2.9.0"
+ASCEND_SET, OVERRIDES = ROOT / "ascend" / "requirements.txt", ROOT / "ascend" / "overrides.txt"
+# What of the set is on no index that pip reaches by itself, and what each asks for: MindSpeed's
+# requirements.txt at core_r0.16.0, as far as versions matter, and triton-ascend's, which asks for
+# nothing.
+NOT_ON_THE_INDEX = {"mindspeed": ("0.16.0", ["numpy<=1.26.0", "transformers>=4.43.2"]), "triton-ascend": ("3.2.2", [])}
+
+
+def wheel_of(folder: Path, name: str, version: str, requires: list[str]) -> None:
+    """A wheel with that name and what it asks for, and no code."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", "\n".join(metadata) + "\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+def whole_ascend(folder: Path, python: str, *options: str, of: Path = ASCEND_SET) -> subprocess.CompletedProcess[str]:
+    """The set with this package's extra, beside stand-ins for what is on no index."""
+    for name, (version, requires) in NOT_ON_THE_INDEX.items():
+        wheel_of(folder, name, version, requires)
+    return compiled(ROOT / "pyproject.toml", "ascend", python, str(of), "--find-links", str(folder), *options)
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_the_ascend_set_resolves_with_its_overrides(python: str, tmp_path: Path):
+    found = versions(whole_ascend(tmp_path, python, "--override", str(OVERRIDES)))
+    pins = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins_of(ASCEND_SET)}
+    assert pins.keys() >= NOT_ON_THE_INDEX.keys()
+    assert {name: found[name] for name in pins} == pins
+    numpy = Requirement("numpy>=2.0,<2.5").specifier  # numba 0.65 does not import beside 2.5
+    assert found["numba"] == "0.65.0" and numpy.contains(found["numpy"])
+    assert (found["verl"], found["megatron-core"], found["ray"]) == ("0.9.1", "0.16.1", "2.60.0")
+    assert "triton" not in found, "it has the module of triton-ascend"
+
+
+def pins_of(file: Path) -> list[Requirement]:
+    lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return [Requirement(line) for line in lines if line]
+
+
+@pytest.mark.parametrize("left_out", ["numpy", "transformers", "torch", "torchaudio"])
+def test_each_override_of_the_ascend_set_is_needed(left_out: str, tmp_path: Path):
+    lines = OVERRIDES.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not re.match(rf"{left_out}\b", line)]
+    assert len(kept) == len(lines) - 1
+    (tmp_path / "overrides.txt").write_text("".join(kept), encoding="utf-8")
+    done = whole_ascend(tmp_path, "3.11", "--override", str(tmp_path / "overrides.txt"))
+    if any(words in done.stderr for words in NO_INDEX):
+        pytest.skip("no package index is reached from here")
+    assert done.returncode and "No solution found" in done.stderr and left_out in done.stderr
+
+
+def test_the_set_of_verl_0_8_does_not_resolve(tmp_path: Path):
+    """What this platform named before, with all that is said of torch and transformers overridden:
+    vllm-ascend 0.18.0 asks for a numpy below 2.
+    """
+    old = "torch==2.9.0\ntorchvision==0.24.0\ntorchaudio==2.9.0\n"
+    (tmp_path / "overrides.txt").write_text(old + "transformers==5.10.4\n", encoding="utf-8")
+    old += "torch-npu==2.9.0\nvllm-ascend==0.18.0\n"
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8").replace("torch==2.10.0", "torch==2.9.0")
+    (tmp_path / "pyproject.toml").write_text(project, encoding="utf-8")
+    (tmp_path / "old.txt").write_text(old, encoding="utf-8")
+    words = (str(tmp_path / "old.txt"), "--override", str(tmp_path / "overrides.txt"))
+    done = compiled(tmp_path / "pyproject.toml", "ascend", "3.11", *words)
+    if any(words in done.stderr for words in NO_INDEX):
+        pytest.skip("no package index is reached from here")
+    assert done.returncode and re.search(r"vllm-ascend==0\.18\.0\s+depends\s+on\s+numpy", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(NOT_ON_THE_INDEX))
+def test_what_no_index_has_is_still_on_none(name: str, tmp_path: Path):
+    """When it is, the stand-in goes, and README.md's words about it."""
+    (tmp_path / "one.txt").write_text(f"{name}=={NOT_ON_THE_INDEX[name][0]}\n", encoding="utf-8")
+    done = compiled(tmp_path / "one.txt", "", "3.11")
+    if any(words in done.stderr for words in NO_INDEX):
+        pytest.skip("no package index is reached from here")
+    assert done.returncode and "No solution found" in done.stderr

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
@@ -124,10 +125,17 @@ def test_the_curriculum_is_told_a_group_that_was_set_aside_once():
     assert len(buffer.told) == 2, "validation teaches the curriculum nothing"
 
 
+def sampled_by(engine: str) -> Any:
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": engine}}})
+
+
 def test_restarts_are_counted_by_row_and_bounded_by_the_run(tmp_path: Path):
     from ray.exceptions import RayActorError
 
     trainer = trainer_of(tmp_path, "train.max_engine_restarts=3")
+    trainer.config = sampled_by("vllm")
+    assert trainer.engine_metrics() == {}, "nobody watches vLLM, so 0 would tell of nothing"
+    trainer.config = sampled_by("sglang")
     trainer._count(RayActorError())
     trainer._count(RayActorError())
     assert trainer.engine_metrics() == {"engine/restarts": 2.0}
