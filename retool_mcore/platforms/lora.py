@@ -1,12 +1,12 @@
 """Low-rank adapters on Megatron's linear layers: Transformer Engine's and the plain ones of a CPU.
 
-A layer keeps its class, its weight and the weight's name, and gets a module `lora` below it with
-two factors for each Hugging Face matrix that it holds: linear_qkv has those of q_proj, k_proj and
-v_proj, each a row A [r, in] and a column B [out, r]. So an adapter means here what it means to peft.
+A layer keeps its weight and the weight's name, and gets a module `lora` below it with A [r, in] and
+B [out, r] for each Hugging Face matrix that it holds: linear_qkv has those of q_proj, k_proj and
+v_proj. So an adapter means here what it means to peft.
 
-Shapes: S tokens of this rank's part of a sequence, B batch, P factors of a layer, r rank. Of a layer
-that tensor parallelism cuts by its output, B is cut and A is whole on every rank; of one that it
-cuts by its input, the other way round.
+Shapes: S tokens of this rank's part of a sequence, B batch, r rank. Of a layer that tensor
+parallelism cuts by its output, B is cut and A is whole on every rank; of one that it cuts by its
+input, the other way round.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ class Adapter(torch.nn.Module):
                 )  # fmt: skip
         self._order = [name.rpartition(".")[2] for name in held]
         for factor in self.factors.values():
-            # The one that is whole on every rank sees this rank's tokens only; Megatron sums such gradients.
+            # What is whole on every rank sees this rank's tokens only; Megatron sums its gradient.
             whole = factor.B if by_input else factor.A
             whole.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [S, B, in] as the layer's own product takes it -> [S', B, out] as the layer gives it."""
+        """x [S, B, in], the input of the layer's own product -> [S', B, out], beside its output."""
         if self.dropout and self.training:
             x = self._drop(x)
         parts = list(self.factors.values())

@@ -57,15 +57,14 @@ def _over_tensor_parallel(factors: Sequence[Factor]) -> Iterator[Pair]:
 
 @torch.no_grad()
 def load(chunks: Sequence[Any], weights: Mapping[str, Pair]) -> None:
-    """Copy this rank's part of whole adapters into the model. Raises KeyError for one that lacks."""
+    """Copy this rank's part of whole adapters into the model."""
     rank = parallel_state.get_tensor_model_parallel_rank()
     for factor in factors_of(chunks):
         for own, whole, cut in zip((factor.A, factor.B), weights[factor.name], ("A", "B"), strict=True):
-            if factor.cut == cut:
-                dim = 1 if cut == "A" else 0
-                whole = whole.narrow(dim, rank * own.shape[dim], own.shape[dim])
-            assert whole.shape == own.shape, f"{factor.name} {cut}: {whole.shape} for {own.shape}"
-            own.copy_(whole)
+            dim = 1 if cut == "A" else 0
+            mine = whole.narrow(dim, rank * own.shape[dim], own.shape[dim]) if factor.cut == cut else whole
+            assert mine.shape == own.shape, f"{factor.name} {cut}: {mine.shape} for {own.shape}"
+            own.copy_(mine)
 
 
 class _WithoutAdapters:
@@ -93,15 +92,18 @@ class AdaptedBridge:
     """mbridge of a model that gets adapters, which it neither reads nor writes.
 
     It builds chunks with adapters, and exports W + s B A under the names and in the shapes of W.
+    ``only_changed``: the export that is asked for next leaves out what training does not change.
     """
 
+    only_changed = False
+
     def __init__(self, bridge: Any, adapters: Adapters) -> None:
-        self._adapters, self._unwrap = adapters, _unwrapped
+        self._adapters = adapters
         self._export: Callable[..., Iterator[tuple[str, torch.Tensor]]] = bridge.export_weights
         names, build = bridge._weight_name_mapping_mcore_local_to_global, bridge.get_model
         bridge.get_model = partial(self._get_model, build)
         bridge._weight_name_mapping_mcore_local_to_global = _known(names)
-        bridge.export_weights = self.export
+        bridge.export_weights = lambda models: self._merged(_unwrapped(models), self.only_changed)
 
     def _get_model(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         callbacks = [*kwargs.pop("post_model_creation_callbacks", []), self._adapt]
@@ -110,9 +112,7 @@ class AdaptedBridge:
     def _adapt(self, model: Any, **_: Any) -> None:
         adapt(model, self._adapters)
 
-    def export(self, models: Sequence[Any], *, only_changed: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-        """The whole model's weights, or those alone that training changes. Collective."""
-        chunks = self._unwrap(models)
+    def _merged(self, chunks: Sequence[Any], only_changed: bool) -> Iterator[tuple[str, torch.Tensor]]:
         pairs = gather(chunks)
         for name, weight in self._export([_WithoutAdapters(chunk, only=only_changed) for chunk in chunks]):
             pair = pairs.get(name.removesuffix(".weight"))

@@ -66,6 +66,8 @@ def _explain_failed_read(folder: str) -> Iterator[None]:
     """Name the folder: one from before checksums were kept is first found damaged here."""
     try:
         yield
+    except CheckpointError:
+        raise
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
         raise CheckpointError(
             f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "

@@ -1,8 +1,7 @@
 """[lora] on verl's Megatron engine: adapters in its model, its checkpoints and its reference.
 
-verl has adapters on Megatron through Megatron-Bridge alone, and asks for them by its key `lora.rank`,
-which stays 0. Its key `lora_rank` tells its trainer that the actor without adapters is the
-reference, and with `lora.merge` its engines get whole weights.
+verl's own adapters on Megatron need Megatron-Bridge. ``attach`` puts ours into its engine; the keys
+that they come by are at the end of verl/keys/engine.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,12 @@ def attach(engine: Any) -> None:
 
 
 class EngineAdapters:
-    """What an engine with adapters does otherwise. ``changed_only`` is for ``weights``."""
+    """What an engine with adapters does otherwise.
+
+    ``engines_have_base``: rollout engines got all weights, and need those alone that change.
+    """
+
+    engines_have_base = False
 
     def __init__(self, engine: Any) -> None:
         model = engine.model_config
@@ -81,6 +85,14 @@ class EngineAdapters:
         """Raises CheckpointError for adapters of another base."""
         load(self._engine.module, read_adapter(Path(path), self._base)[0])
 
-    def changed_weights(self) -> Any:
-        """The weights that training changes, with their adapters: for engines that have the others."""
-        return self._bridge.export(self._engine.module, only_changed=True)
+    def send_base_once(self) -> None:
+        """For engines that keep their weights between two syncs."""
+        self._weights = self._engine.get_per_tensor_param
+        self._engine.get_per_tensor_param = self._weights_to_send
+
+    def _weights_to_send(self, *args: Any, **kwargs: Any) -> Any:
+        self._bridge.only_changed = self.engines_have_base
+        try:
+            return self._weights(*args, **kwargs)
+        finally:
+            self._bridge.only_changed, self.engines_have_base = False, True

@@ -26,7 +26,7 @@ class LoraEngine(Engine):
         return [row[:-1].tolist() for row in output["log_probs"].unbind()] if self.has_output else None
 
     def held(self) -> dict[str, Any]:
-        """Numbers of elements: what is trained, the buffers of gradients, and what the optimizer has."""
+        """Numbers of elements: trained, in buffers of gradients, and in the optimizer."""
         chunks = self.engine.module
         parameters = [each for chunk in chunks for each in chunk.parameters()]
         trained = [each for each in parameters if each.requires_grad]
@@ -53,11 +53,18 @@ class LoraEngine(Engine):
     def save_adapter(self, folder: str) -> None:
         self.engine.adapters.save(folder)
 
-    def changed(self) -> list[str]:
-        return [name for name, _ in self.engine.adapters.changed_weights()]
+    def synced(self) -> list[list[str]]:
+        """The weights of two syncs, of one after engines were started anew, and of the next."""
+        adapters = self.engine.adapters
+        adapters.send_base_once()
+        found = []
+        for forget in (False, False, True, False):
+            adapters.engines_have_base = adapters.engines_have_base and not forget
+            found.append([name for name, _ in self.engine.get_per_tensor_param()[0]])
+        return found
 
     def initial(self) -> dict[str, Any]:
-        """Whole adapters before any step: of each the sums that tell A apart, and B's largest value."""
+        """Of each adapter before any step: two numbers that tell A apart, and B's largest."""
         from retool_mcore.platforms.lora_weights import gather
 
         found = gather(self.engine.module)

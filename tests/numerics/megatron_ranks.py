@@ -3,9 +3,8 @@
 A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep", "etp"},
 "dtype", "packed", "fused", "temperature", "entropy_bonus", "transformer", "optim", "reshardable",
 "asynchronous", "recompute_above", "micro_batch_tokens", "adapters", "role", "actions"}, the last a
-list of [name of a method of Engine, *arguments]; with a role, of rl_ranks.RlEngine, with adapters, of
-lora_ranks.LoraEngine. ``launch`` returns what the actions of each job returned, on the rank that has
-the output.
+list of [name of a method of Engine, *arguments]; with a role, of RlEngine, with adapters, of
+LoraEngine. ``launch`` returns what the actions of each job returned, on the rank with the output.
 """
 
 from __future__ import annotations

@@ -198,9 +198,9 @@ MODEL = (
     Key("external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("use_remove_padding", None, True),
     Key("use_fused_kernels", "memory.fused_cross_entropy", lambda run, _: run.memory.fused_cross_entropy),
-    # verl's trainer takes from lora_rank that the actor without its adapters is the reference, and from
-    # lora.merge that engines get whole weights; verl/lora.py reads the others. lora.rank stays 0: with
-    # it verl would call Megatron-Bridge.
+    # verl's trainer takes from lora_rank that the actor without its adapters is the reference, and
+    # from lora.merge that engines get whole weights; verl/lora.py reads the others. lora.rank stays
+    # 0: with it verl would call Megatron-Bridge.
     Key("lora_rank", OWN_LORA, lambda run, _: run.lora.rank, when=_has_adapters),
     Key("lora_alpha", OWN_LORA, lambda run, _: run.lora.alpha, when=_has_adapters),
     Key("target_modules", OWN_LORA, lambda run, _: run.lora.matrices, when=_has_adapters),
