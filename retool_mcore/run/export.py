@@ -37,7 +37,8 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
     if adapter and not is_adapter(source):
         raise CheckpointError(f"{run_dir} trained all weights (lora.rank = 0), so it has no adapter to export.")
     _require_whole(source.parents[len(_WEIGHTS.parts) - 1])
-    read_config(str(source))
+    if not is_adapter(source):
+        read_config(str(source))
     own = any((to / name).is_file() for name in ("config.json", CONFIG))
     if to.exists() and not own and any(to.iterdir()):
         raise CheckpointError(f"{to} is not empty and not a model directory; it is left as it is. Name another folder.")
