@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,6 @@ def write_adapter(
     folder: str, weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]], config: Mapping[str, Any]
 ) -> None:
     """Write adapters, whole and on the host, by the name of their matrix."""
-    from safetensors.torch import save_file
-
     to = Path(folder)
     to.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -70,10 +69,16 @@ def write_adapter(
         for name, pair in weights.items()
         for letter, tensor in zip("AB", pair, strict=True)
     }
-    save_file(tensors, to / WEIGHTS, metadata={"format": "pt"})
+    _save(tensors, to / WEIGHTS)
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     hashes = base_hashes(str(config["base_model_name_or_path"]))
     (to / BASE).write_text(json.dumps(hashes, indent=2) + "\n", encoding="utf-8")
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """As safetensors, whose writer has no whole annotations."""
+    torch_files: Any = import_module("safetensors.torch")
+    torch_files.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def is_adapter(folder: Path) -> bool:
@@ -111,8 +116,6 @@ def merge(adapter: Path, to: Path) -> None:
     One file of the base is in memory at a time. The tokenizer and what else lies beside the adapter
     is copied, the base's config.json too. Raises CheckpointError.
     """
-    from safetensors.torch import save_file
-
     pairs, config = read_adapter(adapter)
     located = tensor_files(str(config["base_model_name_or_path"]))
     assert located is not None, "its hashes were compared"
@@ -129,7 +132,7 @@ def merge(adapter: Path, to: Path) -> None:
                 pair = pairs.get(name.removesuffix(".weight"))
                 tensors[name] = weight if pair is None else merged(weight, *pair, scale)
         size += sum(each.numel() * each.element_size() for each in tensors.values())
-        save_file(tensors, to / shard, metadata={"format": "pt"})
+        _save(tensors, to / shard)
     if (base / INDEX).is_file():
         (to / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": files}), encoding="utf-8")
     for path in adapter.iterdir():

@@ -116,7 +116,7 @@ class Adapter(torch.nn.Module):
         """x [S, B, in], the input of the layer's own product -> [S', B, out], beside its output."""
         if self.dropout and self.training:
             x = self._drop(x)
-        parts = list(self.factors.values())
+        parts: list[Any] = list(self.factors.values())
         h = linear(x, torch.cat([part.A for part in parts])) * self.scale
         if self.by_input:
             if self.sequence_parallel:
@@ -137,7 +137,8 @@ class Adapter(torch.nn.Module):
         """The ranks that hold the same values leave out the same ones."""
         if not self.by_input and not self.sequence_parallel:
             return dropout(x, self.dropout)
-        with tensor_parallel.get_cuda_rng_tracker().fork():
+        tracker: Any = tensor_parallel.get_cuda_rng_tracker()
+        with tracker.fork():
             return dropout(x, self.dropout)
 
     def _join(self, products: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ def gather(chunks: Sequence[Any]) -> dict[str, Pair]:
     """Every adapter of the model, whole, on every rank; by the name of its matrix. Collective."""
     mine = factors_of(chunks)
     found = dict(zip((factor.name for factor in mine), _over_tensor_parallel(mine), strict=True))
-    group = parallel_state.get_pipeline_model_parallel_group()
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
     if group.size() == 1:
         return found
     shapes = [(name, *(each.shape for each in pair)) for name, pair in found.items()]
@@ -41,7 +41,7 @@ def gather(chunks: Sequence[Any]) -> dict[str, Pair]:
 
 
 def _over_tensor_parallel(factors: Sequence[Factor]) -> Iterator[Pair]:
-    group = parallel_state.get_tensor_model_parallel_group()
+    group: Any = parallel_state.get_tensor_model_parallel_group()
     cut = [getattr(factor, factor.cut).detach() for factor in factors]
     parts = [[each] for each in cut]
     if group.size() > 1:

@@ -41,13 +41,13 @@ class Chunk(torch.nn.Module):
 
     def __init__(self, kind: type[Plain]) -> None:
         super().__init__()
-        layer = torch.nn.Module()
-        layer.layer_number, layer.config = 3, CONFIG  # type: ignore[assignment]
+        layer: Any = torch.nn.Module()
+        layer.layer_number, layer.config = 3, CONFIG
         layer.self_attention, layer.mlp = torch.nn.Module(), torch.nn.Module()
         layer.self_attention.linear_qkv = kind((HEADS + 2 * GROUPS) * WIDTH, HIDDEN)
         layer.self_attention.linear_proj = Plain(HIDDEN, HEADS * WIDTH)
         layer.mlp.linear_fc1, layer.mlp.linear_fc2 = kind(2 * FFN, HIDDEN), Plain(HIDDEN, FFN)
-        self.decoder = torch.nn.Module()
+        self.decoder: Any = torch.nn.Module()
         self.decoder.layers = torch.nn.ModuleList([layer])
         self.embedding, self.pre_process = torch.nn.Embedding(7, HIDDEN), True
 
@@ -60,7 +60,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda: 0)
 
 
-def adapted(kind: type[Plain], *matrices: str, dropout: float = 0.0) -> Chunk:
+def adapted(kind: type[Plain], *matrices: str, dropout: float = 0.0) -> Any:
     from retool_mcore.platforms.lora import Adapters, adapt, factors_of
 
     chunk = Chunk(kind)
@@ -101,12 +101,13 @@ def test_gate_and_up_stand_one_below_the_other(alone: None):
 
 def test_what_is_not_named_keeps_its_class_and_all_but_adapters_is_frozen(alone: None):
     chunk = adapted(Plain, "o_proj")
-    layer = chunk.decoder.layers[0]
+    layer: Any = chunk.decoder.layers[0]
     assert type(layer.mlp.linear_fc1) is Plain and isinstance(layer.self_attention.linear_proj, Plain)
+    proj: Any = layer.self_attention.linear_proj
     trained = {name for name, each in chunk.named_parameters() if each.requires_grad}
     below = "decoder.layers.0.self_attention.linear_proj.lora.factors.o_proj"
     assert trained == {f"{below}.A", f"{below}.B"}
-    assert layer.self_attention.linear_proj.lora.factors["o_proj"].name == "model.layers.2.self_attn.o_proj"
+    assert proj.lora.factors["o_proj"].name == "model.layers.2.self_attn.o_proj"
 
 
 def test_dropout_is_of_training_alone(alone: None):
