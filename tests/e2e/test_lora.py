@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from retool_mcore.platforms import get_platform
 from retool_mcore.run.export import export
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
@@ -20,16 +21,19 @@ from tests.e2e.test_async_trainer import of_its_version
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
-SIZE = ("train.prompts_per_step=8", "rollout.group_size=2", "data.max_prompt_tokens=300", "rollout.record_groups=8")
+SIZE = ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=2", "data.max_prompt_tokens=300")
 SIZE += ("rollout.max_response_tokens=400", "rollout.protocol=retool", "validation.every=0", "train.steps=3")
+SIZE += ("rollout.record_groups=8",)
 ADAPTERS = ("lora.rank=8", "lora.alpha=16", "optim.lr=0.01", "algorithm.kl_coef=0.01")
 KEPT = ("checkpoint.every_steps=1", "checkpoint.keep=3")
 OWN_ENGINES = ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1", "train.when_stale=wait")
+OWN_ENGINES += ("train.prefetch_batches=1.0", "train.max_staleness=1", "algorithm.importance_sampling=sequence")
 
 
 @pytest.mark.parametrize("mode", [("train.mode=sync",), OWN_ENGINES], ids=["sync", "async"])
 def test_engines_sample_with_the_adapters_of_the_last_step(tmp_path: Path, mark: str, mode: tuple[str, ...]):
     """In mode "async" only the first weight sync has what does not change."""
+    get_platform("cpu").activate()  # transformers finds our stand-in for torchvision
     from transformers import AutoModelForCausalLM
 
     task = write_coin_task(tmp_path, calls=True, wrong_goes_on=50)
