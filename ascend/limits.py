@@ -60,6 +60,14 @@ TABLE: tuple[Row, ...] = (
         seen_in="retool_mcore",
     ),
     Row(
+        cuda="lora.rank",
+        ascend="",
+        kind="refused",
+        reason="nobody has seen MindSpeed's linear layers with adapters",
+        seen_in="retool_mcore",
+        asked=lambda config: config.lora.rank > 0,
+    ),
+    Row(
         cuda="device cuda, NCCL, Ray resource GPU",
         ascend="device npu, HCCL, Ray resource NPU",
         kind="substituted",

@@ -92,11 +92,12 @@ def export(
     run_dir: Annotated[Path, typer.Argument(help="a run's folder, or one checkpoint of it")],
     to: Annotated[Path, typer.Option(help="where the Hugging Face model directory is written")],
     checkpoint: Annotated[str, typer.Option(help="newest, best (by best.metric), or a step")] = "newest",
+    adapter: Annotated[bool, typer.Option("--adapter", help="with [lora]: the adapters alone, for peft")] = False,
 ) -> None:
     """Write a checkpoint of a run as a Hugging Face model for transformers and SGLang."""
     from retool_mcore.run.export import export as export_run
 
-    typer.echo(f"wrote {export_run(run_dir, to, checkpoint)}")
+    typer.echo(f"wrote {export_run(run_dir, to, checkpoint, adapter=adapter)}")
 
 
 @app.command()

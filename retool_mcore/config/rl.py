@@ -314,6 +314,15 @@ class RlConfig(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _lora_has_no_critic(self) -> RlConfig:
+        if self.lora.rank and self.algorithm.name == "ppo":
+            raise ValueError(
+                f'lora.rank = {self.lora.rank} with algorithm.name = "ppo": its critic has no adapters and would train '
+                'all its weights. Use an algorithm without one, as "grpo", or lora.rank = 0'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _warm_up_rules(self) -> RlConfig:
         if self.critic.warmup_steps and self.algorithm.name != "ppo":
             raise ValueError(

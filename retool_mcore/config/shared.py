@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.experts import Experts
+from retool_mcore.config.lora import Lora
 from retool_mcore.config.model import Model
 from retool_mcore.config.saving import Best, Checkpoint, check_saving
 
@@ -197,6 +198,7 @@ class JobConfig(Section):
 class RunConfig(JobConfig):
     """The sections that SFT and RL share."""
 
+    lora: Lora = Lora()
     parallel: Parallel = Parallel()
     experts: Experts = Experts()
     memory: Memory = Memory()
@@ -305,6 +307,19 @@ class RunConfig(JobConfig):
                 f"[verl_overrides] has {len(self.verl_overrides)} keys, at most {MAX_VERL_OVERRIDES} are allowed. "
                 "Ask for a setting of our own instead"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _lora_rules(self) -> RunConfig:
+        beside = {
+            f'model.fp8 = "{self.model.fp8}"': self.model.fp8 != "off",
+            f"memory.optimizer_on_cpu = {self.memory.optimizer_on_cpu}": self.memory.optimizer_on_cpu > 0,
+        }
+        for what, asked in beside.items():
+            if asked and self.lora.rank:
+                raise ValueError(
+                    f"lora.rank = {self.lora.rank} with {what}: adapters are not trained that way here. Leave one out"
+                )
         return self
 
     def _check_recomputed_collectives(self) -> None:

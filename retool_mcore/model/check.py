@@ -44,6 +44,11 @@ def check_model(config: RunConfig) -> None:
         )
     if not experts:
         _check_dense(config)
+    if experts and config.lora.rank:
+        raise ConfigError(
+            f"{config.source}: lora.rank = {config.lora.rank}, and {config.model.path} has {experts} experts, which "
+            "get no adapters here. Take a dense model, or train all weights with lora.rank = 0."
+        )
     if experts and shape.ffn % config.parallel.expert_tp:
         size = f"{config.parallel.expert_tp}{'' if config.parallel.etp else ' (as tp)'}"
         raise ConfigError(

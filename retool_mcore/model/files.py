@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import ModelShape, shape_of_config
 
 INDEX = "model.safetensors.index.json"
+ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand for the whole
 _HUB_S = 10.0  # how long the hub may take to answer
 
 
@@ -117,6 +119,19 @@ def tensor_files(model: str) -> tuple[Path, dict[str, str]] | None:
         return folder, _index(folder)
     with safe_open()(folder / "model.safetensors", framework="np") as shard:
         return folder, dict.fromkeys(shard.keys(), "model.safetensors")
+
+
+def file_hash(path: Path) -> str:
+    """Of a file's size and of both its ends, or "missing"."""
+    if not path.is_file():
+        return "missing"
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(ENDS_BYTES))
+        file.seek(max(0, size - ENDS_BYTES))
+        digest.update(file.read(ENDS_BYTES))
+    return digest.hexdigest()[:12]
 
 
 def safe_open() -> Any:

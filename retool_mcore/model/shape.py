@@ -40,6 +40,20 @@ class ModelShape:
         ffn = 3 * self.hidden * self.ffn
         return self.attention_params + (ffn * self.experts + self.hidden * self.experts if self.experts else ffn)
 
+    def adapter_params(self, rank: int, matrices: Sequence[str], tp: int = 1) -> float:
+        """Of one layer's adapters on one of ``tp`` ranks.
+
+        Tensor parallelism cuts the one of an adapter's two matrices that has the side which it cuts
+        the weight by.
+        """
+        attended, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        whole_and_cut = {  # in, out of what is cut by its output; out, in of what is cut by its input
+            "q_proj": (self.hidden, attended), "k_proj": (self.hidden, kv), "v_proj": (self.hidden, kv),
+            "o_proj": (self.hidden, attended), "gate_proj": (self.hidden, self.ffn), "up_proj": (self.hidden, self.ffn),
+            "down_proj": (self.hidden, self.ffn),
+        }  # fmt: skip
+        return sum(rank * (whole + cut / tp) for whole, cut in map(whole_and_cut.__getitem__, matrices))
+
     @property
     def head_params(self) -> int:
         """Weights of the embedding table, or of the output matrix."""

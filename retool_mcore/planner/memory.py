@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 from math import ceil
 
 from retool_mcore.config import Memory, Parallel
+from retool_mcore.config.lora import Lora
 from retool_mcore.config.sampling import Rollout
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Device
 
+WHOLE = Lora()  # all weights are trained
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.adam_states: master weight and moments
 
 
@@ -19,7 +21,7 @@ STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.ada
 class TrainMemory:
     """Memory of a pipeline's fullest device: in the first stage, with the most micro-batches."""
 
-    weights: float
+    weights: float  # adapters among them
     fp8_copies: float  # of the layers' weights, as they are and transposed, a byte each
     gradients: float
     optimizer: float
@@ -82,8 +84,13 @@ def groups_of_rank(parallel: Parallel, dp: int) -> int:
     return sum(size > 1 for size in (math.prod(sizes), *sizes))
 
 
+def adapters_of_rank(shape: ModelShape, parallel: Parallel, lora: Lora) -> float:
+    """Parameters of adapters on one device of the fullest stage; 0 without."""
+    return ceil(shape.layers / parallel.pp) * shape.adapter_params(lora.rank, lora.matrices, parallel.tp)
+
+
 def activation_bytes(
-    shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True, fp8: bool = False
+    shape: ModelShape, memory: Memory, tp: int, *, fused: bool = True, fp8: bool = False, lora: bool = False
 ) -> tuple[float, float]:
     """Bytes per token that a layer keeps for its backward pass, and that it needs to recompute.
 
@@ -93,10 +100,11 @@ def activation_bytes(
     keeps the gate's activation and, at norms and residuals, four more hidden states (measured:
     the first two rows of "SFT of a 7B shape on 2 H200" in perf/history.jsonl differ by that much).
     "auto" counts as keeping everything, because its micro-batches are fullest when nothing is
-    recomputed.
+    recomputed. With ``lora`` a layer also keeps its norms' outputs, which adapters read.
     """
     hidden, ffn = shape.hidden, shape.ffn * (shape.experts_per_token or 1)
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)
+    unfused += 2 * 2 * hidden if lora and fused else 0
     whole = (shape.kept_bytes - (shape.fp8_values if fp8 else 0) + unfused) / tp
     if memory.recompute == "full":
         return 2 * hidden / tp, whole
@@ -107,26 +115,32 @@ def activation_bytes(
 
 def train_memory(
     shape: ModelShape, parallel: Parallel, memory: Memory, *, dp: int, micro_batch_tokens: int, fused: bool = True,
-    fp8: bool = False, group_gib: float = 0.0,
+    fp8: bool = False, lora: Lora = WHOLE, group_gib: float = 0.0,
 ) -> TrainMemory:  # fmt: skip
-    """Memory of training; ``micro_batch_tokens`` is the budget of one rank, not times cp."""
+    """Memory of training; ``micro_batch_tokens`` is the budget of one rank, not times cp.
+
+    With ``lora`` gradients and the optimizer's states are the adapters' alone.
+    """
     tp, pp = parallel.tp, parallel.pp
     params = sum(params_of_rank(shape, parallel))
     layers = ceil(shape.layers / pp)
-    kept, working = activation_bytes(shape, memory, tp, fused=fused, fp8=fp8)
+    adapters = adapters_of_rank(shape, parallel, lora)
+    how: dict[str, bool] = {"fused": fused, "fp8": fp8, "lora": bool(lora.rank)}
+    kept, working = activation_bytes(shape, memory, tp, **how)
     if memory.recompute == "full" and memory.recompute_layers:
-        plain, _ = activation_bytes(shape, Memory(), tp, fused=fused, fp8=fp8)
+        plain, _ = activation_bytes(shape, Memory(), tp, **how)
         share = min(1.0, memory.recompute_layers / layers)
         kept = kept * share + plain * (1 - share)
     in_flight = (
         pp * (1 + (pp - 1) / (pp * parallel.vpp)) if parallel.vpp > 1 else pp
     )  # micro-batches in the first stage
     logits_bytes = calibrated("fused_logits_bytes") if memory.fused_cross_entropy else calibrated("logits_bytes")
-    states = state_params_of_rank(shape, parallel, dp) * STATE_BYTES[memory.adam_states] * (1 - memory.optimizer_on_cpu)
+    own = adapters / (dp * parallel.cp) if lora.rank else state_params_of_rank(shape, parallel, dp)
+    states = own * STATE_BYTES[memory.adam_states] * (1 - memory.optimizer_on_cpu)
     return TrainMemory(
-        weights=2 * params / GIB,
+        weights=2 * (params + adapters) / GIB,
         fp8_copies=2 * sum(layer_params_of_rank(shape, parallel)) / GIB if fp8 else 0.0,
-        gradients=4 * params / GIB,
+        gradients=4 * (adapters if lora.rank else params) / GIB,
         optimizer=states / GIB,
         activations=micro_batch_tokens * (kept * layers * in_flight + working) / GIB,
         logits=micro_batch_tokens * shape.vocab / tp * logits_bytes / GIB,

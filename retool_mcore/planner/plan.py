@@ -163,7 +163,7 @@ def make_plan(
     dp = training.count // parallel.model_parallel
     train = train_memory(
         shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused,
-        fp8=config.model.fp8 != "off", group_gib=hardware.device.group_gib,
+        fp8=config.model.fp8 != "off", lora=config.lora, group_gib=hardware.device.group_gib,
     )  # fmt: skip
     lengths = lengths or assumed(config, mean_tokens)
     if isinstance(config, RlConfig):
@@ -171,7 +171,7 @@ def make_plan(
     work = Work.of(config.train.global_batch, lengths.sequence, calibrated("spread"))
     phases = {
         "train": _train_s(config, shape, training, work, updates=1, lengths=lengths),
-        "optimizer": optimizer_s(shape, training, parallel, memory, dp),
+        "optimizer": optimizer_s(shape, training, parallel, memory, dp, lora=config.lora),
     }
     return Plan(
         config=config, dp=dp, train=train, rollout=None, phases=phases, parts={"an update": sum(phases.values())},
@@ -237,7 +237,8 @@ def _training_phases(
     responses = config.train.prompts_per_step * config.rollout.group_size
     phases["update"] = passes + responses / dp * calibrated("update_response_s")
     phases["update"] += 0.0 if config.rollout.gpus else calibrated("update_shared_s")
-    phases["update"] += updates * (optimizer_s(shape, devices, parallel, memory, dp) + calibrated("update_s"))
+    optimizer = optimizer_s(shape, devices, parallel, memory, dp, lora=config.lora)
+    phases["update"] += updates * (optimizer + calibrated("update_s"))
     phases["weight_sync"] = sync_s(shape, running=config.train.mode != "sync")
     if memory.offload_idle:
         phases["offload"] = offload_s(train, devices)
@@ -259,6 +260,7 @@ def _train_s(
     seconds = pass_s(
         shape, hardware, parallel, work,
         passes=passes, micro_batches=math.ceil(micro_batches) * updates, fp8=config.model.fp8 != "off",
+        lora=config.lora,
     )  # fmt: skip
     return seconds * stretch(shape, parallel, micro_batches)
 

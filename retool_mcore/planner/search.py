@@ -28,7 +28,7 @@ def proposals(config: Config, shape: ModelShape, hardware: Hardware, lengths: Le
     settings, those that need less memory come first.
     """
     found: list[Plan] = []
-    for on_cpu in (0.0, 1.0):
+    for on_cpu in (0.0,) if config.lora.rank else (0.0, 1.0):
         for layout in _layouts(_with(config, "memory", optimizer_on_cpu=on_cpu), shape, trainers(config, hardware)):
             plan = _fastest(layout, shape, hardware, lengths)
             found += [plan] if plan is not None else []

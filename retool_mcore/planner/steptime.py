@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retool_mcore.config import Memory, Parallel
+from retool_mcore.config.lora import Lora
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Hardware
 from retool_mcore.planner.memory import (
     STATE_BYTES,
+    WHOLE,
     TrainMemory,
     activation_bytes,
+    adapters_of_rank,
     params_of_rank,
     state_params_of_rank,
 )
@@ -39,6 +42,7 @@ def pass_s(
     passes: float,
     micro_batches: int,
     fp8: bool,
+    lora: Lora = WHOLE,
 ) -> float:
     """Seconds of ``passes``, counted in forward passes, over all of a rank's ``micro_batches``.
 
@@ -48,14 +52,18 @@ def pass_s(
     layer_s = calibrated("expert_layer_s") + calibrated("expert_launch_s") * shape.experts / parallel.ep
     launch_s = micro_batches * shape.layers / parallel.pp * passes * (layer_s if shape.experts else 0.0)
     launch_s *= calibrated("fp8_launches") if fp8 else 1.0
-    return max(_device_s(shape, hardware, parallel, work, passes=passes, fp8=fp8), launch_s)
+    return max(_device_s(shape, hardware, parallel, work, passes=passes, fp8=fp8, lora=lora), launch_s)
 
 
 def _device_s(
-    shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float, fp8: bool
+    shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float, fp8: bool, lora: Lora
 ) -> float:
     devices, flops = hardware.count, hardware.device.flops
-    products = 2 * shape.compute_params * work.tokens * passes / (devices * flops * calibrated("gemm"))
+    multiplied = shape.compute_params * passes
+    if lora.rank:  # a frozen weight has no gradient, which is a third of forward and backward
+        adapters = shape.layers * shape.adapter_params(lora.rank, lora.matrices)
+        multiplied = shape.compute_params * (passes - (1 if passes >= 3 else 0)) + adapters * passes
+    products = 2 * multiplied * work.tokens / (devices * flops * calibrated("gemm"))
     products *= calibrated("fp8") if fp8 else 1.0
     attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes
     attention_s = attention / (devices * flops * calibrated("attention"))
@@ -96,7 +104,9 @@ def _exchanges(passes: float) -> float:
     return passes - 1 if passes >= 3 else passes
 
 
-def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int) -> float:
+def optimizer_s(
+    shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int, *, lora: Lora = WHOLE
+) -> float:
     """Seconds to reduce gradients, step and gather weights: bytes over links and through memory.
 
     States on the host count at the host's rate.
@@ -104,6 +114,9 @@ def optimizer_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, memor
     params = sum(params_of_rank(shape, parallel))
     ranks = dp * parallel.cp
     own = state_params_of_rank(shape, parallel, dp)
+    if lora.rank:
+        params = adapters_of_rank(shape, parallel, lora)
+        own = params / ranks
     messages = 6 * (params - own) / (hardware.link(ranks * parallel.tp) * calibrated("link"))
     states = 2 * (STATE_BYTES[memory.adam_states] + 4) * own
     host = states * memory.optimizer_on_cpu / (hardware.device.host_link * calibrated("host"))

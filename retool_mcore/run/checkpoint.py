@@ -2,7 +2,8 @@
 
     <run>/checkpoints/global_step_50/
         actor/model/huggingface/   weights in Hugging Face's layout, written by the bridge;
-                                   `retool export` copies them
+                                   `retool export` copies them. With [lora] adapters in peft's form,
+                                   and hashes of the base that they belong to
         actor/optimizer/dist_ckpt/ Adam moments, float32 main weights and the schedule, sharded by
                                    Megatron
         actor/extra/dist_ckpt/     random states of every rank
@@ -31,6 +32,7 @@ from rich.console import Console
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import leaves
+from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError
 from retool_mcore.run import checksums, prolong
 from retool_mcore.run.step_folders import STATE_FILE, set_aside, step_folders
@@ -43,7 +45,7 @@ FREE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "cr
 NOT_RECORDED = "(not recorded)"
 UNSET = "(not set)"
 # Keys of identity() that came later, with the value that runs before them had; and such sizes.
-ADDED = {"data.curriculum": "off"}
+ADDED = {"data.curriculum": "off"} | {f"lora.{key}": value for key, value in Lora().model_dump().items()}
 # Keys of identity() that came later and had no one value: not judged where they are not recorded.
 LATER = ("mini_batch_prompts", "critic.warmup_steps")
 PLACES = ("run.root", "run.name", "checkpoint.resume")  # settings that say where a run is, not what
@@ -80,6 +82,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     constant = config.optim.schedule == "constant" and not config.optim.warmup_fraction
     shared = {
         "model": config.model.model_dump(),
+        "lora": config.lora.model_dump() if config.lora.rank else Lora().model_dump(),
         "optim": config.optim.model_dump(),
         "steps": None if constant else config.num_steps,  # the schedule spans them
         "seed": config.run.seed,

@@ -2,7 +2,8 @@
 
 The bridge writes Hugging Face weights into every checkpoint. An export finds them, checks that they
 are whole, and copies them to where the user wants them. It needs no process group and no second
-copy of the model in memory.
+copy of the model in memory. A run with adapters has only these in its checkpoints; the export adds
+them to the base's weights, file by file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import CheckpointError
+from retool_mcore.model.adapter import CONFIG, is_adapter, merge
 from retool_mcore.model.files import dtype_of_weights, read_config
 from retool_mcore.run import checksums
 from retool_mcore.run.best import BEST_FILE, read_best
@@ -24,24 +26,35 @@ from retool_mcore.run.step_folders import STATE_FILE, step_folders
 _WEIGHTS = Path("actor", "model", "huggingface")
 
 
-def export(run_dir: Path, to: Path, which: str = "newest") -> Path:
+def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = False) -> Path:
     """Copy a complete checkpoint's weights, configuration and tokenizer to ``to``.
 
-    ``which``: as in ``find_weights``. All or nothing. Raises CheckpointError when there is none,
-    when it is incomplete, or when ``to`` holds something else.
+    Of a run with adapters it is the model that they and their base make, or with ``adapter`` the
+    adapters alone. ``which``: as in ``find_weights``. All or nothing. Raises CheckpointError when
+    there is none, when it is incomplete, or when ``to`` holds something else.
     """
     source = find_weights(run_dir, which)
+    if adapter and not is_adapter(source):
+        raise CheckpointError(f"{run_dir} trained all weights (lora.rank = 0), so it has no adapter to export.")
     _require_whole(source.parents[len(_WEIGHTS.parts) - 1])
-    read_config(str(source))
-    if to.exists() and not (to / "config.json").is_file() and any(to.iterdir()):
+    if not is_adapter(source):
+        read_config(str(source))
+    own = any((to / name).is_file() for name in ("config.json", CONFIG))
+    if to.exists() and not own and any(to.iterdir()):
         raise CheckpointError(f"{to} is not empty and not a model directory; it is left as it is. Name another folder.")
     hidden = to.with_name(f".{to.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
     with explain_full_disk(to, "Nothing was left there. Free some, or name another folder with --to."):
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, hidden)
-            _tell_dtype(hidden)
+            if adapter:  # without config.json, by which transformers would take it for a whole model
+                shutil.copytree(source, hidden, ignore=shutil.ignore_patterns("config.json", "generation_config.json"))
+            elif is_adapter(source):
+                merge(source, hidden)
+            else:
+                shutil.copytree(source, hidden)
+            if not adapter:
+                _tell_dtype(hidden)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise

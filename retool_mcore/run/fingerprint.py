@@ -16,9 +16,9 @@ import retool_mcore
 from retool_mcore.config import RunConfig
 from retool_mcore.config.base import leaves
 from retool_mcore.config.model import BUILT_IN
+from retool_mcore.model.files import file_hash
 
 PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
-ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand for the whole
 
 
 def fingerprint(config: RunConfig) -> dict[str, str]:
@@ -45,18 +45,6 @@ def code_hash() -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode())
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def file_hash(path: Path) -> str:
-    if not path.is_file():
-        return "missing"
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(ENDS_BYTES))
-        file.seek(max(0, size - ENDS_BYTES))
-        digest.update(file.read(ENDS_BYTES))
     return digest.hexdigest()[:12]
 
 

@@ -66,6 +66,8 @@ def _explain_failed_read(folder: str) -> Iterator[None]:
     """Name the folder: one from before checksums were kept is first found damaged here."""
     try:
         yield
+    except CheckpointError:
+        raise
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, UnpicklingError) as error:
         raise CheckpointError(
             f"the checkpoint {folder} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. "
@@ -252,15 +254,22 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
         if dist.get_rank() == 0:
             jobs.append(partial(_write_weights, engine, weights, path))
 
+    def stage_adapters(path: str) -> None:
+        if job := adapters.staged(path):
+            jobs.append(job)
+
+    adapters = getattr(engine, "adapters", None)
     manager._dispatch_finalize = take_over
     if manager.vanilla_bridge:
-        manager._save_model_as_hf_via_bridge = stage_weights
+        manager._save_model_as_hf_via_bridge = stage_weights if adapters is None else stage_adapters
     try:
         with _results_queue_of(manager):
             engine.save_checkpoint(local_path=folder, global_step=step)
     finally:
         del manager._dispatch_finalize
         manager.__dict__.pop("_save_model_as_hf_via_bridge", None)
+        if adapters is not None:
+            adapters.keep_to_adapters()
     jobs.append(partial(checksums.record, Path(folder), dist.get_rank()))
     return PendingSave(folder, Writer(jobs), finishers)
 

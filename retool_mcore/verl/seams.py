@@ -15,6 +15,7 @@ _ASYNC = "verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync."
 _REPLAY = "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer."
 _CHECKPOINT = "verl.utils.checkpoint.megatron_checkpoint_manager.MegatronCheckpointManager."
 _QUEUE = "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue"
+_ADAPTERS = "verl trains adapters with mbridge, or this package moves to Megatron-Bridge"
 _HOOKS = "verl's trainer calls hooks at this place of a step"
 
 
@@ -170,8 +171,27 @@ SEAMS = (
     _verl(
         f"{_CHECKPOINT}_save_model_as_hf_via_bridge",
         ("hf_ckpt_path",),
-        "the bridge's weights are gathered during the step and written beside it",
+        "the bridge's weights are gathered during the step and written beside it; with [lora] adapters are",
         "verl writes a bridge's weights asynchronously",
+    ),
+    _verl(
+        f"{_CHECKPOINT}_load_model_as_hf_via_bridge",
+        ("hf_model_path",),
+        "with [lora] a checkpoint holds adapters and no model",
+        _ADAPTERS,
+    ),
+    _verl(
+        "verl.workers.engine.megatron.transformer_impl.MegatronEngine._build_megatron_module",
+        (),
+        "with [lora] the model gets adapters before gradients' buffers and the optimizer are made",
+        _ADAPTERS,
+    ),
+    Seam(
+        target="mbridge.core.bridge.Bridge._weight_name_mapping_mcore_local_to_global",
+        parameters=("self", "model", "consider_ep"),
+        reason="with [lora] a model has weights that no Hugging Face model has",
+        applies_to=requirement("mbridge"),
+        remove_when=_ADAPTERS,
     ),
     _verl(
         "verl.workers.engine.megatron.transformer_impl.MegatronEngine.optimizer_step",

@@ -26,6 +26,7 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.run import alive
 from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
+from retool_mcore.verl.lora import EngineAdapters
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
 
@@ -117,6 +118,11 @@ class _Actor(_Saving):
         get_torch_device().empty_cache()
         if self.rollout is not None:
             self.rollout._engine = None
+        if (adapters := self._adapters()) is not None:
+            adapters.engines_have_base = False
+
+    def _adapters(self) -> EngineAdapters | None:
+        return None if self.actor is None else getattr(self.actor.engine, "adapters", None)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
@@ -142,6 +148,12 @@ class SavingDetachedActorWorker(_Actor, DetachActorWorker):
     """
 
     _copies: dict[int, list[torch.Tensor]]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        super().init_model()
+        if (adapters := self._adapters()) is not None and self.config.rollout.get("quantization") is None:
+            adapters.send_base_once()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_model_to_cpu(self, n: int) -> None:

@@ -26,6 +26,7 @@ def refused(*settings: str) -> str:
     ("setting", "message"),
     [
         ("model.fp8=tensorwise", "Atlas A2 has no FP8"),
+        ("lora.rank=8", "linear layers with adapters"),
         ("memory.adam_states=compact", "precision-aware optimizer"),
         ("memory.fused_cross_entropy=true", "Triton for CUDA"),
         ("experts.permute_fusion=true", "Transformer Engine's"),

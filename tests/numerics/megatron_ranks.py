@@ -2,9 +2,9 @@
 
 A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep", "etp"},
 "dtype", "packed", "fused", "temperature", "entropy_bonus", "transformer", "optim", "reshardable",
-"asynchronous", "recompute_above", "micro_batch_tokens", "role", "actions"}, the last a list of
-[name of a method of Engine, *arguments]; with a role, of rl_ranks.RlEngine. ``launch`` returns what
-the actions of each job returned, on the rank that has the output.
+"asynchronous", "recompute_above", "micro_batch_tokens", "adapters", "role", "actions"}, the last a
+list of [name of a method of Engine, *arguments]; with a role, of RlEngine, with adapters, of
+LoraEngine. ``launch`` returns what the actions of each job returned, on the rank with the output.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             external_lib=platform.training.external_lib,
             use_remove_padding=job.get("packed", True),
             use_fused_kernels=job.get("fused", False),
+            **job.get("adapters", {}),
         ),
         engine_config=get_class(platform.training.engine_config_class)(
             tensor_model_parallel_size=layout.get("tp", 1),
@@ -161,6 +162,7 @@ class Engine:
     def __init__(self, job: dict[str, Any]) -> None:
         from verl.workers.engine_workers import TrainingWorker
 
+        from retool_mcore.verl import lora
         from retool_mcore.verl.expert_load import ExpertLoad
 
         self.platform = get_platform(job.get("platform", "cpu"))
@@ -171,6 +173,7 @@ class Engine:
         self.job = job
         self.worker = TrainingWorker(worker_config(job))
         self.worker.set_loss_fn(partial(loss_of, bonus=job.get("entropy_bonus", 0.0)))
+        lora.attach(self.worker.engine)
         self.worker.reset()
         self.engine = self.worker.engine
         if above := job.get("recompute_above"):
@@ -333,10 +336,11 @@ def as_tensordict(rows: list[tuple[list[int], list[int]]], temperature: float = 
 def run(job: dict[str, Any]) -> list[Any]:
     from megatron.core import parallel_state
 
-    from tests.numerics.rl_ranks import RlEngine
+    from tests.numerics import lora_ranks, rl_ranks
 
     try:
-        engine = RlEngine(job) if "role" in job else Engine(job)
+        kind = lora_ranks.LoraEngine if "adapters" in job else rl_ranks.RlEngine if "role" in job else Engine
+        engine = kind(job)
         return [getattr(engine, action)(*arguments) for action, *arguments in job["actions"]]
     finally:
         parallel_state.destroy_model_parallel()

@@ -52,8 +52,8 @@ def verl_imports_here() -> None:
             "false",
             "knows the experts' weights by the names of their grouped layer, decides it",
         ),
-        ("actor_rollout_ref.model.lora_rank", "8", "verl's adapters need Megatron-Bridge"),
-        ("actor_rollout_ref.model.lora.rank", "8", "verl's adapters need Megatron-Bridge"),
+        ("actor_rollout_ref.model.lora_rank", "8", "the section [lora], because this trainer's adapters are its own"),
+        ("actor_rollout_ref.model.lora.rank", "8", "the section [lora], because this trainer's adapters are its own"),
     ],
 )
 def test_a_raw_key_that_a_setting_decides_is_refused_by_its_name(key: str, value: str, setting: str):
@@ -73,9 +73,9 @@ def test_sft_refuses_its_own():
 
 
 @pytest.mark.parametrize("key", ["lora_rank=8", "lora.rank=8", "target_modules=all-linear"])
-def test_sft_refuses_adapters_that_verl_would_leave_out_in_silence(key: str):
+def test_sft_refuses_verls_own_adapters(key: str):
     config = load_config(SftConfig, SFT, [f"verl_overrides.model.{key}"])
-    with pytest.raises(ConfigError, match="trains whole weights because verl's adapters need Megatron-Bridge"):
+    with pytest.raises(ConfigError, match=r"the section \[lora\], because this trainer's adapters are its own"):
         sft_sections(config, get_platform("cpu"))
 
 

@@ -44,10 +44,15 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
         """
         if temperature != 1.0 or reduction != "none":
             return original(hidden, weight, labels, temperature, reduction, group)
-        from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
+        from megatron.core.tensor_parallel.layers import (
+            linear_with_frozen_weight,
+            linear_with_grad_accumulation_and_async_allreduce,
+        )
         from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
 
-        logits_T1V = linear_with_grad_accumulation_and_async_allreduce(
+        frozen = not weight.requires_grad  # beside adapters
+        product = linear_with_frozen_weight if frozen else linear_with_grad_accumulation_and_async_allreduce
+        logits_T1V = product(
             input=hidden.view(-1, 1, hidden.shape[-1]),
             weight=weight,
             bias=None,

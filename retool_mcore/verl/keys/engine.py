@@ -9,10 +9,8 @@ from retool_mcore.data.templates import template_of
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.key import NOT_SET, OWN_PART, Key, values
 
-# verl trains adapters on Megatron through Megatron-Bridge alone (workers/config/megatron_peft.py).
-# With mbridge it ignores lora_rank, and asserts on lora.rank once it has started.
-NO_LORA = "this trainer, which trains whole weights because verl's adapters need Megatron-Bridge and not mbridge,"
-ADAPTERS = ("lora", "lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules")
+# verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
+OWN_LORA = "the section [lora], because this trainer's adapters are its own and not verl's,"
 # It reads from a weight's name in Transformer Engine's grouped layer which expert the weight is of.
 GROUPED = "this trainer, whose bridge knows the experts' weights by the names of their grouped layer,"
 TRANSFORMER, DDP, ADAM = "override_transformer_config", "override_ddp_config", "override_optimizer_config"
@@ -39,6 +37,10 @@ def chat_template(run: RunConfig, *_: Any) -> Any:
     """
     template = template_of(run.model)
     return NOT_SET if template is None else template
+
+
+def _has_adapters(run: RunConfig, *_: Any) -> bool:
+    return run.lora.rank > 0
 
 
 def _in_fp8(run: RunConfig, *_: Any) -> bool:
@@ -196,7 +198,14 @@ MODEL = (
     Key("external_lib", "run.platform", lambda _, platform: platform.training.external_lib),
     Key("use_remove_padding", None, True),
     Key("use_fused_kernels", "memory.fused_cross_entropy", lambda run, _: run.memory.fused_cross_entropy),
-    *(Key(name, NO_LORA) for name in ADAPTERS),
+    # verl's trainer takes from lora_rank that the actor without its adapters is the reference, and
+    # from lora.merge that engines get whole weights; verl/lora.py reads the others. lora.rank stays
+    # 0: with it verl would call Megatron-Bridge.
+    Key("lora_rank", OWN_LORA, lambda run, _: run.lora.rank, when=_has_adapters),
+    Key("lora_alpha", OWN_LORA, lambda run, _: run.lora.alpha, when=_has_adapters),
+    Key("target_modules", OWN_LORA, lambda run, _: run.lora.matrices, when=_has_adapters),
+    Key("lora", OWN_LORA, lambda run, _: {"merge": True, "dropout": run.lora.dropout}, when=_has_adapters),
+    *(Key(name, OWN_LORA) for name in ("lora_adapter_path", "exclude_modules")),
 )
 # Of SFT's engine alone.
 SFT_BATCHES = (

@@ -1,0 +1,141 @@
+"""Adapters on disk in peft's form, the base that they belong to, and the model that both make.
+
+adapter_model.safetensors   base_model.model.<matrix>.lora_A.weight [r, in] and lora_B [out, r]
+adapter_config.json         peft's LoraConfig; names the base
+adapter_base.json           a hash of each of the base's files, by which another base is known
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retool_mcore.errors import CheckpointError
+from retool_mcore.model.files import INDEX, file_hash, safe_open, tensor_files
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS, CONFIG, BASE = "adapter_model.safetensors", "adapter_config.json", "adapter_base.json"
+FILES = (WEIGHTS, CONFIG, BASE)
+_PREFIX = "base_model.model."
+
+
+def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """weight [out, in] + scale * b [out, r] a [r, in], added in float32 and rounded once."""
+    return weight.float().addmm(b.float(), a.float(), alpha=scale).to(weight.dtype)
+
+
+def peft_config(base: str, *, rank: int, alpha: float, dropout: float, matrices: Sequence[str]) -> dict[str, Any]:
+    """peft's LoraConfig; ``base``: model.path of the run."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(Path(base).absolute()) if Path(base).is_dir() else base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        "target_modules": list(matrices),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+
+
+def base_hashes(model: str) -> dict[str, str]:
+    """A hash of the ends of each of a model's files of weights, and of its config.json.
+
+    {} for a hub name that the cache does not have.
+    """
+    found = tensor_files(model)
+    if found is None:
+        return {}
+    folder, files = found
+    return {name: file_hash(folder / name) for name in ("config.json", *sorted(set(files.values())))}
+
+
+def write_adapter(
+    folder: str, weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]], config: Mapping[str, Any]
+) -> None:
+    """Write adapters, whole and on the host, by the name of their matrix."""
+    to = Path(folder)
+    to.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{_PREFIX}{name}.lora_{letter}.weight": tensor.contiguous()
+        for name, pair in weights.items()
+        for letter, tensor in zip("AB", pair, strict=True)
+    }
+    _save(tensors, to / WEIGHTS)
+    (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    hashes = base_hashes(str(config["base_model_name_or_path"]))
+    (to / BASE).write_text(json.dumps(hashes, indent=2) + "\n", encoding="utf-8")
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """As safetensors, whose writer has no whole annotations."""
+    torch_files: Any = import_module("safetensors.torch")
+    torch_files.save_file(tensors, path, metadata={"format": "pt"})
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder of weights holds an adapter, and no model."""
+    return (folder / CONFIG).is_file()
+
+
+def read_adapter(folder: Path, model: str = "") -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
+    """The adapters in ``folder`` by the name of their matrix, each A and B, and peft's config.
+
+    ``model`` is the base that they are wanted for, "" the one that the config names. Raises
+    CheckpointError for one that they were not trained on.
+    """
+    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    hashes: dict[str, str] = json.loads((folder / BASE).read_text(encoding="utf-8"))
+    named = str(config["base_model_name_or_path"])
+    found = base_hashes(model or named)
+    if differing := sorted(name for name in {**hashes, **found} if hashes.get(name) != found.get(name)):
+        raise CheckpointError(
+            f"the adapters in {folder} were trained on {named}, and {model or named} is another model, or is not here: "
+            f"{', '.join(differing[:3])} {'differs' if len(differing) == 1 else 'differ'}. Put back the model of then, "
+            "or start a run with another run.name."
+        )
+    with safe_open()(folder / WEIGHTS, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+    names = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in tensors}
+    return {
+        name: (tensors[f"{_PREFIX}{name}.lora_A.weight"], tensors[f"{_PREFIX}{name}.lora_B.weight"]) for name in names
+    }, config
+
+
+def merge(adapter: Path, to: Path) -> None:
+    """Write the model that an adapter and its base make, in the adapter's number type.
+
+    One file of the base is in memory at a time. The tokenizer and what else lies beside the adapter
+    is copied, the base's config.json too. Raises CheckpointError.
+    """
+    pairs, config = read_adapter(adapter)
+    located = tensor_files(str(config["base_model_name_or_path"]))
+    assert located is not None, "its hashes were compared"
+    base, files = located
+    scale = config["lora_alpha"] / config["r"]
+    dtype = next(iter(pairs.values()))[0].dtype
+    to.mkdir(parents=True, exist_ok=True)
+    size = 0
+    for shard in sorted(set(files.values())):
+        tensors: dict[str, torch.Tensor] = {}
+        with safe_open()(base / shard, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  no mapping
+                weight = file.get_tensor(name).to(dtype)
+                pair = pairs.get(name.removesuffix(".weight"))
+                tensors[name] = weight if pair is None else merged(weight, *pair, scale)
+        size += sum(each.numel() * each.element_size() for each in tensors.values())
+        _save(tensors, to / shard)
+    if (base / INDEX).is_file():
+        (to / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": files}), encoding="utf-8")
+    for path in adapter.iterdir():
+        if path.name not in FILES:
+            shutil.copy2(path, to / path.name)
+    shutil.copyfile(base / "config.json", to / "config.json")

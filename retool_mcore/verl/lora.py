@@ -1,0 +1,98 @@
+"""[lora] on verl's Megatron engine: adapters in its model, its checkpoints and its reference.
+
+verl's own adapters on Megatron need Megatron-Bridge. ``attach`` puts ours into its engine; the keys
+that they come by are at the end of verl/keys/engine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retool_mcore.model.adapter import peft_config, read_adapter, write_adapter
+from retool_mcore.platforms.lora import Adapters, switched_off
+from retool_mcore.platforms.lora_weights import AdaptedBridge, gather, load
+
+
+def attach(engine: Any) -> None:
+    """Make verl's ``engine`` train adapters, if its model's configuration asks for them.
+
+    Call it before the engine is initialized.
+    """
+    if engine.model_config.lora_rank:
+        engine.adapters = EngineAdapters(engine)
+
+
+class EngineAdapters:
+    """What an engine with adapters does otherwise.
+
+    ``engines_have_base``: rollout engines got all weights, and need those alone that change.
+    """
+
+    engines_have_base = False
+
+    def __init__(self, engine: Any) -> None:
+        model = engine.model_config
+        self._engine, self._base = engine, model.path
+        self._adapters = Adapters(
+            rank=model.lora_rank,
+            alpha=model.lora_alpha,
+            dropout=model.lora.get("dropout", 0.0),
+            matrices=tuple(model.target_modules),
+            seed=engine.engine_config.seed,
+        )
+        self._build_module, self._initialize = engine._build_megatron_module, engine.initialize
+        engine._build_megatron_module, engine.initialize = self._build, self._start
+        engine.disable_adapter = self.switched_off
+
+    def _build(self) -> Any:
+        self._bridge = AdaptedBridge(self._engine.bridge, self._adapters)
+        return self._build_module()
+
+    def _start(self) -> None:
+        self._initialize()
+        if not self._engine.engine_config.forward_only:
+            self.keep_to_adapters()
+
+    def keep_to_adapters(self) -> None:
+        """The engine's checkpoints hold adapters where others hold a model."""
+        manager = self._engine.checkpoint_mananager  # verl's spelling
+        manager._save_model_as_hf_via_bridge = self.save
+        manager._load_model_as_hf_via_bridge = self.load
+
+    def switched_off(self) -> AbstractContextManager[None]:
+        return switched_off(self._engine.module)
+
+    def staged(self, path: str) -> Callable[[], None] | None:
+        """The adapters on the host, and on rank 0 what writes them into ``path``. Collective."""
+        import torch.distributed as dist
+
+        pairs = gather(self._engine.module)
+        if dist.get_rank() != 0:
+            return None
+        a = self._adapters
+        config = peft_config(self._base, rank=a.rank, alpha=a.alpha, dropout=a.dropout, matrices=a.matrices)
+        return partial(write_adapter, path, {name: (A.cpu(), B.cpu()) for name, (A, B) in pairs.items()}, config)
+
+    def save(self, path: str) -> None:
+        if job := self.staged(path):
+            job()
+
+    def load(self, path: str) -> None:
+        """Raises CheckpointError for adapters of another base."""
+        load(self._engine.module, read_adapter(Path(path), self._base)[0])
+
+    def send_base_once(self) -> None:
+        """For engines that keep their weights between two syncs."""
+        self._weights = self._engine.get_per_tensor_param
+        self._engine.get_per_tensor_param = self._weights_to_send
+
+    def _weights_to_send(self, *args: Any, **kwargs: Any) -> Any:
+        self._bridge.only_changed = self.engines_have_base
+        try:
+            return self._weights(*args, **kwargs)
+        finally:
+            self._bridge.only_changed, self.engines_have_base = False, True

@@ -1,0 +1,126 @@
+"""Adapters on one layer against the product written out; Transformer Engine's fused layer, too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+HEADS, GROUPS, WIDTH, HIDDEN, FFN = 4, 2, 3, 6, 5  # 2 query heads a group
+CONFIG = SimpleNamespace(sequence_parallel=False, num_attention_heads=HEADS, num_query_groups=GROUPS, kv_channels=WIDTH)
+
+
+class Plain(torch.nn.Module):
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(rows, columns))
+        self.config = CONFIG
+
+    def forward(self, x: torch.Tensor) -> tuple[Any, None]:
+        return torch.nn.functional.linear(x, self.weight), None
+
+
+class Fused(Plain):
+    """As Transformer Engine's norm and linear in one; asked to, it also gives the norm's output."""
+
+    return_layernorm_output = False
+
+    def forward(self, x: torch.Tensor) -> tuple[Any, None]:
+        normed = torch.nn.functional.rms_norm(x, x.shape[-1:])
+        output = torch.nn.functional.linear(normed, self.weight)
+        return ((output, normed) if self.return_layernorm_output else output), None
+
+
+class Chunk(torch.nn.Module):
+    """What `adapt` looks at of a model: one layer and the embedding."""
+
+    def __init__(self, kind: type[Plain]) -> None:
+        super().__init__()
+        layer: Any = torch.nn.Module()
+        layer.layer_number, layer.config = 3, CONFIG
+        layer.self_attention, layer.mlp = torch.nn.Module(), torch.nn.Module()
+        layer.self_attention.linear_qkv = kind((HEADS + 2 * GROUPS) * WIDTH, HIDDEN)
+        layer.self_attention.linear_proj = Plain(HIDDEN, HEADS * WIDTH)
+        layer.mlp.linear_fc1, layer.mlp.linear_fc2 = kind(2 * FFN, HIDDEN), Plain(HIDDEN, FFN)
+        self.decoder: Any = torch.nn.Module()
+        self.decoder.layers = torch.nn.ModuleList([layer])
+        self.embedding, self.pre_process = torch.nn.Embedding(7, HIDDEN), True
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core import parallel_state
+
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_world_size", lambda: 1)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda: 0)
+
+
+def adapted(kind: type[Plain], *matrices: str, dropout: float = 0.0) -> Any:
+    from retool_mcore.platforms.lora import Adapters, adapt, factors_of
+
+    chunk = Chunk(kind)
+    adapt(chunk, Adapters(rank=2, alpha=3, dropout=dropout, matrices=matrices, seed=1))
+    for factor in factors_of([chunk]):
+        torch.nn.init.normal_(factor.B)
+    return chunk
+
+
+def product(layer: Any, name: str) -> torch.Tensor:
+    factor = layer.lora.factors[name]
+    return 1.5 * factor.B @ factor.A
+
+
+@pytest.mark.parametrize("kind", [Plain, Fused])
+def test_queries_keys_and_values_stand_group_by_group(alone: None, kind: type[Plain]):
+    layer = adapted(kind, "q_proj", "v_proj").decoder.layers[0].self_attention.linear_qkv
+    q, v = product(layer, "q_proj"), product(layer, "v_proj")
+    rows: list[torch.Tensor] = []
+    for group in range(GROUPS):
+        rows += [q[group * 2 * WIDTH : (group + 1) * 2 * WIDTH], torch.zeros(WIDTH, HIDDEN)]
+        rows += [v[group * WIDTH : (group + 1) * WIDTH]]
+    x = torch.randn(4, 2, HIDDEN)
+    taken = torch.nn.functional.rms_norm(x, (HIDDEN,)) if kind is Fused else x
+    output, bias = layer(x)
+    torch.testing.assert_close(output, torch.nn.functional.linear(taken, layer.weight + torch.cat(rows)))
+    assert bias is None
+    layer.lora.on = False
+    torch.testing.assert_close(layer(x)[0], torch.nn.functional.linear(taken, layer.weight), rtol=0, atol=0)
+
+
+def test_gate_and_up_stand_one_below_the_other(alone: None):
+    layer = adapted(Plain, "gate_proj", "up_proj").decoder.layers[0].mlp.linear_fc1
+    delta = torch.cat([product(layer, "gate_proj"), product(layer, "up_proj")])
+    x = torch.randn(4, 2, HIDDEN)
+    torch.testing.assert_close(layer(x)[0], torch.nn.functional.linear(x, layer.weight + delta))
+
+
+def test_what_is_not_named_keeps_its_class_and_all_but_adapters_is_frozen(alone: None):
+    chunk = adapted(Plain, "o_proj")
+    layer: Any = chunk.decoder.layers[0]
+    assert type(layer.mlp.linear_fc1) is Plain and isinstance(layer.self_attention.linear_proj, Plain)
+    proj: Any = layer.self_attention.linear_proj
+    trained = {name for name, each in chunk.named_parameters() if each.requires_grad}
+    below = "decoder.layers.0.self_attention.linear_proj.lora.factors.o_proj"
+    assert trained == {f"{below}.A", f"{below}.B"}
+    assert proj.lora.factors["o_proj"].name == "model.layers.2.self_attn.o_proj"
+
+
+def test_dropout_is_of_training_alone(alone: None):
+    layer = adapted(Plain, "gate_proj", dropout=0.5).decoder.layers[0].mlp.linear_fc1
+    x = torch.randn(4, 2, HIDDEN)
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    layer.eval()
+    assert torch.equal(layer(x)[0], layer(x)[0])
+
+
+def test_layers_that_are_recomputed_get_a_gradient(alone: None):
+    """A reentrant checkpoint gives none where no input wants one."""
+    embedded = adapted(Plain, "o_proj").embedding(torch.tensor([1, 2]))
+    assert embedded.requires_grad
+    with torch.no_grad():
+        assert not adapted(Plain, "o_proj").embedding(torch.tensor([1, 2])).requires_grad
