@@ -1,5 +1,5 @@
-"""On NVIDIA GPUs, with Transformer Engine in bfloat16: adapters mean what the merged model does, and
-every layout trains them like one process.
+"""On NVIDIA GPUs, with Transformer Engine in bfloat16: adapters mean what the merged model does,
+and every layout trains them like one process.
 
 The reference is plain transformers in float32 on the exported model. Tolerances are bfloat16's.
 """
