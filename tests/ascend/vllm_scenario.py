@@ -112,8 +112,8 @@ class Server:
         self.replica.servers = [self.handle]
         self.router = Handle(GlobalRequestLoadBalancer({"0": self.handle}))
 
-    async def sampled(self, tokens: int) -> None:
-        """Returns once a request that is running has so many."""
+    async def until(self, tokens: int) -> None:
+        """Returns once a running request has so many."""
         states = self.handle.actor.engine.output_processor.request_states
         while not any(state.detokenizer.num_output_tokens() >= tokens for state in states.values()):
             await asyncio.sleep(0.01)
@@ -207,23 +207,24 @@ class Sampler:
     tokenizer: Any
 
     def __post_init__(self) -> None:
+        # Shared, as in a run; it starts at the first call.
+        self.sandbox = open_sandbox("local", min_level="rlimits", workers=1)
         self.protocol = protocol_of(self.config.rollout, self.tokenizer)
         self.prompt = checked_prompt(self.protocol, QUESTION, self.config.data.max_prompt_tokens, "here")
 
     async def run(self, name: str, *, tokens: int = 400, temperature: float = 1.0) -> Trajectory:
         limits = replace(Limits.of(self.config.rollout, self.config.sandbox), max_response_tokens=tokens)
-        async with open_sandbox("local", min_level="rlimits", workers=1) as sandbox:
-            return await run_trajectory(
-                self.prompt, engine=self.server.engine(), sandbox=sandbox, protocol=self.protocol, limits=limits,
-                sampling=Sampling(temperature=temperature), trajectory_id=name,
-            )  # fmt: skip
+        return await run_trajectory(
+            self.prompt, engine=self.server.engine(), sandbox=self.sandbox, protocol=self.protocol, limits=limits,
+            sampling=Sampling(temperature=temperature), trajectory_id=name,
+        )  # fmt: skip
 
 
 async def interrupted(sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
     """A turn that a weight sync cuts off, as in mode "partial_rollout"."""
     replica = sampler.server.replica
     running = asyncio.create_task(sampler.run("interrupted", tokens=700))
-    await asyncio.wait_for(sampler.server.sampled(20), 60)
+    await asyncio.wait_for(sampler.server.until(20), 60)
     counted = await replica.abort_all_requests()
     await sampler.server.send(models[2], 2)
     await replica.resume_generation()
@@ -307,6 +308,7 @@ async def sampled(server: Server, sampler: Sampler, models: dict[int, Any]) -> d
     out["kept_out"] = await kept_out(sampler, models)
     out["called"] = await called(sampler, models[3])
     out["learnt"] = await learnt(sampler, models[4])
+    await sampler.sandbox.close()
     server.handle.actor.engine.shutdown()
     return out
 
