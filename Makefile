@@ -75,7 +75,7 @@ test-long: install
 test-ascend: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m long tests/ascend
 
-$(VLLM_VENV)/.installed: pyproject.toml $(wildcard tests/ascend/vllm_by_name/*)
+$(VLLM_VENV)/.installed: pyproject.toml $(wildcard tests/ascend/vllm_by_name/*.t*)
 	@$(PYTHON_FITS)
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet 'torch==2.13.0+cpu' 'uv>=0.8,<1'

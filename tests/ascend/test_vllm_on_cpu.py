@@ -41,8 +41,8 @@ def test_a_turn_that_fills_its_budget_ends_by_length(found: dict[str, Any]):
 
 @pytest.mark.parametrize("name", ["length", "interrupted", "kept_out", "called"])
 def test_log_probabilities_are_those_of_a_forward_pass(found: dict[str, Any], name: str):
-    assert 0 < found[name]["gap"] < GAP or found[name]["gap"] == 0.0
-    if name != "called":  # a taught response is nearly sure
+    assert found[name]["gap"] < GAP
+    if name != "called":  # a taught response is sure
         assert min(found[name]["logprobs"]) < -1
 
 
@@ -50,8 +50,9 @@ def test_a_turn_goes_on_after_a_weight_sync_with_the_version_of_each_token(found
     interrupted = found["interrupted"]
     assert interrupted["aborted"] == 1 and interrupted["error"] is None
     assert interrupted["versions"] == sorted(interrupted["versions"])
-    assert set(interrupted["versions"]) == {1, 2}
-    assert (interrupted["stop"], len(interrupted["ids"])) in {("length", 700), ("finished", len(interrupted["ids"]))}
+    assert set(interrupted["versions"]) == {1, 2} and interrupted["versions"].count(1) >= 20
+    assert (interrupted["stop"], len(interrupted["ids"])) == ("length", 700)
+    assert interrupted["crossed"] > 10 * GAP, "the other version of a token would show"
 
 
 def test_a_turn_that_finds_the_gate_shut_waits_for_it(found: dict[str, Any]):

@@ -13,7 +13,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -108,9 +108,15 @@ class Server:
         server = CpuServer(rollout, model, RolloutMode.HYBRID, [], 0, 0, 1, 1, "")
         await server.launch_server()
         self.handle = Handle(server)
-        self.replica = vLLMReplica(0, rollout, model, gpus_per_node=1)
+        self.replica: Any = vLLMReplica(0, rollout, model, gpus_per_node=1)
         self.replica.servers = [self.handle]
         self.router = Handle(GlobalRequestLoadBalancer({"0": self.handle}))
+
+    async def until(self, tokens: int) -> None:
+        """Returns once a running request has so many."""
+        states = self.handle.actor.engine.output_processor.request_states
+        while not any(state.detokenizer.num_output_tokens() >= tokens for state in states.values()):
+            await asyncio.sleep(0.01)
 
     def engine(self) -> VerlEngine:
         from verl.workers.rollout.llm_server import LLMServerClient
@@ -140,6 +146,18 @@ def random_model(folder: Path, tokenizer: Any, seed: int) -> None:
     config = AutoConfig.from_pretrained(folder, **shape)
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
+def endless(model: Any, stops: Collection[int]) -> None:
+    """Keep the model from stop tokens, so that a turn lasts as long as its budget."""
+    with torch.no_grad():
+        # A channel that is the same for every word, and that no layer adds to, stands for a bias.
+        model.model.embed_tokens.weight[:, 0] = 1
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0
+            layer.mlp.down_proj.weight[0] = 0
+        model.lm_head.weight[list(stops)] = 0
+        model.lm_head.weight[list(stops), 0] = -20
 
 
 def overfitted(model: Any, prompt: list[int], response: list[int]) -> None:
@@ -189,27 +207,30 @@ class Sampler:
     tokenizer: Any
 
     def __post_init__(self) -> None:
+        # Shared, as in a run; it starts at the first call.
+        self.sandbox = open_sandbox("local", min_level="rlimits", workers=1)
         self.protocol = protocol_of(self.config.rollout, self.tokenizer)
         self.prompt = checked_prompt(self.protocol, QUESTION, self.config.data.max_prompt_tokens, "here")
 
     async def run(self, name: str, *, tokens: int = 400, temperature: float = 1.0) -> Trajectory:
         limits = replace(Limits.of(self.config.rollout, self.config.sandbox), max_response_tokens=tokens)
-        async with open_sandbox("local", min_level="rlimits", workers=1) as sandbox:
-            return await run_trajectory(
-                self.prompt, engine=self.server.engine(), sandbox=sandbox, protocol=self.protocol, limits=limits,
-                sampling=Sampling(temperature=temperature), trajectory_id=name,
-            )  # fmt: skip
+        return await run_trajectory(
+            self.prompt, engine=self.server.engine(), sandbox=self.sandbox, protocol=self.protocol, limits=limits,
+            sampling=Sampling(temperature=temperature), trajectory_id=name,
+        )  # fmt: skip
 
 
 async def interrupted(sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
     """A turn that a weight sync cuts off, as in mode "partial_rollout"."""
     replica = sampler.server.replica
     running = asyncio.create_task(sampler.run("interrupted", tokens=700))
-    await asyncio.sleep(1.0)
+    await asyncio.wait_for(sampler.server.until(20), 60)
     counted = await replica.abort_all_requests()
     await sampler.server.send(models[2], 2)
     await replica.resume_generation()
-    return {**told(await running, models), "aborted": counted["aborted_count"]}
+    trajectory = await running
+    crossed = told(trajectory, {1: models[2], 2: models[1]})["gap"]
+    return {**told(trajectory, models), "aborted": counted["aborted_count"], "crossed": crossed}
 
 
 async def kept_out(sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
@@ -231,16 +252,19 @@ async def called(sampler: Sampler, model: Any) -> dict[str, Any]:
     between = sampler.protocol.result_ids(said[0], ["1379"])
     overfitted(model, sampler.prompt, [*said[0], *between, *said[1]])
     await sampler.server.send(model, 3)
-    return {**told(await sampler.run("called"), {3: model}), "said": said, "between": len(between)}
+    cold = 0.5  # at 1.0 one response of fifteen leaves what it was taught
+    trajectory = await sampler.run("called", temperature=cold)
+    return {**told(trajectory, {3: model}, cold), "said": said, "between": len(between)}
 
 
 async def learnt(sampler: Sampler, model: Any) -> dict[str, Any]:
-    """One step of GRPO on eight responses: even first tokens are rewarded. The step is torch's, the
-    samples and the way of the new weights are a run's.
+    """One step of GRPO on eight responses, of which the half with the larger first tokens is
+    rewarded. The step is torch's, the samples and the way of the new weights are a run's.
     """
     await sampler.server.send(model, 4)
     group = await asyncio.gather(*(sampler.run(f"group {i}", tokens=12) for i in range(8)))
-    rewards = torch.tensor([1.0 if each.ledger.response_ids[0] % 2 == 0 else -1.0 for each in group])
+    firsts = torch.tensor([each.ledger.response_ids[0] for each in group])
+    rewards = (firsts > firsts.median()).float() * 2 - 1
     before = [told(each, {4: model})["gap"] for each in group]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for each, advantage in zip(group, rewards - rewards.mean(), strict=True):
@@ -266,11 +290,14 @@ async def main(folder: Path) -> dict[str, Any]:
         for version, name in enumerate(("model", "other", "model", "other"), 1)
     }
     server = Server(config)
+    sampler = Sampler(config, server, tokenizer)
+    for version in (1, 2):
+        endless(models[version], sampler.protocol.stop_token_ids)
     with (
         mock.patch("ray.get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: str(os.getpid()))),
         mock.patch("ray.util.get_node_ip_address", lambda: "127.0.0.1"),
     ):
-        return await sampled(server, Sampler(config, server, tokenizer), models)
+        return await sampled(server, sampler, models)
 
 
 async def sampled(server: Server, sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
@@ -281,6 +308,7 @@ async def sampled(server: Server, sampler: Sampler, models: dict[int, Any]) -> d
     out["kept_out"] = await kept_out(sampler, models)
     out["called"] = await called(sampler, models[3])
     out["learnt"] = await learnt(sampler, models[4])
+    await sampler.sandbox.close()
     server.handle.actor.engine.shutdown()
     return out
 
