@@ -254,11 +254,12 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
         if dist.get_rank() == 0:
             jobs.append(partial(_write_weights, engine, weights, path))
 
+    adapters: Any = getattr(engine, "adapters", None)
+
     def stage_adapters(path: str) -> None:
         if job := adapters.staged(path):
             jobs.append(job)
 
-    adapters = getattr(engine, "adapters", None)
     manager._dispatch_finalize = take_over
     if manager.vanilla_bridge:
         manager._save_model_as_hf_via_bridge = stage_weights if adapters is None else stage_adapters

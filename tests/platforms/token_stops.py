@@ -8,7 +8,7 @@ import random
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 STREAMS = 60
 PIECES = ["<", "</", "code", "co", "de", ">", ">\n", "</code>", "a", "x = 3", " ", "`", "<code>", "\n", "```python\n"]
@@ -76,7 +76,7 @@ class Scheduled:
             req.output_ids.extend(step)
             req.check_finished(len(step))
             if req.finished():
-                reason = str(req.finished_reason.to_json()["type"])
+                reason = str(cast("Any", req.finished_reason).to_json()["type"])
             elif self.draw.random() < 0.03:
                 reason = "abort"
                 self.aborts += 1

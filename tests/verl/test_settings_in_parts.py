@@ -49,7 +49,7 @@ def test_the_fused_forward_pass_is_in_the_actors_model_where_the_run_file_says(
         raise Reached(words["engine_config"])
 
     monkeypatch.setattr(EngineRegistry, "new", new)
-    monkeypatch.setattr(engine_workers.Worker, "__init__", lambda self: None)
+    monkeypatch.setattr("verl.workers.engine_workers.Worker.__init__", lambda self: None)
     monkeypatch.setattr(engine_workers.TrainingWorker, "rank", 0, raising=False)
     for name in ("initialize_global_process_group_ray", "set_numa_affinity"):
         monkeypatch.setattr(engine_workers, name, lambda **_: None)
