@@ -16,7 +16,7 @@ from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.templates import read_template, template_of, with_args
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.evaluate.cases import _identity
+from retool_mcore.evaluate.cases import identity_of
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.verl.keys.ppo import ppo_keys
@@ -87,7 +87,7 @@ def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):
 
 def test_samples_of_another_template_are_not_continued(qwen3: Path):
     plain, other = (EvaluationConfig.of(run_of(RlConfig, qwen3, *own)) for own in ((), (OFF,)))
-    assert _identity(plain, str(qwen3), []) != _identity(other, str(qwen3), [])
+    assert identity_of(plain, str(qwen3), []) != identity_of(other, str(qwen3), [])
 
 
 def test_an_export_renders_as_its_run_did_and_setting_an_argument_again_changes_nothing(qwen3: Path, tmp_path: Path):
