@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.rl import Reward
@@ -82,7 +82,7 @@ def evaluate_many(
         architecture_of(model)  # fails for a missing directory, which is not to be taken for a hub name
     problems = read_problems(data, limit, columns)
     reports: dict[str, dict[str, Any]] = {}
-    with lock_run(out, "name another folder in --out"), Servers(config, out, url) as servers:
+    with hold_folder(out), Servers(config, out, url) as servers:
         for case in cases:
             settings = Settings.of(config, n, case.tool, len(servers))
             samples = SampleFile(out / case.name, identity_of(config, case.model, problems) | settings.identity())
@@ -100,6 +100,11 @@ def evaluate_many(
             }
             reports[case.name] = write_report(config, out, case.name, report)
     return reports
+
+
+def hold_folder(out: Path) -> IO[str]:
+    """Hold ``out`` until it is closed: samples.jsonl has one writer. Raises ConfigError."""
+    return lock_run(out, "name another folder in --out")
 
 
 def write_report(config: EvaluationConfig, out: Path, name: str, report: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,15 @@ from retool_mcore.data.prompts import retool_messages
 from retool_mcore.data.templates import read_template, with_args
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START
 from retool_mcore.errors import ConfigError, RolloutError, SandboxUnavailable
-from retool_mcore.evaluate.cases import Case, OnSample, OnStart, identity_of, open_case_sandbox, write_report
+from retool_mcore.evaluate.cases import (
+    Case,
+    OnSample,
+    OnStart,
+    hold_folder,
+    identity_of,
+    open_case_sandbox,
+    write_report,
+)
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_each, seeded
 from retool_mcore.reward.extract import last_answer
@@ -285,23 +293,28 @@ def evaluate_endpoint(
     data = data or [Path(path) for path in config.validation.files]
     problems = read_problems(data, limit, columns)
     reports: dict[str, dict[str, Any]] = {}
-    for case in cases:
-        settings = Settings.of(config, n, case.tool)
-        identity = {"endpoint": url, **identity_of(config, case.model, problems), **settings.identity()}
-        samples = SampleFile(out / case.name, identity)
-        on_start(case.name, len(samples.rows), len(problems) * n)
-        work = _sample(
-            config,
-            case,
-            url,
-            problems=problems,
-            settings=settings,
-            samples=samples,
-            on_sample=partial(on_sample, case.name),
-        )
-        asyncio.run(work)
-        report = {"model": case.model, "data": ", ".join(map(str, data)), **make_report(problems, settings, samples)}
-        reports[case.name] = write_report(config, out, case.name, report)
+    with hold_folder(out):
+        for case in cases:
+            settings = Settings.of(config, n, case.tool)
+            identity = {"endpoint": url, **identity_of(config, case.model, problems), **settings.identity()}
+            samples = SampleFile(out / case.name, identity)
+            on_start(case.name, len(samples.rows), len(problems) * n)
+            work = _sample(
+                config,
+                case,
+                url,
+                problems=problems,
+                settings=settings,
+                samples=samples,
+                on_sample=partial(on_sample, case.name),
+            )
+            asyncio.run(work)
+            report = {
+                "model": case.model,
+                "data": ", ".join(map(str, data)),
+                **make_report(problems, settings, samples),
+            }
+            reports[case.name] = write_report(config, out, case.name, report)
     return reports
 
 

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
+from retool_mcore.run.folder import lock_run
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Sandbox
 
 LOCAL = ["sandbox.min_level=rlimits", "sandbox.workers=1", "rollout.max_running_requests=1"]
@@ -247,3 +248,11 @@ def test_an_evaluation_goes_on_where_it_was(server: StandIn, tmp_path: Path):
     evaluate(server, tmp_path)
     code, _, report = evaluate(server, tmp_path)
     assert (code, report["accuracy"], len(server.asked)) == (0, 1.0, 1)
+
+
+def test_a_second_evaluation_into_the_same_folder_asks_nothing(server: StandIn, tmp_path: Path):
+    server.script = [chat("\\boxed{579}")]
+    with lock_run(tmp_path / "out"):
+        code, output, _ = evaluate(server, tmp_path)
+    assert (code, server.asked) == (2, [])
+    assert "in use by process" in output and "name another folder in --out" in " ".join(output.split())
