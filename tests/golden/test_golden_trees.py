@@ -83,7 +83,8 @@ OPEN_TABLES = {
 }
 RAY = {f"ray_kwargs.ray_init.{name}" for name in ("num_gpus", "include_dashboard", "object_store_memory")}
 OURS = {"trainer.retool_config"} | RAY  # verl hands all of ray_init on to ray.init
-MINDSPEED_OPTIONS = {"use_flash_attn"}  # in mindspeed of core_r0.16.0 at e4772499f7eb9fa9a68919dd1eaddef00e915b2d
+# In mindspeed of core_r0.16.0 at e4772499f7eb9fa9a68919dd1eaddef00e915b2d.
+MINDSPEED_OPTIONS = {"use_flash_attn", "use_fused_rmsnorm", "use_fused_swiglu"}
 
 
 @pytest.mark.parametrize("name", NAMES)
