@@ -17,6 +17,8 @@ OURS = (
     re.compile(r"sft\b.*"),  # the bar of steps
     re.compile(r"(note|error): .*"),
     re.compile(r"exported .*|wrote .*"),
+    re.compile(r"validation at step 2: val_loss \d+\.\d+"),
+    re.compile(r"next: retool report .*|retool (view|rl) .*"),  # what can be done with it
 )
 
 

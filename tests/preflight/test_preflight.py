@@ -166,13 +166,14 @@ def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.M
     assert levels(found) == ["error"] and "GiB of weights and optimizer move there" in found[0].text
 
 
-def test_little_shared_memory_and_few_files_are_warnings(monkeypatch: pytest.MonkeyPatch):
+def test_little_shared_memory_is_a_warning_and_few_files_are_an_error(monkeypatch: pytest.MonkeyPatch):
     cpu = get_platform("cpu")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**26))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     assert levels(list(machine.shared_memory(cpu))) == ["warning"]
     found = list(machine.limits(cpu))
-    assert levels(found) == ["warning", "warning"] and "ulimit -n" in found[0].text
+    assert levels(found) == ["error", "error", "warning"]  # files, the address space, processes
+    assert "ulimit -n" in found[0].text and "ulimit -v" in found[1].text
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounting needs root on Linux")
