@@ -31,6 +31,12 @@ no_npu = pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, r
 verl_here = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 
 
+@pytest.fixture(autouse=True)
+def _no_other_platforms_variable(monkeypatch: pytest.MonkeyPatch):
+    """Platform cpu, where a test of this process has activated it, sets what RL on NPUs refuses."""
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+
+
 @lru_cache
 def scenario(name: str) -> dict[str, Any]:
     ours = ("RETOOL_PLATFORM", "VERL_PLATFORM", "PYTHONPATH")

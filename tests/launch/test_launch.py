@@ -22,7 +22,9 @@ MARK = "RETOOL_TEST_MARK"
 
 
 def run(script: Path, *words: str, timeout_s: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RETOOL_", "VERL_"))}
+    # TORCHDYNAMO_: platform cpu has set it in this process, and Ascend refuses it.
+    foreign = ("SLURM_", "RETOOL_", "VERL_", "TORCHDYNAMO_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     return subprocess.run(
         ["bash", str(script), *words],
         capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT,

@@ -25,7 +25,7 @@ def said(parsed: Parsed | None, tokens: int, *results: CallResult) -> tuple[Pars
 
 def trajectory(*turns: tuple[Parsed | None, int, tuple[CallResult, ...]], stop: StopReason) -> Trajectory:
     """Model turns of the given lengths, a tool turn of 5 tokens between any two."""
-    made = Trajectory(ledger=Ledger([1, 2, 3], 1000))
+    made = Trajectory(ledger=Ledger([1, 2, 3], 1000), requests=len(turns) + 1)  # one was aborted
     for index, (parsed, tokens, results) in enumerate(turns):
         if index:
             made.ledger.append_tool([9] * 5)
@@ -85,7 +85,7 @@ def test_counts_of_one_trajectory():
         call_s=[0.4, 0.4],
         call_queue_s=[0.2, 0.2],
         call_run_s=[0.1, 0.1],
-        requests=0,
+        requests=5,
         context_tokens=0,
         cached_tokens=0,
     )
@@ -116,6 +116,7 @@ def test_the_metrics_of_a_batch():
             "behavior/code_ratio": 2 / 3,
             "behavior/calls": 4 / 3,
             "behavior/turns": 7 / 3,
+            "behavior/requests": 10 / 3,
             "behavior/response_tokens": 85 / 3,
             "behavior/model_tokens": 65 / 3,
             "behavior/self_corrections": 1 / 3,
