@@ -26,13 +26,16 @@ def dry_run(config: RunConfig) -> str:
     Raises ConfigError for whatever would fail because of the settings alone.
     """
     platform = get_platform(config.run.platform)
-    notes = _prepare(platform)
+    lacking: PlatformError | None = None
     try:
-        platform.check_settings(config)
+        platform.check_settings(config)  # it reads what the user exported, to which a platform adds its own
     except PlatformError as error:
+        lacking = error
+    notes = _prepare(platform)
+    if lacking is not None:
         if not notes:
-            raise  # the run is for this machine, which lacks a package
-        notes.append(str(error))
+            raise lacking  # the run is for this machine, which lacks a package
+        notes.append(str(lacking))
     here = Path(config.model.path).exists() or (is_hub_name(config.model.path) and read_config(config.model.path))
     if here:
         check_model(config)
