@@ -102,8 +102,8 @@ def test_a_rank_fetches_and_packs_its_own_responses_alone():
     (single_controller/base/decorator.py, dispatch_nd_compute).
     """
     config = rl("rl_qwen2.5_7b_h200x8", "parallel.tp=1", "train.prompts_per_step=512", "train.mini_batch_prompts=64")
-    free: Any = lambda *_, **__: 0.0  # noqa: E731
-    with mock.patch.multiple("retool_mcore.planner.plan", _train_s=free, optimizer_s=free):
+    nothing = mock.Mock(return_value=0.0)
+    with mock.patch.multiple("retool_mcore.planner.plan", _train_s=nothing, optimizer_s=nothing):
         seconds = {count: make_plan(config, SEVEN, parse(f"h200x{count}")).phases["update"] for count in (1, 4, 8)}
     of_updates = 8 * CALIBRATION["update_s"].value + CALIBRATION["update_shared_s"].value
     assert seconds[1] == pytest.approx(of_updates + 512 * 16 * 3.7e-3)
