@@ -27,7 +27,7 @@ from retool_mcore.data.layouts import Columns
 from retool_mcore.data.prompts import retool_messages
 from retool_mcore.data.templates import read_template, with_args
 from retool_mcore.data.tool import CODE_END, CODE_INTERPRETER, CODE_START
-from retool_mcore.errors import ConfigError, RolloutError, SandboxUnavailable
+from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate.cases import (
     Case,
     OnSample,
@@ -42,12 +42,11 @@ from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.reward.own import open_own_reward
 from retool_mcore.reward.response import Response
-from retool_mcore.rollout import hooks
 from retool_mcore.rollout.calls import Calls
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.limits import Limits
-from retool_mcore.rollout.loop import Trajectory, Turn
+from retool_mcore.rollout.loop import Trajectory, Turn, to_its_end
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import RETOOL_MARKUP, tools_of
 from retool_mcore.rollout.sglang_http import SglangEngine
@@ -199,21 +198,10 @@ async def converse(
     given: Given,
 ) -> Trajectory:
     """One trajectory, whose ledger has no tokens. Outages drop it, as in ``run_trajectory``."""
-    started = time.perf_counter()
     trajectory = Trajectory(ledger=Ledger([0], 1), started_unix_s=time.time())
     calls = Calls(shown, limits, replace(given, trajectory_id=trajectory_id, sandbox=sandbox))
-    with hooks.counting() as faults:
-        try:
-            reason = await _turns(trajectory, form, endpoint, calls, limits=limits, sampling=sampling)
-        except (SandboxUnavailable, EngineUnavailable) as error:
-            trajectory.drop_error = f"{type(error).__name__}: {error}"
-            reason = StopReason.DROPPED
-        finally:
-            await calls.close()
-    trajectory.found, trajectory.faults = calls.found, dict(faults)
-    trajectory.ledger.close(reason)
-    trajectory.wall_s = time.perf_counter() - started
-    return trajectory
+    turns = _turns(trajectory, form, endpoint, calls, limits=limits, sampling=sampling)
+    return await to_its_end(trajectory, calls, turns)
 
 
 async def _turns(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from retool_mcore.errors import SandboxUnavailable
@@ -109,13 +109,18 @@ async def run_trajectory(
     ``sandbox`` may be None for a text-only protocol. Never raises for what the model does, nor for
     an outage of sandbox or engine: such an outage returns the trajectory as dropped.
     """
-    started = time.perf_counter()
     trajectory = Trajectory(ledger=Ledger(prompt_ids, limits.max_response_tokens), started_unix_s=time.time())
     calls = Calls(protocol, limits, replace(given or Given(), trajectory_id=trajectory_id, sandbox=sandbox))
     conversation = _Conversation(trajectory, engine, calls, protocol, limits, sampling, trajectory_id)
+    return await to_its_end(trajectory, calls, conversation.run())
+
+
+async def to_its_end(trajectory: Trajectory, calls: Calls, turns: Awaitable[StopReason]) -> Trajectory:
+    """Await a trajectory's turns, close its calls, and note how it ended; an outage drops it."""
+    started = time.perf_counter()
     with hooks.counting() as faults:
         try:
-            reason = await conversation.run()
+            reason = await turns
         except (SandboxUnavailable, EngineUnavailable) as error:
             trajectory.drop_error = f"{type(error).__name__}: {error}"
             reason = StopReason.DROPPED
