@@ -45,6 +45,10 @@ class Block:
         """A column of all its rows' tokens [N]."""
         return self.columns[name].values()
 
+    def row_sums(self, name: str) -> npt.NDArray[Any]:
+        """A column's sum over each row's tokens [R], in the column's number type."""
+        return np.add.reduceat(self.tokens(name).numpy(), self.starts)
+
     def responses(self, name: str) -> torch.Tensor:
         """[N] of a model's output at prompt and response: what it said of each response token."""
         values, ends = self.tokens(name), self.columns[name].offsets()[1:].tolist()

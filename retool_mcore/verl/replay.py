@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer, ReplayBufferAsync
@@ -229,7 +228,7 @@ def require_learnable(batch: KVBatchMeta, step: int, settings: str) -> float:
         keys=_real_keys(batch),
         tags=[tag for tag in batch.tags if not tag.get("is_padding", False)],
     )
-    learnt = [np.add.reduceat(each.tokens(MASK).numpy(), each.starts) for each in blocks(real, MASK)]
+    learnt = [each.row_sums(MASK) for each in blocks(real, MASK)]
     idle, rows = sum(int((counts == 0).sum()) for counts in learnt), len(real.keys)
     if idle == rows:
         raise nothing_left(step, settings)

@@ -80,9 +80,7 @@ class UnpaddedTrainer(PPOTrainer):
         a = self._run.algorithm
         if a.name not in OF_ROWS or self._changes_tokens or (a.kl_coef and a.kl_in == "reward"):
             return super()._compute_advantage(batch, metrics)
-        scores = [
-            np.add.reduceat(block.tokens("rm_scores").numpy(), block.starts) for block in blocks(batch, "rm_scores")
-        ]
+        scores = [block.row_sums("rm_scores") for block in blocks(batch, "rm_scores")]
         score_R = torch.from_numpy(np.concatenate(scores))
         advantage_R = self._advantages_of_rows(batch, score_R)
         row = 0
@@ -90,7 +88,7 @@ class UnpaddedTrainer(PPOTrainer):
             rows = slice(row, row := row + len(block.keys))
             mask_N = block.tokens("response_mask")
             block.put(advantages=advantage_R[rows].repeat_interleave(block.lengths) * mask_N)
-            learnt = np.add.reduceat(mask_N.numpy(), block.starts)
+            learnt = block.row_sums("response_mask")
             told = zip(score_R[rows].tolist(), advantage_R[rows].tolist(), learnt.tolist(), strict=True)
             self._told |= {key: Told(*each) for key, each in zip(block.keys, told, strict=True)}
         return _written(batch)
