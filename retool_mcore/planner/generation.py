@@ -91,7 +91,9 @@ def decode(
         )  # fmt: skip
     batches = 1 + engines.ahead
     wave_s = wave(engines, engines.responses * batches)
-    alone_s, turn_s = wave(engines, 1), lengths.limit * engines.step_s(slots, slots * lengths.context)
+    alone_s = wave(engines, 1)
+    # No turn outlasts the wave that it is in, in which fewer and fewer run beside it.
+    turn_s = min(wave_s, lengths.limit * engines.step_s(slots, slots * lengths.context))
     prefill_s = engines.prefill_s(engines.responses * lengths.prompt / config.rollout.group_size)  # shared in a group
     seconds = wave_s / batches + prefill_s + _tools_s(config, lengths)
     return Decoding(
