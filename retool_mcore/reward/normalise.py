@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from retool_mcore.reward.choices import label
+from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted
 from retool_mcore.reward.node import Term
@@ -42,10 +42,12 @@ _WRAPPED = re.compile(
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
+_BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
+_ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 MAX_NAME_CHARS = 60
@@ -91,7 +93,7 @@ def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
     if _SHORT.fullmatch(plain := answer.strip()):
         return Normal(plain, number=Fraction(plain))
-    text = _joined(printed(_unwrapped(folded(answer)))).rstrip(".,; ")
+    text = bare_choice(_joined(printed(_unwrapped(folded(answer)))).rstrip(".,; "))
     letter, rest = label(text)
     return replace(_read(_joined(_unwrapped(rest)).rstrip(".,; ")), label=letter) if letter else _read(text)
 
@@ -259,8 +261,10 @@ def _unwrapped(text: str) -> str:
             text = match[1]
         if text[:1] == "{" and _closes_at_end(text, 1):
             text = bare_braces(text[1:-1].strip())
-        if (match := _MARKDOWN.fullmatch(text)) is not None:
-            text = match[2].strip()
+        if text[:1] in ("*", "_"):
+            if (match := _MARKDOWN.fullmatch(text)) is not None:
+                text = match[2].strip()
+            text = _BOLD_LABEL.sub(r"\1: ", text)
         if text == before or len(before) > MAX_ANSWER_CHARS:
             return text
 
@@ -307,4 +311,4 @@ def _words(text: str) -> str | None:
         return None
     if any(run in WORDS for run in runs):
         return None
-    return " ".join(text.casefold().replace(".", "").replace(",", " ").split())
+    return _ARTICLE.sub("", " ".join(text.casefold().replace(".", "").replace(",", " ").split()))

@@ -35,7 +35,8 @@ _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO](
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
 _ROWS = re.compile(r"\[\s*+(?:\[[^][]{1,400}\][\s,]*+){1,40}\]")
 _WITH_I = re.compile(r"(?:-|[-+]?\d[\d./]{0,20} [-+] )I")  # 3 - I
-_STRINGS = re.compile(r"""(?<=[\[{(,\s])(['"])([^'"]{1,80})\1(?=[\]}),:])""")  # ['B', 'C']
+_OPERATOR = re.compile(r"\\(?:operatorname|mathrm|text)\s?\{(floor|ceil|ceiling)\}(?=\()")
+_STRINGS = re.compile(r"""(?<=[\[{(,\s:])(['"])([^'"]{1,80})\1(?=[\]}),:])""")  # ['B', 'C']
 _PAIR = r"[A-Za-z]\w{0,9}:\s?(?:[^(),:{}<>|]|\([^(){}]{0,40}\)){1,60}"
 _DICT = rf"\{{{_PAIR}(?:,\s?{_PAIR}){{0,9}}\}}"
 _DICTS = re.compile(rf"\[{_DICT}(?:,\s?{_DICT}){{0,19}}\]")  # [{x: 1, y: 2}, {x: 3, y: 4}]
@@ -60,13 +61,23 @@ def printed(text: str) -> str:
         text = _J.sub("i", text)
     if "(" in text or "." in text:
         text = _MODULE.sub("", text)
+        text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
     if _NAMED.search(text):
         text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
+    return _laid_out(_called(text))
+
+
+def _called(text: str) -> str:
     for _ in range(_MAX_CALLS if "(" in text else 0):
         turned = _one_call(text)
         if turned is None:
             break
         text = turned
+    return text
+
+
+def _laid_out(text: str) -> str:
+    """What stands without calls: mappings, rows, ``//``, conditions, SymPy's constants."""
     if text[:1] in "[{(" and (text[1:2] in ("'", '"', "{")):
         text = _STRINGS.sub(r"\2", text)
         text = _solutions(text) if _DICTS.fullmatch(text) else text

@@ -225,8 +225,9 @@ def _told_labels(answer: Normal, truth: Normal) -> bool | None:
         behind = quick_verdict(replace(answer, label=""), replace(truth, label=""))
         return behind if answer.label == truth.label else False
     labelled, other = (answer, truth) if answer.label else (truth, answer)
-    if len(other.text) == 1 and other.text.isalpha():
-        return other.text.upper() == labelled.label
+    said = other.words if other.words and len(other.words) == 1 else other.text
+    if len(said) == 1 and said.isalpha():
+        return said.upper() == labelled.label
     return quick_verdict(replace(answer, label=""), replace(truth, label=""))
 
 
