@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from retool_mcore.reward.node import Term, name
 from retool_mcore.reward.points import names
+from retool_mcore.reward.series import put
 
 _PLACES = ("tuple", "matrix")
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
@@ -16,7 +17,9 @@ _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
-    node = _without_notes(node, other)
+    node = _without_notes(node, other, is_truth)
+    if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == other.op == "tuple":
+        return node.args[0]  # the one solution that a solver prints
     if node.op in _PLACES and other.op == "relation" and other.text == "=" and other.args[0].op == "name":
         other = other.args[-1]  # v = (1, 2)
     if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
@@ -75,18 +78,28 @@ def _is_named_tuple(node: Term) -> bool:
 
 
 def _lists_values(node: Term) -> bool:
-    return node.op in ("list", "set") and not any(each.op == "relation" for each in node.args)
+    return node.op in ("list", "set", "pm") and not any(each.op == "relation" for each in node.args)
 
 
-def _without_notes(node: Term, other: Term) -> Term:
+def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``\frac{x+1}{x-1}, x \ne 1`` without its note, where the other has none."""
     if node.op != "list" or node.text == "or" or _excludes(other):
         return node
     first, *notes = node.args
+    if first.op == "relation" and first.text != "=":
+        return node  # x > 1, x \ne 3 is a set
     symbols = names(first)
     if all(_is_exclusion(each) and names(each) <= symbols for each in notes):
         return first
-    return first if all(map(_is_membership, notes)) and not _holds_membership(other) else node
+    if not all(map(_is_membership, notes)):
+        return node
+    theirs = _members(other)
+    if not theirs:
+        return first
+    mine = _members(node)
+    if not is_truth and len(mine) == len(theirs) == 1 and theirs[0].text not in names(node):
+        return put(node, mine[0].text, theirs[0])  # n \in \mathbb{Z} beside k \in \mathbb{Z}
+    return node
 
 
 def _is_membership(node: Term) -> bool:
@@ -94,8 +107,8 @@ def _is_membership(node: Term) -> bool:
     return node.op == "relation" and node.text == r"\in" and node.args[1].op == "space" and node.args[0].op == "name"
 
 
-def _holds_membership(node: Term) -> bool:
-    return _is_membership(node) or any(map(_holds_membership, node.args))
+def _members(node: Term) -> list[Term]:
+    return [each.args[0] for each in node.args if node.op == "list" and _is_membership(each)]
 
 
 def _is_exclusion(node: Term) -> bool:
@@ -180,7 +193,8 @@ def _listed(node: Term, other: Term, is_truth: bool) -> Term:
         return node
     if len(node.args) > 2 and other.op == "tuple" and other.text == "()":
         return Term("tuple", node.args, "()")  # of two it may be an interval
-    return Term(other.op, node.args) if _lists_values(other) else node
+    listed = _lists_values(other) and other.op != "pm"
+    return Term(other.op, node.args) if listed else node
 
 
 def _placed(node: Term, other: Term) -> Term:

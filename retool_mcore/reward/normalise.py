@@ -42,6 +42,7 @@ _WRAPPED = re.compile(
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
+_DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?[\d,]{0,40}(?:\.\d{1,10})?")
 _BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
@@ -63,7 +64,7 @@ _DENIES = re.compile(
 )
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
-    r"|(?:[Oo]ption|[Cc]hoice|[Aa]nswer):?\s\(?([A-J])\)?"
+    r"|(?:[Oo]ption|[Cc]hoice|(?:[Tt]he )?[Aa]nswer(?: is)?):?\s\(?([A-J])\)?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
@@ -86,6 +87,7 @@ class Normal:
     words: str | None = None
     problem: str = ""
     label: str = ""
+    dollars: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -93,7 +95,10 @@ def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
     if _SHORT.fullmatch(plain := answer.strip()):
         return Normal(plain, number=Fraction(plain))
-    text = bare_choice(_joined(printed(_unwrapped(folded(answer)))).rstrip(".,; "))
+    text = _unwrapped(folded(answer))
+    if _DOLLARS.fullmatch(text):
+        return replace(_read(_joined(text)), dollars=True)
+    text = bare_choice(_joined(printed(text)).rstrip(".,; "))
     letter, rest = label(text)
     return replace(_read(_joined(_unwrapped(rest)).rstrip(".,; ")), label=letter) if letter else _read(text)
 
@@ -156,6 +161,7 @@ def _named_by_text(text: str) -> Term | None:
     return Term("relation", (Term("name", text=spelling(head.replace("$", " ")).casefold()), value), "=")
 
 
+@lru_cache(maxsize=4096)
 def vote(answer: str | None) -> str:
     r"""The answer as maj@k counts it; "" for no answer.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from retool_mcore.reward.piecewise import as_set
+
 _MAX_CALLS = 60
 _MODULE = re.compile(
     r"(?<![\w\\.])(?:math|cmath|np|numpy|sympy|sp|mp|mpmath|fractions|decimal|torch|scipy\.special)\.(?=[A-Za-z])"
@@ -21,7 +23,7 @@ _PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
 _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
-    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|And|Or|Pow|Add|Mul|set|frozenset|dict"
+    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|Add|Mul|set|frozenset|dict"
     r"|Point(?:[23]D)?|Tuple|tuple|radians|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
@@ -175,10 +177,6 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("Le", 2): "{} <= {}".format,
     ("Gt", 2): "{} > {}".format,
     ("Ge", 2): "{} >= {}".format,
-    ("Interval", 2): "[{}, {}]".format,
-    ("Interval.open", 2): "({}, {})".format,
-    ("Interval.Lopen", 2): "({}, {}]".format,
-    ("Interval.Ropen", 2): "[{}, {})".format,
 }
 
 
@@ -186,14 +184,8 @@ _JOINED = {"Union": r" \cup ", "Intersection": r" \cap ", "And": ") & (", "Or": 
 
 
 def _turned(name: str, args: list[str]) -> str | None:
-    if name == "Interval" and len(args) == 4:
-        left, right = (each.rpartition("=")[2].strip() == "True" for each in args[2:])
-        kind = {(True, True): ".open", (True, False): ".Lopen", (False, True): ".Ropen"}.get((left, right), "")
-        name, args = name + kind, args[:2]
-    if name.startswith("Interval") and len(args) == 2 and "oo" in (args[0].strip("-"), args[1]):
-        low = "(" if args[0] == "-oo" or name.endswith((".open", ".Lopen")) else "["
-        high = ")" if args[1] == "oo" or name.endswith((".open", ".Ropen")) else "]"
-        return f"{low}{args[0]}, {args[1]}{high}"
+    if name.startswith("Interval"):
+        return _interval(name, args)
     if (name, len(args)) in _FORMS:
         return _FORMS[name, len(args)](*args)
     if name in _SEQUENCES and args and args[0][:1] == "[":
@@ -208,6 +200,9 @@ def _turned(name: str, args: list[str]) -> str | None:
         return joined if name in ("Union", "Intersection") else f"({joined})"
     if name in _PLACES:
         return f"({', '.join(args)})" if len(args) > 1 else f"({args[0][1:-1]})" if args[0][:1] in ("[", "(") else None
+    if name == "Piecewise":
+        parts = [each.strip("()").partition(", ") for each in args]
+        return as_set([(value, "" if condition == "True" else condition) for value, _, condition in parts])
     if name == "dict":
         return ", ".join(args) if args and all("=" in each for each in args) else None
     if name == "Matrix" and len(args) == 3 and args[0].isdigit() and (row := _ROW.fullmatch(args[2])):
@@ -236,3 +231,15 @@ def _rows(text: str) -> str | None:
     if len({len(row) for row in rows}) != 1:
         return None
     return r"\begin{pmatrix}" + r"\\".join("&".join(row) for row in rows) + r"\end{pmatrix}"
+
+
+def _interval(name: str, args: list[str]) -> str | None:
+    if len(args) == 4:
+        left, right = (each.rpartition("=")[2].strip() == "True" for each in args[2:])
+        name += {(True, True): ".open", (True, False): ".Lopen", (False, True): ".Ropen"}.get((left, right), "")
+        args = args[:2]
+    if len(args) != 2:
+        return None
+    low = "(" if args[0] == "-oo" or name.endswith((".open", ".Lopen")) else "["
+    high = ")" if args[1] == "oo" or name.endswith((".open", ".Ropen")) else "]"
+    return f"{low}{args[0]}, {args[1]}{high}"

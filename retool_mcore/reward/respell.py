@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from retool_mcore.reward.measures import compound
+from retool_mcore.reward.piecewise import by_cases
 from retool_mcore.reward.tokens import UNITS
 
 _DIGITS = re.compile("[₀-₉]+")
@@ -41,6 +43,8 @@ _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
 _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
 _OUT_OF = re.compile(r"(-?\d{1,9}|[a-z])\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?(-?\d{1,9}|[a-z])")
+_WORDS_BEHIND = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?) ([A-Za-z]{2,15}(?: [A-Za-z]{2,15}){1,4})")
+_COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
 _NUMERAL = re.compile(r"\\(?:over|under)line\s?\{(\d{1,40})\}(?=_)")
 _SYSTEM = re.compile(
     r"(?:\\left\s?)?\\\{\s*\\begin\{(?:array|aligned|matrix|gathered)\}(?:\{[lcr| ]{1,9}\})?(.*?)"
@@ -59,6 +63,7 @@ _FOR = re.compile(
 _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: real)?(?:\s?\}\s?[a-z]| [a-z]\s?\})$")
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
+_THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _LEADING = re.compile(r"^(?:=|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])")
 
 
@@ -80,6 +85,8 @@ def lowered(text: str) -> str:
 
 def trimmed(text: str) -> str:
     r"""Without ``\quad`` at both ends, and without a sign of equality before all of it."""
+    while text[:2] in _THIN or text[-2:] in _THIN:
+        text = (text[2:] if text[:2] in _THIN else text[:-2]).strip()
     for quad in ("\\quad", "\\qquad") if "quad" in text else ():
         if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
             text = text[len(quad) :].lstrip()
@@ -125,8 +132,13 @@ def _noted(text: str) -> str:
         return f"{match[1]}:{match[2]}"
     if "line" in text:
         text = _NUMERAL.sub(r"\1", text)
+    if text[:1].isdigit() and not text[-1:].isdigit() and (told := compound(text)) is not None:
+        return told
+    if text[-1:].isalpha() and (match := _WORDS_BEHIND.fullmatch(text)):
+        return rf"{match[1]}\text{{ {match[2]}}}"
     if "begin" in text:
         text = _LINES.sub(_in_cases, _SYSTEM.sub(_in_cases, text))
+        text = by_cases(text) if "cases" in text else text
     if any(sign in text for sign in ("\\ne", "≠", "\\in", "∈")):
         text = _FOR.sub(", ", _BRACKETED_NOTE.sub(r", \1", text))
     if "for all" in text:
@@ -137,8 +149,11 @@ def _noted(text: str) -> str:
 
 
 def _in_cases(match: re.Match[str]) -> str:
-    """A system of equations as ``cases``, which has no columns."""
-    return rf"\begin{{cases}}{match[1].replace('&', ' ')}\end{{cases}}" if "=" in match[1] else match[0]
+    """A system of equations, or a function by cases, as ``cases``."""
+    inner = match[1]
+    if _COMPARED.search(inner) or "if" in inner:
+        return rf"\begin{{cases}}{inner}\end{{cases}}"
+    return rf"\begin{{cases}}{inner.replace('&', ' ')}\end{{cases}}" if "=" in inner else match[0]
 
 
 def _repeating(match: re.Match[str]) -> str:

@@ -220,6 +220,8 @@ def _raised(words: list[str]) -> list[str]:
 def _changes(words: list[str]) -> bool:
     """Whether words say more than a unit: numbers, a list, a word that changes the value."""
     plain = [word.lower().strip("().,;:!?") for word in words]
+    if plain[0] == "more" and len(plain) > 1:  # 3 more apples, but not 3 or more
+        plain = plain[1:]
     listed = any("," in word[:-1] or word in (",", ";") for word in words) or words[0][0] in ",;"
     numbers = any(any(map(str.isdigit, word)) and "^" not in word for word in plain)
     done = len(plain) == 1 and _DONE.fullmatch(plain[0]) is not None
