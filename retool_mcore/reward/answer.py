@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -95,11 +96,16 @@ def judge_many(
 def _judge(checkers: Callable[[], Checkers], answer: str, truth: str, timeout_s: float) -> Verdict:
     if len(answer) > MAX_ANSWER_CHARS:
         return Verdict(False, "too long")
-    known = quick_verdict(normalise(answer), normalise(truth))
+    known = _quick_verdict(answer, truth)
     if known is not None:
         return Verdict(known, "exact")
     reply = checkers().ask({"answer": answer, "truth": truth, "timeout_s": timeout_s})
     return Verdict(False, reply["failed"]) if "failed" in reply else Verdict(reply["equal"], "values")
+
+
+@lru_cache(maxsize=8192)  # responses of one prompt give few answers, and share their truth
+def _quick_verdict(answer: str, truth: str) -> bool | None:
+    return quick_verdict(normalise(answer), normalise(truth))
 
 
 class Checkers:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection
 from fractions import Fraction
 
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, Term, name, nary, number
+from retool_mcore.reward.series import series
 from retool_mcore.reward.tokens import Token, Unreadable
 
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", r"\langle": r"\rangle"}
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "smallmatrix", "array")
 END = Token("sign", "")
+END_TERM = Term("")
 _NAME_GOES_ON = ("_", "'", "^", "(")
 SIGNS_OF_ALL = ("sign", "command")  # what is no number, letter or word
 
@@ -76,6 +78,9 @@ class Atoms(ABC):
 
     @abstractmethod
     def sum(self, *, units: bool = False) -> Term: ...
+
+    @abstractmethod
+    def _product(self) -> Term: ...
 
     @abstractmethod
     def _factor(self) -> Term: ...
@@ -253,6 +258,8 @@ class Atoms(ABC):
             r"\emptyset": lambda: Term("set"),
             r"\begin": self._matrix,
             r"\boxed": self._group,
+            r"\sum": lambda: self._series("add"),
+            r"\prod": lambda: self._series("mul"),
         }
         if command in forms:
             return forms[command]()
@@ -284,6 +291,10 @@ class Atoms(ABC):
         if command == r"\mp" or not command.strip("\\"):
             raise Unreadable("it breaks off")
         raise Unreadable(f"{command} is not known to the reward")
+
+    def _series(self, op: str) -> Term:
+        ends = {sign: self._group() for sign in ("_", "^", "_") if self._skip(sign)}
+        return series(op, ends.get("_", END_TERM), ends.get("^", END_TERM), self._product())
 
     def _pair(self, command: str) -> Term:
         node = self.listing(ends=(_CLOSING[command],))

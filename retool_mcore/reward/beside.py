@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from retool_mcore.reward.node import Term, name
 from retool_mcore.reward.points import names
+from retool_mcore.reward.series import put
 
 _PLACES = ("tuple", "matrix")
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
@@ -16,7 +17,18 @@ _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
-    node = _without_notes(node, other)
+    node = _without_notes(node, other, is_truth)
+    if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == other.op == "tuple":
+        return node.args[0]  # the one solution that a solver prints
+    if node.op in _PLACES and other.op == "relation" and other.text == "=" and other.args[0].op == "name":
+        other = other.args[-1]  # v = (1, 2)
+    if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
+        return node.args[0]  # [[34]]
+    if node == name("R") and (other.op in ("space", "union", "without") or _is_line(other)):
+        return Term("space", text="R")
+    if node.op == "matrix" and not is_truth and (pairs := _pairs(node, other)):
+        return Term(other.op, pairs)
+    node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other)
     if node.op in _PLACES:
@@ -26,17 +38,77 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     return _of_one_letter(node) if node.op == "list" and _lists_values(other) else node
 
 
+def _is_line(node: Term) -> bool:
+    return node.op == "tuple" and bool(node.args) and all(map(_endless, node.args))
+
+
+def _endless(node: Term) -> bool:
+    return node == Term("constant", text="infinity") or (node.op in ("neg", "group") and _endless(node.args[0]))
+
+
+def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
+    """The rows of ``[[1, 2], [3, 4]]`` beside a list of pairs, as Python prints them."""
+    if other.op not in ("list", "set") or not other.args or any(each.op != "tuple" for each in other.args):
+        return ()
+    wide = len(other.args[0].args)
+    if len(node.args) % wide or node.text != f"matrix {len(node.args) // wide}":
+        return ()
+    rows = (node.args[at : at + wide] for at in range(0, len(node.args), wide))
+    return tuple(Term("tuple", row, other.args[0].text) for row in rows)
+
+
+def _by_names(node: Term, other: Term) -> Term:
+    """``(x,y) = (1,2), (3,4)`` as its pairs; beside ``x=1, y=2`` the pair as such a list."""
+    if _is_named_tuple(node) and other.op == "list" and _named(other):
+        left, right = node.args
+        return Term("list", tuple(Term("relation", pair, "=") for pair in zip(left.args, right.args, strict=True)))
+    if node.op != "list" or not _is_named_tuple(node.args[0]) or _is_named_tuple(other):
+        return node
+    left = node.args[0].args[0]
+    told = [each.args[1] if _is_named_tuple(each) and each.args[0] == left else each for each in node.args]
+    return Term("list", tuple(told)) if all(each.op == "tuple" for each in told) else node
+
+
+def _is_named_tuple(node: Term) -> bool:
+    if node.op != "relation" or node.text != "=" or len(node.args) != 2:
+        return False
+    left, right = node.args
+    same = left.op == right.op == "tuple" and len(left.args) == len(right.args)
+    return same and all(each.op == "name" for each in left.args)
+
+
 def _lists_values(node: Term) -> bool:
-    return node.op in ("list", "set") and not any(each.op == "relation" for each in node.args)
+    return node.op in ("list", "set", "pm") and not any(each.op == "relation" for each in node.args)
 
 
-def _without_notes(node: Term, other: Term) -> Term:
+def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``\frac{x+1}{x-1}, x \ne 1`` without its note, where the other has none."""
     if node.op != "list" or node.text == "or" or _excludes(other):
         return node
     first, *notes = node.args
+    if first.op == "relation" and first.text != "=":
+        return node  # x > 1, x \ne 3 is a set
     symbols = names(first)
-    return first if all(_is_exclusion(each) and names(each) <= symbols for each in notes) else node
+    if all(_is_exclusion(each) and names(each) <= symbols for each in notes):
+        return first
+    if not all(map(_is_membership, notes)):
+        return node
+    theirs = _members(other)
+    if not theirs:
+        return first
+    mine = _members(node)
+    if not is_truth and len(mine) == len(theirs) == 1 and theirs[0].text not in names(node):
+        return put(node, mine[0].text, theirs[0])  # n \in \mathbb{Z} beside k \in \mathbb{Z}
+    return node
+
+
+def _is_membership(node: Term) -> bool:
+    r"""``k \in \mathbb{Z}``, a note of what a letter stands for."""
+    return node.op == "relation" and node.text == r"\in" and node.args[1].op == "space" and node.args[0].op == "name"
+
+
+def _members(node: Term) -> list[Term]:
+    return [each.args[0] for each in node.args if node.op == "list" and _is_membership(each)]
 
 
 def _is_exclusion(node: Term) -> bool:
@@ -72,6 +144,8 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
         return Term("relation", node.args[::-1], "=")
     node = _ratio_behind_names(node)
+    if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
+        return Term("relation", (node.args[0], _vector(node.args[1], other)), "=")
     if other.op in ("relation", "list", "set", *_PLACES) or len(node.args) != 2:
         return node
     if node.text == ":" and not is_clock(node):
@@ -82,6 +156,8 @@ def _stated(node: Term, other: Term) -> Term:
 def _ratio_behind_names(node: Term) -> Term:
     """``AB:BC = 3:2`` as ``3:2``."""
     signs = node.text.split()
+    if signs[:1] == ["="] and set(signs[1:]) == {":"} and node.args[0].op == "name":
+        return Term("relation", node.args[1:], " ".join(signs[1:]))  # ratio = 3:2
     half = len(signs) // 2
     if len(signs) < 3 or signs != [":"] * half + ["="] + [":"] * half:
         return node
@@ -113,9 +189,12 @@ def _held(node: Term, some: tuple[Term, ...]) -> bool:
 
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     """The list that Python prints, ``[1, 2]``, as a set or list where the truth is one."""
-    if is_truth or node.op != "tuple" or node.text != "[]" or not _lists_values(other):
+    if is_truth or node.op != "tuple" or node.text != "[]":
         return node
-    return Term(other.op, node.args)
+    if len(node.args) > 2 and other.op == "tuple" and other.text == "()":
+        return Term("tuple", node.args, "()")  # of two it may be an interval
+    listed = _lists_values(other) and other.op != "pm"
+    return Term(other.op, node.args) if listed else node
 
 
 def _placed(node: Term, other: Term) -> Term:

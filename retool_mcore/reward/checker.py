@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from functools import lru_cache
 from typing import Any
 
 from retool_mcore.reward.equivalence import equivalent
@@ -68,6 +69,7 @@ def _say(replies: int, reply: dict[str, Any]) -> None:
     os.write(replies, json.dumps(reply).encode() + b"\n")
 
 
+@lru_cache(maxsize=4096)
 def _judge(answer: str, truth: str) -> dict[str, Any]:
     """Reply {"equal": ...}. What has no value without an error is not equal."""
     try:

@@ -14,6 +14,7 @@ _LABEL = re.compile(
     r"(?!(?:or|and)(?![a-z])|\\text\{\s*(?:or|and))(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
 _SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
+_CHINESE = re.compile(r"(?:故?应?选择?|答案[为是]?[::]?\s?|选项)\s?\(?([A-J])\)?|([A-J])选?项")
 _RUN = re.compile(r"[A-J]{2,10}")
 
 
@@ -23,6 +24,15 @@ def label(text: str) -> tuple[str, str]:
     if match is None or (match[3] is not None) != text.startswith("\\"):
         return "", text
     return match[1] or match[2], text[match.end() :]
+
+
+def bare_choice(text: str) -> str:
+    """The letter of a choice with Chinese words or a list's brackets around it; else the text."""
+    if len(text) == 3 and text[0] == "[" and text[2] == "]" and text[1] in "ABCDEFGHIJ":
+        return text[1]
+    if text.isascii() or len(text) > 10 or (match := _CHINESE.fullmatch(text)) is None:
+        return text
+    return match[1] or match[2]
 
 
 def same_choice(answer: str, truth: str) -> bool:

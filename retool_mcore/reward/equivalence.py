@@ -12,6 +12,7 @@ from __future__ import annotations
 from retool_mcore.reward.beside import is_clock
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
+from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.normalise import normalise
 from retool_mcore.reward.points import names
@@ -85,6 +86,8 @@ def _same_measured(a: Term, b: Term) -> bool:
     units = [each.text if each.op == "unit" else "" for each in (a, b)]
     percents = [each.op == "percent" for each in (a, b)]
     first, second = (each.args[0] if each.op in ("unit", "percent") else each for each in (a, b))
+    if (times := scale(*units)) is not None:
+        return same(Term("mul", (first, number(times.numerator))), Term("mul", (second, number(times.denominator))))
     if not same_unit(*units) or (any(units) and any(percents)):
         return False
     if same(first, second):
@@ -240,6 +243,8 @@ def _same_relations(a: Term, b: Term) -> bool:
     if a.op != "relation" or b.op != "relation":
         relation, other = (a, b) if a.op == "relation" else (b, a)
         return _is_value_of(relation, other)
+    if a.args[0].op == b.args[0].op == "call" and a.args[0].text == b.args[0].text:
+        b = _same_letter(a, b)
     first, second = _directed(a), _directed(b)
     if first.text == second.text and len(first.args) == len(second.args):
         if all(map(_told_same, first.args, second.args)):
@@ -252,6 +257,13 @@ def _same_relations(a: Term, b: Term) -> bool:
     if named[0] and named[1] and (len(a.args) > 2 or len(b.args) > 2):
         return same(named[0][0], named[1][0]) and same(named[0][1], named[1][1])
     return _same_difference(first, second)
+
+
+def _same_letter(a: Term, b: Term) -> Term:
+    """``f(t) = 2t`` with the letter of ``f(x) = 2x``."""
+    mine, theirs = a.args[0].args, b.args[0].args
+    alone = len(mine) == len(theirs) == 1 and mine[0].op == theirs[0].op == "name"
+    return _renamed(b, theirs[0].text, mine[0].text) if alone and mine[0].text not in names(b) else b
 
 
 def _same_ratio(a: Term, b: Term) -> bool:

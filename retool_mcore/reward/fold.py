@@ -16,7 +16,7 @@ _INVISIBLE = dict.fromkeys(
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
-    ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]",
+    ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]",
 }  # fmt: skip
 _POWERS = str.maketrans("23", "²³")
 # Units of one character, such as those of cm and of km²: the digit in the latter is raised.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from retool_mcore.reward.choices import label
+from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted
 from retool_mcore.reward.node import Term
@@ -42,10 +42,13 @@ _WRAPPED = re.compile(
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
+_DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?[\d,]{0,40}(?:\.\d{1,10})?")
+_BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
+_ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 MAX_NAME_CHARS = 60
@@ -61,7 +64,7 @@ _DENIES = re.compile(
 )
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
-    r"|(?:[Oo]ption|[Cc]hoice|[Aa]nswer):?\s\(?([A-J])\)?"
+    r"|(?:[Oo]ption|[Cc]hoice|(?:[Tt]he )?[Aa]nswer(?: is)?):?\s\(?([A-J])\)?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
@@ -84,6 +87,7 @@ class Normal:
     words: str | None = None
     problem: str = ""
     label: str = ""
+    dollars: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -91,7 +95,10 @@ def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
     if _SHORT.fullmatch(plain := answer.strip()):
         return Normal(plain, number=Fraction(plain))
-    text = _joined(printed(_unwrapped(folded(answer)))).rstrip(".,; ")
+    text = _unwrapped(folded(answer))
+    if _DOLLARS.fullmatch(text):
+        return replace(_read(_joined(text)), dollars=True)
+    text = bare_choice(_joined(printed(text)).rstrip(".,; "))
     letter, rest = label(text)
     return replace(_read(_joined(_unwrapped(rest)).rstrip(".,; ")), label=letter) if letter else _read(text)
 
@@ -154,6 +161,7 @@ def _named_by_text(text: str) -> Term | None:
     return Term("relation", (Term("name", text=spelling(head.replace("$", " ")).casefold()), value), "=")
 
 
+@lru_cache(maxsize=4096)
 def vote(answer: str | None) -> str:
     r"""The answer as maj@k counts it; "" for no answer.
 
@@ -259,8 +267,10 @@ def _unwrapped(text: str) -> str:
             text = match[1]
         if text[:1] == "{" and _closes_at_end(text, 1):
             text = bare_braces(text[1:-1].strip())
-        if (match := _MARKDOWN.fullmatch(text)) is not None:
-            text = match[2].strip()
+        if text[:1] in ("*", "_"):
+            if (match := _MARKDOWN.fullmatch(text)) is not None:
+                text = match[2].strip()
+            text = _BOLD_LABEL.sub(r"\1: ", text)
         if text == before or len(before) > MAX_ANSWER_CHARS:
             return text
 
@@ -307,4 +317,4 @@ def _words(text: str) -> str | None:
         return None
     if any(run in WORDS for run in runs):
         return None
-    return " ".join(text.casefold().replace(".", "").replace(",", " ").split())
+    return _ARTICLE.sub("", " ".join(text.casefold().replace(".", "").replace(",", " ").split()))

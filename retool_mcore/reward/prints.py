@@ -9,26 +9,46 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from retool_mcore.reward.piecewise import as_set
+
 _MAX_CALLS = 60
-_MODULE = re.compile(r"(?<![\w\\.])(?:math|cmath|np|numpy|sympy|sp|mp|mpmath|fractions|decimal)\.(?=[A-Za-z])")
-_NUMBERS = "Decimal|mpf|Integer|Float|float|int|float16|float32|float64|int32|int64|uint64|longdouble"
+_MODULE = re.compile(
+    r"(?<![\w\\.])(?:math|cmath|np|numpy|sympy|sp|mp|mpmath|fractions|decimal|torch|scipy\.special)\.(?=[A-Za-z])"
+)
+_NUMBERS = (
+    "Decimal|mpf|mpc|Integer|Float|float|int|float16|float32|float64|int32|int64|uint64|longdouble|complex128|tensor"
+)
+_SEQUENCES = ("array", "tensor", "asarray")
+_PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
 _CALL = re.compile(
-    rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial|floor|ceiling|ceil|cbrt|root|Matrix"
-    r"|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array|matrix|FiniteSet|Union|Intersection|Eq|set"
-    r"|frozenset|Interval(?:\.open|\.Lopen|\.Ropen)?))\("
+    rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial"
+    r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
+    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|Add|Mul|set|frozenset|dict"
+    r"|Point(?:[23]D)?|Tuple|tuple|radians|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
           "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
 _NAMED = re.compile(r"(?<![\w\\.])(?:S\.Reals|S\.EmptySet|EmptySet|Reals|GoldenRatio)(?!\w)")
 _REAL = r"[-+]?\s{0,2}[\d.]{1,40}+(?:e[-+]?\d{1,4})?+"
 _COMPLEX = re.compile(rf"\(?(?:{_REAL}\s{{0,2}}(?=[-+]))?{_REAL}j\)?")
+_J = re.compile(r"(?<=\d)j(?![A-Za-z])")
 _UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:_\d{3}){1,30}(?:\.\d{1,40})?")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
 _ROWS = re.compile(r"\[\s*+(?:\[[^][]{1,400}\][\s,]*+){1,40}\]")
 _WITH_I = re.compile(r"(?:-|[-+]?\d[\d./]{0,20} [-+] )I")  # 3 - I
-_STRINGS = re.compile(r"""(?<=[\[{(,\s])(['"])([^'"]{1,80})\1(?=[\]}),])""")  # ['B', 'C']
-_DICTS = re.compile(r"\[\{([^{}<>|]{1,300})\}\]")  # [{x: 1, y: 2}]
+_OPERATOR = re.compile(r"\\(?:operatorname|mathrm|text)\s?\{(floor|ceil|ceiling)\}(?=\()")
+_STRINGS = re.compile(r"""(?<=[\[{(,\s:])(['"])([^'"]{1,80})\1(?=[\]}),:])""")  # ['B', 'C']
+_PAIR = r"[A-Za-z]\w{0,9}:\s?(?:[^(),:{}<>|]|\([^(){}]{0,40}\)){1,60}"
+_DICT = rf"\{{{_PAIR}(?:,\s?{_PAIR}){{0,9}}\}}"
+_DICTS = re.compile(rf"\[{_DICT}(?:,\s?{_DICT}){{0,19}}\]")  # [{x: 1, y: 2}, {x: 3, y: 4}]
+_ITEM = re.compile(r"([A-Za-z]\w{0,9}):\s?((?:[^(),:{}]|\([^(){}]{0,40}\))+)")
+_SPACED = re.compile(rf"\[\s*{_REAL}(?:\s+{_REAL})+\s*\]")  # [ 1 -2  3], as NumPy prints it
+_OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\))//(\w{1,20}|\([^()]{1,60}\))")
+_BOUND = r"[^()&|<>=]{1,80}"
+_BETWEEN = re.compile(rf"\(({_BOUND}<=?) ([A-Za-z]\w?)\) & \(\2 (<=?{_BOUND})\)")  # (1 < x) & (x < 2)
+_STATED = re.compile(rf"\(({_BOUND}(?:[<>]=?|!=|\\ne){_BOUND})\)|\(({_BOUND}<=?{_BOUND}<=?{_BOUND})\)")
+_EULER = re.compile(r"(?<![A-Za-z])E\*\*")
 _ROW = re.compile(r"\[([^][]{1,400})\]")
 
 
@@ -39,27 +59,66 @@ def printed(text: str) -> str:
         return f"{match[1]}{value}"
     if "_" in text and _UNDERSCORED.fullmatch(text):
         return text.replace("_", "")
-    if "j" in text and _COMPLEX.fullmatch(text):
-        return text.replace("j", "i")
+    if "j" in text and (_COMPLEX.fullmatch(text) or (text.count("j") == len(_J.findall(text)) and text[0] in "[({nca")):
+        text = _J.sub("i", text)
     if "(" in text or "." in text:
         text = _MODULE.sub("", text)
+        text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
     if _NAMED.search(text):
         text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
+    return _laid_out(_called(text))
+
+
+def _called(text: str) -> str:
     for _ in range(_MAX_CALLS if "(" in text else 0):
         turned = _one_call(text)
         if turned is None:
             break
         text = turned
+    return text
+
+
+def _laid_out(text: str) -> str:
+    """What stands without calls: mappings, rows, ``//``, conditions, SymPy's constants."""
     if text[:1] in "[{(" and (text[1:2] in ("'", '"', "{")):
         text = _STRINGS.sub(r"\2", text)
-        text = match[1].replace(":", " =") if (match := _DICTS.fullmatch(text)) else text
-    if "[[" in text and (rows := _rows(text.strip())):
-        return rows
+        text = _solutions(text) if _DICTS.fullmatch(text) else text
+    if text[:1] == "[":
+        if text == "[]":
+            return r"\emptyset"
+        if (rows := _rows(text.strip())) is not None:
+            return rows
+        if _SPACED.fullmatch(text):
+            return f"[{', '.join(text[1:-1].split())}]"
+    if "//" in text:
+        text = _OVER.sub(r"\\lfloor \\frac{\1}{\2} \\rfloor", text)
+    if ") & (" in text or ") | (" in text:
+        text = _conditions(text)
     return _constants(text) if "*" in text or _WITH_I.fullmatch(text) else text
+
+
+def _solutions(text: str) -> str:
+    """What ``solve`` gives: ``[{x: 1, y: 2}]`` as ``x = 1, y = 2``; of several the values alone."""
+    found = [_ITEM.findall(each) for each in text.split("}")[:-1]]
+    if len(found) == 1 or all(len(each) == 1 for each in found):
+        return ", ".join(f"{letter} = {value}" for each in found for letter, value in each)
+    if len({tuple(sorted(letter for letter, _ in each)) for each in found}) > 1:
+        return text
+    return ", ".join(f"({', '.join(value for _, value in sorted(each))})" for each in found)
+
+
+def _conditions(text: str) -> str:
+    """``((1 < x) & (x < 2)) | (3 < x)`` as ``1 < x < 2 or 3 < x``."""
+    text = _BETWEEN.sub(r"(\1 \2 \3)", text).replace("((", "(").replace("))", ")")
+    if re.sub(r" [&|] ", "", _STATED.sub("", text)) or ("&" in text and "|" in text):
+        return text
+    word = " and " if "&" in text else " or "
+    return _STATED.sub(lambda match: match[1] or match[2], text).replace(" & ", word).replace(" | ", word)
 
 
 def _constants(text: str) -> str:
     """SymPy's ``I`` and ``E`` in a product or power, where no other letter is a name."""
+    text = _EULER.sub("e**", text)
     letters = set(_LETTER.findall(text))
     if letters and letters <= {"I", "E"}:
         return _LETTER.sub(lambda match: {"I": "i", "E": "e"}[match[0]], text)
@@ -108,33 +167,54 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("ceil", 1): r"\lceil {} \rceil".format,
     ("cbrt", 1): r"\sqrt[3]{{{}}}".format,
     ("root", 2): r"\sqrt[{1}]{{{0}}}".format,
+    ("real_root", 2): r"\sqrt[{1}]{{{0}}}".format,
+    ("Pow", 2): "({})^{{{}}}".format,
+    ("radians", 1): r"({})^\circ".format,
+    ("Complement", 2): r"{} \setminus {}".format,
     ("Eq", 2): "{} = {}".format,
-    ("Interval", 2): "[{}, {}]".format,
-    ("Interval.open", 2): "({}, {})".format,
-    ("Interval.Lopen", 2): "({}, {}]".format,
-    ("Interval.Ropen", 2): "[{}, {})".format,
+    ("Ne", 2): r"{} \ne {}".format,
+    ("Lt", 2): "{} < {}".format,
+    ("Le", 2): "{} <= {}".format,
+    ("Gt", 2): "{} > {}".format,
+    ("Ge", 2): "{} >= {}".format,
 }
 
 
+_JOINED = {"Union": r" \cup ", "Intersection": r" \cap ", "And": ") & (", "Or": ") | (", "Add": ")+(", "Mul": ")*("}
+
+
 def _turned(name: str, args: list[str]) -> str | None:
-    if name.startswith("Interval") and len(args) == 2 and "oo" in (args[0].strip("-"), args[1]):
-        low = "(" if args[0] == "-oo" or name.endswith((".open", ".Lopen")) else "["
-        high = ")" if args[1] == "oo" or name.endswith((".open", ".Ropen")) else "]"
-        return f"{low}{args[0]}, {args[1]}{high}"
+    if name.startswith("Interval"):
+        return _interval(name, args)
     if (name, len(args)) in _FORMS:
         return _FORMS[name, len(args)](*args)
-    if name in (*_NUMBERS.split("|"), "Fraction", "Rational") and len(args) == 1:
-        return args[0].strip("'\"")
+    if name in _SEQUENCES and args and args[0][:1] == "[":
+        return _rows(args[0]) or args[0]
+    plain = [each for each in args if "=" not in each or each[0] in "([{"]  # without precision=53
+    if name in (*_NUMBERS.split("|"), "Fraction", "Rational", "S", "array") and len(plain) == 1:
+        return plain[0].strip("'\"")
     if name == "Poly" and args:
         return args[0]
-    if name in ("Union", "Intersection"):
-        return (r" \cup " if name == "Union" else r" \cap ").join(args)
+    if name in _JOINED:
+        joined = _JOINED[name].join(args)
+        return joined if name in ("Union", "Intersection") else f"({joined})"
+    if name in _PLACES:
+        return f"({', '.join(args)})" if len(args) > 1 else f"({args[0][1:-1]})" if args[0][:1] in ("[", "(") else None
+    if name == "Piecewise":
+        parts = [each.strip("()").partition(", ") for each in args]
+        return as_set([(value, "" if condition == "True" else condition) for value, _, condition in parts])
+    if name == "dict":
+        return ", ".join(args) if args and all("=" in each for each in args) else None
+    if name == "Matrix" and len(args) == 3 and args[0].isdigit() and (row := _ROW.fullmatch(args[2])):
+        cells, width = row[1].split(","), max(int(args[1]) if args[1].isdigit() else 0, 1)
+        rows = ["[" + ",".join(cells[at : at + width]) + "]" for at in range(0, len(cells), width)]
+        return _rows(f"[{','.join(rows)}]")
     if name == "FiniteSet":
         return rf"\{{{', '.join(args)}\}}"
     if name in ("set", "frozenset") and len(args) == 1:
         return r"\emptyset" if not args[0] else rf"\{{{args[0][1:-1]}\}}" if args[0][0] in "[{" else None
-    if name.lower().endswith("matrix") or name == "array":
-        return _rows(args[0]) or (args[0] if name == "array" else _column(args[0]))
+    if name.lower().endswith("matrix"):
+        return _rows(args[0]) or _column(args[0])
     return None
 
 
@@ -151,3 +231,15 @@ def _rows(text: str) -> str | None:
     if len({len(row) for row in rows}) != 1:
         return None
     return r"\begin{pmatrix}" + r"\\".join("&".join(row) for row in rows) + r"\end{pmatrix}"
+
+
+def _interval(name: str, args: list[str]) -> str | None:
+    if len(args) == 4:
+        left, right = (each.rpartition("=")[2].strip() == "True" for each in args[2:])
+        name += {(True, True): ".open", (True, False): ".Lopen", (False, True): ".Ropen"}.get((left, right), "")
+        args = args[:2]
+    if len(args) != 2:
+        return None
+    low = "(" if args[0] == "-oo" or name.endswith((".open", ".Lopen")) else "["
+    high = ")" if args[1] == "oo" or name.endswith((".open", ".Ropen")) else "]"
+    return f"{low}{args[0]}, {args[1]}{high}"

@@ -12,6 +12,7 @@ from retool_mcore.reward.beside import beside, is_point, plain
 from retool_mcore.reward.choices import same_choice
 from retool_mcore.reward.counts import COUNT_LETTERS, counted
 from retool_mcore.reward.decimals import printed, written
+from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, name, nary
 from retool_mcore.reward.normalise import Normal, equal_numbers, spelling
 from retool_mcore.reward.points import names
@@ -100,6 +101,12 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
         return spelling(answer.text) == spelling(truth.text)
     if answer.number is not None and truth.number is not None:
         units = [_unit(normal.tree) for normal in (answer, truth)]
+        if "cent^1" in units:  # beside others a sign of currency is dropped
+            units = [
+                unit or ("dollar^1" if each.dollars else "") for unit, each in zip(units, (answer, truth), strict=True)
+            ]
+        if (times := scale(*units)) is not None:
+            return answer.number * times == truth.number
         return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
     mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
     if mine is not None and theirs is not None:
@@ -225,8 +232,9 @@ def _told_labels(answer: Normal, truth: Normal) -> bool | None:
         behind = quick_verdict(replace(answer, label=""), replace(truth, label=""))
         return behind if answer.label == truth.label else False
     labelled, other = (answer, truth) if answer.label else (truth, answer)
-    if len(other.text) == 1 and other.text.isalpha():
-        return other.text.upper() == labelled.label
+    said = other.words if other.words and len(other.words) == 1 else other.text
+    if len(said) == 1 and said.isalpha():
+        return said.upper() == labelled.label
     return quick_verdict(replace(answer, label=""), replace(truth, label=""))
 
 

@@ -19,6 +19,7 @@ RELATIONS = frozenset((
 FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
     r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil", r"\begin", r"\overline", r"\vec", r"\hat", r"\angle",
     r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed",
+    r"\sum", r"\prod",
 ))  # fmt: skip
 TIMES, PLUS = ("*", "/"), ("+", "-")
 ENDS = frozenset("+-)]},=<>&;:")  # a sign behind which no product goes on

@@ -205,7 +205,7 @@ def _several(node: Term) -> Region | None:
         return None
     if node.text == "or":
         return [interval for part in known for interval in part]
-    if node.text == "and" or all(each.text == r"\ne" for each in node.args):
+    if node.text == "and" or sum(each.text != r"\ne" for each in node.args) < 2:
         return _intersected(known)
     return None
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from retool_mcore.reward.measures import compound
+from retool_mcore.reward.piecewise import by_cases
 from retool_mcore.reward.tokens import UNITS
 
 _DIGITS = re.compile("[₀-₉]+")
@@ -34,11 +36,34 @@ _UNIT_BRACKETS = re.compile(
     r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:[a-z]{2,12}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
 )
 _PAIR = r"[A-Za-z]\w{0,9}\s?:\s?[^,:{}<>|]{1,60}"
+_KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
 _DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
+_SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
+_OUT_OF = re.compile(r"(-?\d{1,9}|[a-z])\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?(-?\d{1,9}|[a-z])")
+_WORDS_BEHIND = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?) ([A-Za-z]{2,15}(?: [A-Za-z]{2,15}){1,4})")
+_COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
+_NUMERAL = re.compile(r"\\(?:over|under)line\s?\{(\d{1,40})\}(?=_)")
+_SYSTEM = re.compile(
+    r"(?:\\left\s?)?\\\{\s*\\begin\{(?:array|aligned|matrix|gathered)\}(?:\{[lcr| ]{1,9}\})?(.*?)"
+    r"\\end\{(?:array|aligned|matrix|gathered)\}(?:\s*\\right\s?\.)?",
+    re.DOTALL,
+)
+_LINES = re.compile(
+    r"\\begin\{(?:aligned|align\*?|gathered|split)\}(.*?)\\end\{(?:aligned|align\*?|gathered|split)\}", re.DOTALL
+)
+_BOUND = r"[A-Za-z](?:\s?,\s?[A-Za-z])?\s{0,2}(?:\\neq?|≠|\\in|∈)(?![a-z])"
+_FOR = re.compile(
+    r"(?:\\quad|\\[ ,;]|,|\s){0,4}(?:\\(?:text|mathrm|textrm)\s?\{[\s,]{0,2}"
+    r"(?:for|where|with|if|when|provided that)(?: any| all| some)?"
+    rf"(?: integers?)?\s{{0,2}}\}}|(?<=[\s\d)}}])(?:for|where|with))\s{{0,2}}(?={_BOUND})"
+)
+_FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: real)?(?:\s?\}\s?[a-z]| [a-z]\s?\})$")
+_BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
+_THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _LEADING = re.compile(r"^(?:=|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])")
 
 
@@ -46,6 +71,8 @@ def bare_braces(inner: str) -> str:
     """What a text in plain braces says: a set, Python's dictionary, or only what is in it."""
     if not inner:
         return r"\emptyset"
+    if len(inner) < 400 and ":" in inner and inner[0] in "'\"":
+        inner = _KEY.sub(r"\2:", inner)
     if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
         return inner.replace(":", " =")
     return rf"\{{{inner}\}}" if _CONDITION.search(inner) and _ORDER.search(inner) else inner
@@ -58,6 +85,8 @@ def lowered(text: str) -> str:
 
 def trimmed(text: str) -> str:
     r"""Without ``\quad`` at both ends, and without a sign of equality before all of it."""
+    while text[:2] in _THIN or text[-2:] in _THIN:
+        text = (text[2:] if text[:2] in _THIN else text[:-2]).strip()
     for quad in ("\\quad", "\\qquad") if "quad" in text else ():
         if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
             text = text[len(quad) :].lstrip()
@@ -79,6 +108,7 @@ def respelled(text: str) -> str:
         text = _ENDLESS.sub(_repeating, text)
     if text[-1:] in "hdt}" and (match := _ORDINAL.fullmatch(text)) and _suffix(int(match[1])) == match[2]:
         return match[1]
+    text = _noted(text)
     if "mod" in text:
         text = _MODULUS.sub(r"\\pmod{\1}", text)
     if "^" in text or "°" in text:
@@ -92,6 +122,38 @@ def respelled(text: str) -> str:
         text = _UNION.sub(r" \\cup ", text)
         text = _ONE_TURNED.sub(_unturned, text) if _is_turned(text) else text
     return text
+
+
+def _noted(text: str) -> str:
+    """Notes of what letters stand for behind a comma, systems as cases, ``3 to 4`` as a ratio."""
+    if "10" in text and ("x" in text or "X" in text):
+        text = _SCIENTIFIC.sub(r"\\times ", text)
+    if "to" in text and (match := _OUT_OF.fullmatch(text)):
+        return f"{match[1]}:{match[2]}"
+    if "line" in text:
+        text = _NUMERAL.sub(r"\1", text)
+    if text[:1].isdigit() and not text[-1:].isdigit() and (told := compound(text)) is not None:
+        return told
+    if text[-1:].isalpha() and (match := _WORDS_BEHIND.fullmatch(text)):
+        return rf"{match[1]}\text{{ {match[2]}}}"
+    if "begin" in text:
+        text = _LINES.sub(_in_cases, _SYSTEM.sub(_in_cases, text))
+        text = by_cases(text) if "cases" in text else text
+    if any(sign in text for sign in ("\\ne", "≠", "\\in", "∈")):
+        text = _FOR.sub(", ", _BRACKETED_NOTE.sub(r", \1", text))
+    if "for all" in text:
+        text = _FOR_ALL.sub("", text)
+    if text[:4] == "\\mid" and text.count("\\mid") == 2:
+        text = text.replace("\\mid", "|")
+    return text
+
+
+def _in_cases(match: re.Match[str]) -> str:
+    """A system of equations, or a function by cases, as ``cases``."""
+    inner = match[1]
+    if _COMPARED.search(inner) or "if" in inner:
+        return rf"\begin{{cases}}{inner}\end{{cases}}"
+    return rf"\begin{{cases}}{inner.replace('&', ' ')}\end{{cases}}" if "=" in inner else match[0]
 
 
 def _repeating(match: re.Match[str]) -> str:

@@ -11,9 +11,12 @@ import re
 # What stands for a set or a value; a value is read as mathematics, "does not exist" stays words.
 PHRASES = {
     **dict.fromkeys(("no solution", "no solutions", "there is no solution", "there are no solutions", "empty set",
-                     "the empty set", "null set", "no real solution", "no real solutions"), r"\emptyset"),
+                     "the empty set", "null set", "no real solution", "no real solutions",
+                     "no solution exists", "no solutions exist", "no such number exists"),
+                    r"\emptyset"),
     **dict.fromkeys(("all real numbers", "all reals", "all real number", "the real numbers", "real numbers",
-                     "the set of real numbers", "the set of all real numbers", "any real number"), r"\mathbb{R}"),
+                     "the set of real numbers", "the set of all real numbers", "any real number", "all real x",
+                     "all real values", "all real values of x"), r"\mathbb{R}"),
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), r"\infty"),
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip

@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     r"|(?P<digits>(?<![A-Za-z])(?:\d[\dA-F]*+|[A-F][\dA-F]++)"
     r"(?=\)?_\{?\(?(?:1[1-6](?!\d)|(?:\\text\{)?(?:sixteen|twelve|eleven|hex))))"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
-    r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|mathcal|mbox|hbox|operatorname\*?|bold"
+    r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|Bbb|mathcal|mbox|hbox|operatorname\*?|bold"
     r"|boldsymbol|bm(?![a-z])|textup)\s*+(?=\{|[A-Za-z])"
     r"|(?P<row>\\\\\s*+\[\s*+-?[\d.]{1,6}\s*+[a-z]{2}\s*+\])"
     r"|(?P<command>\\(?:[a-zA-Z]++|.))"
@@ -52,7 +52,7 @@ _SIGNS = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦ�
     "∈": r"\in", "°": r"\degree", "%": r"\%", "ℝ": r"\R", "∅": r"\emptyset", "’": "'", "′": "'", "，": ",", "（": "(",
     "）": ")", "：": ":", "；": ";", "⁄": "/", "⌊": r"\lfloor", "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil",
     "⟨": r"\langle", "⟩": r"\rangle",
-    "∖": r"\setminus", "→": r"\to", "∠": r"\angle",
+    "≡": r"\equiv", "∖": r"\setminus", "→": r"\to", "∠": r"\angle",
 }  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _METER = re.compile(r"(?<=\d )m(?=[²³])")  # the one letter that a raised digit marks as a unit
@@ -70,7 +70,7 @@ _COMMANDS = {
     r"\vartheta": r"\theta", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
     r"\lor": r"\vee", r"\bullet": "*", r"\backslash": r"\setminus", r"\rightarrow": r"\to", r"\smallsetminus":
     r"\setminus", r"\arcsinh": r"\asinh", r"\tg": r"\tan", r"\ctg": r"\cot", r"\degrees": r"\degree",
-    r"\doteq": r"\approx", r"\cr": "\\\\",
+    r"\doteq": r"\approx", r"\mod": r"\bmod", r"\cr": "\\\\",
     r"\oslash": r"\emptyset", r"\quad": ";", r"\qquad": ";",
     r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",
@@ -167,7 +167,7 @@ def _argument(text: str, start: int) -> tuple[str, int]:
 
 def _text(command: str, content: str, glued: bool) -> Token:
     plain = re.sub(r"[\s~]+|\\[ ,;:!]", " ", content).strip()
-    if command == "mathbb" and plain in ("R", "Z", "N", "Q", "C"):
+    if command in ("mathbb", "Bbb") and plain in ("R", "Z", "N", "Q", "C"):
         return Token("command", "\\" + plain, glued)
     if (
         (command.startswith("operatorname") and plain not in UNITS)

@@ -166,7 +166,12 @@ def same_unit(first: str, second: str) -> bool:
     if first.startswith("?") and second.startswith("?"):
         mine, theirs = set(first[1:].split()), set(second[1:].split())
         return mine <= theirs or theirs <= mine
-    return first == second or any(not each or each in _GENERIC or each.startswith("?") for each in (first, second))
+    if first == second or any(not each or each.startswith("?") for each in (first, second)):
+        return True
+    generic = [each for each in (first, second) if each in _GENERIC]
+    if not generic or generic[0].endswith("^1"):
+        return bool(generic) and (len(generic) == 1 or generic[1].endswith("^1"))
+    return first[-2:] == second[-2:]  # square units may be cm^2, but neither cm nor cubic units
 
 
 def _named(tokens: list[Token], position: int) -> str | None:
@@ -215,6 +220,8 @@ def _raised(words: list[str]) -> list[str]:
 def _changes(words: list[str]) -> bool:
     """Whether words say more than a unit: numbers, a list, a word that changes the value."""
     plain = [word.lower().strip("().,;:!?") for word in words]
+    if plain[0] == "more" and len(plain) > 1:  # 3 more apples, but not 3 or more
+        plain = plain[1:]
     listed = any("," in word[:-1] or word in (",", ";") for word in words) or words[0][0] in ",;"
     numbers = any(any(map(str.isdigit, word)) and "^" not in word for word in plain)
     done = len(plain) == 1 and _DONE.fullmatch(plain[0]) is not None

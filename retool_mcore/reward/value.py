@@ -159,9 +159,11 @@ def close_to(node: Term, decimal: Term) -> bool:
     if digits is None or known is None or names(node):
         return False
     value = constant(node)
-    return not value.imag and abs(_fraction(value.real) - known) <= Fraction(10) ** (
-        int(digits[3] or 0) - len(digits[2])
-    )
+    if value.imag:
+        return False
+    if "." in said and len(digits[1] + digits[2]) >= PRINTED_DIGITS and is_float(decimal, value.real, node):
+        return (value.real < 0) == (known < 0)
+    return abs(_fraction(value.real) - known) <= Fraction(10) ** (int(digits[3] or 0) - len(digits[2]))
 
 
 def _fraction(value: Any) -> Fraction:

@@ -1,0 +1,67 @@
+r"""Finite sums and products: ``\sum_{k=1}^{20} k^2`` is its value, where its ends are numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from retool_mcore.reward.node import Term, number
+from retool_mcore.reward.tokens import Unreadable
+from retool_mcore.reward.value import exact
+
+MAX_NODES = 20_000  # of all terms together: reading is outside of the checkers' limits
+MAX_TERMS = 60  # of terms that are no rational numbers
+MAX_BITS = 4000  # of a value
+
+
+def series(op: str, bound: Term, high: Term, body: Term) -> Term:
+    """The value of a sum ("add") or product ("mul"). Raises Unreadable for all but finite ones."""
+    named = (
+        bound.op == "relation"
+        and bound.text == "="
+        and len(bound.args) == 2
+        and bound.args[0].op in ("name", "constant")
+    )
+    low, high_at = exact(bound.args[1]) if named else None, exact(high)
+    if low is None or high_at is None or low.denominator != 1 or high_at.denominator != 1 or low > high_at:
+        raise Unreadable("a sum or product without whole numbers as its ends is not known to the reward")
+    index = bound.args[0].text
+    count = int(high_at - low) + 1
+    if count * _size(body) > MAX_NODES:
+        raise Unreadable(f"a sum or product of {count} terms is too long")
+    terms = [put(body, index, _signed(int(low) + step)) for step in range(count)]
+    values = [exact(each) for each in terms]
+    known = [value for value in values if value is not None]
+    if len(known) == count:
+        return _value(op, known)
+    if count > MAX_TERMS:
+        raise Unreadable(f"a sum or product of {count} terms that are no rational numbers is too long")
+    return Term("group", (Term(op, tuple(terms)) if count > 1 else terms[0],))
+
+
+def _value(op: str, known: list[Fraction]) -> Term:
+    total = Fraction(op == "mul")
+    for each in known:
+        total = total * each if op == "mul" else total + each
+        if max(total.numerator.bit_length(), total.denominator.bit_length()) > MAX_BITS:
+            raise Unreadable("the value of a sum or product is too long")
+    whole = _signed(total.numerator)
+    return Term("group", (whole if total.denominator == 1 else Term("div", (whole, number(total.denominator))),))
+
+
+def _signed(value: int) -> Term:
+    return number(value) if value >= 0 else Term("group", (Term("neg", (number(-value),)),))
+
+
+def _size(node: Term) -> int:
+    return 1 + sum(map(_size, node.args))
+
+
+def put(node: Term, index: str, value: Term) -> Term:
+    """A tree with a value in place of a letter; ``i`` is one where a sum has it as its index."""
+    if node.op in ("name", "constant") and node.text == index:
+        return value
+    return (
+        Term(node.op, tuple(put(each, index, value) for each in node.args), node.text, node.value)
+        if node.args
+        else node
+    )
