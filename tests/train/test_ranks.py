@@ -11,9 +11,9 @@ import torch.distributed as dist
 import typer
 from torch._C._distributed_c10d import HashStore
 
-from retool_mcore.cli.common import EXIT_RETRYABLE, guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.config import SftConfig, load_config
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import EXIT_RETRYABLE, ConfigError
 from retool_mcore.run.folder import lock_run
 from retool_mcore.train.ranks import RankLost, held_by_first, told_as_lost
 
