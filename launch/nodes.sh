@@ -178,7 +178,7 @@ trap 'exit 143' TERM
 # SANDBOX_OPTIONS="--metrics-port 9090 --host 10.0.0.1" shows its health and metrics to a monitor.
 # Sets SANDBOX_URL, and IN_SANDBOX: settings that are the service's from here on, not the run's.
 start_sandbox() {
-  local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN level workers python modules
+  local folder=${SANDBOX_DIR:-/tmp/retool-sandboxes-$(id -u)}/$RUN level workers python modules
   read -r level workers modules < <("$PYTHON" -m retool_mcore get "$@" sandbox.min_level sandbox.workers \
     sandbox.preload) || exit 2
   python=$("$PYTHON" -m retool_mcore get "$@" sandbox.python) || exit 2  # by itself: it may be empty
