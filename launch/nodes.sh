@@ -236,7 +236,7 @@ start_ray() {
   serve env -u RAY_ADDRESS PYTHONUNBUFFERED=1 "${command[@]}" >"$log" 2>&1
   RAY_LEADER=${services[-1]}
   until grep -q "Ray runtime started" "$log"; do
-    kill -0 "$RAY_LEADER" 2>/dev/null || fail "Ray did not start on this node: $(grep -v '^ *$' "$log" | tail -n 1). All of" \
+    kill -0 "$RAY_LEADER" 2>/dev/null || fail "Ray did not start on this node: $(grep -v '^ *$' "$log" | tail -n 1 | sed 's/\.$//'). All of" \
       "what it said: $log"
     sleep 0.2
   done
