@@ -178,7 +178,7 @@ trap 'exit 143' TERM
 # SANDBOX_OPTIONS="--metrics-port 9090 --host 10.0.0.1" shows its health and metrics to a monitor.
 # Sets SANDBOX_URL, and IN_SANDBOX: settings that are the service's from here on, not the run's.
 start_sandbox() {
-  local folder=${SANDBOX_DIR:-/tmp/retool-sandbox-$(id -u)}/$RUN level workers python modules
+  local folder=${SANDBOX_DIR:-/tmp/retool-sandboxes-$(id -u)}/$RUN level workers python modules
   read -r level workers modules < <("$PYTHON" -m retool_mcore get "$@" sandbox.min_level sandbox.workers \
     sandbox.preload) || exit 2
   python=$("$PYTHON" -m retool_mcore get "$@" sandbox.python) || exit 2  # by itself: it may be empty
@@ -236,7 +236,7 @@ start_ray() {
   serve env -u RAY_ADDRESS PYTHONUNBUFFERED=1 "${command[@]}" >"$log" 2>&1
   RAY_LEADER=${services[-1]}
   until grep -q "Ray runtime started" "$log"; do
-    kill -0 "$RAY_LEADER" 2>/dev/null || fail "Ray did not start on this node: $(grep -v '^ *$' "$log" | tail -n 1). All of" \
+    kill -0 "$RAY_LEADER" 2>/dev/null || fail "Ray did not start on this node: $(grep -v '^ *$' "$log" | tail -n 1 | sed 's/\.$//'). All of" \
       "what it said: $log"
     sleep 0.2
   done

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from retool_mcore.config.base import is_table
-from retool_mcore.errors import ConfigError, ReToolError, RolloutError, RunError
+from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,8 +61,6 @@ OF_THE_MACHINE = {  # what is no fault of ours, by errno
 
 F = TypeVar("F", bound=Callable[..., Any])
 OTHER_RANKS_WAIT_S = 30.0
-EXIT_USER_ERROR = 2  # exit code after an error in one line
-EXIT_RETRYABLE = 3  # the same, where a new start may go well: a part of the run was lost (launch/nodes.sh: run)
 
 
 def guarded(function: F) -> F:

@@ -21,7 +21,7 @@ import time
 import psutil
 import typer
 
-from retool_mcore.cli.common import EXIT_RETRYABLE, EXIT_USER_ERROR
+from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR
 from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
 from retool_mcore.run.memory_kills import MemoryKills
 

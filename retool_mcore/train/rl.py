@@ -74,7 +74,7 @@ def train(config: RlConfig) -> None:
         for note in checks.result():
             _tell(note, terminal)
         if unfinished:
-            with usual_exit_code(), Watchdog(config), progress(config, terminal):
+            with usual_exit_code(), Watchdog(config, terminal), progress(config, terminal):
                 try:
                     run(config, platform, resume.path if resume is not None else None)
                 except Ended as ended:

@@ -92,7 +92,8 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         alive.belong_to(config.run.dir)
         for note in (*notes, keeps_nothing(config)):
             _tell(note, console)
-    with notes_on(console), Watchdog(config) if rank == 0 else nullcontext():
+    first_of_node = os.environ["LOCAL_RANK"] == "0"
+    with notes_on(console), Watchdog(config, console.file, rank) if first_of_node else nullcontext():
         _loop(config, platform, rank, console)
     if rank == 0:
         export_at_end(config)

@@ -22,7 +22,7 @@ from typing import IO, NoReturn
 import psutil
 
 from retool_mcore.config import RlConfig, SftConfig
-from retool_mcore.errors import RunError
+from retool_mcore.errors import EXIT_RETRYABLE, RunError
 from retool_mcore.run import alive, checkpoint
 
 SIGNS = (alive.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")  # in the run's folder
@@ -37,11 +37,14 @@ class Watchdog:
 
     Signs are the stages of the start; sampled turns, ended trajectories, passes and updates; rows
     of metrics, records of trajectories and checkpoints. A sign counts from when it is seen, because
-    other nodes, whose clocks may differ, give some of them.
+    other nodes, whose clocks may differ, give some of them. Each node of SFT has a watchdog, in its
+    first rank: where the network is gone, nobody else can end it. ``terminal``: for the error of a
+    main thread that waits in a library and hears no signal.
     """
 
-    def __init__(self, config: SftConfig | RlConfig) -> None:
+    def __init__(self, config: SftConfig | RlConfig, terminal: IO[str], rank: int = 0) -> None:
         self._dir, self._stall_s = config.run.dir, config.train.stall_s
+        self._terminal, self._rank = terminal, rank
         self._ended = threading.Event()
         self._error: RunError | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -67,7 +70,8 @@ class Watchdog:
                 return
 
     def _end(self, silent_s: float) -> None:
-        stacks = self._dir / "logs" / f"stall-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.txt"
+        of_rank = f"-rank{self._rank}" if self._rank else ""
+        stacks = self._dir / "logs" / f"stall-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}{of_rank}.txt"
         write_stacks(stacks)
         if self._ended.is_set():
             return
@@ -80,8 +84,11 @@ class Watchdog:
         )
         os.kill(os.getpid(), STALLED)  # the main thread leaves, through every ``finally``
         if not self._ended.wait(GRACE_S):
-            os.write(2, f"error: {self._error}\n".encode())
-            os._exit(1)  # whoever holds the main thread does not heed signals; Ray's processes end with this one
+            told = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
+            os.write(self._terminal.fileno(), told.encode())
+            os._exit(
+                EXIT_RETRYABLE
+            )  # whoever holds the main thread does not heed signals; Ray's processes end with this one
 
 
 def _leave(number: int, frame: object) -> NoReturn:

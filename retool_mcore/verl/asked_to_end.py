@@ -3,6 +3,9 @@
 Until its first update a step has changed nothing but the engines' requests: the weights are those
 of the step before, and what the data loader gave out is asked for again. From then on the step is
 finished and saved before its weights go to the engines.
+
+Where prompts are in flight over steps, they are saved in verl's queue, and the loader is not set
+back. A batch that was sampled has left the queue, so there a step is finished from then on.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class EndingMixin(EnginesMixin):
     def on_sample_begin(self) -> None:
         super().on_sample_begin()
         self._sampling = True
+        self._break_off_if_asked()  # a batch that is ready is not waited for
 
     def on_sample_end(self) -> None:
         self._sampling = False
@@ -78,7 +82,8 @@ class EndingMixin(EnginesMixin):
         super().on_step_end()
 
     def _break_off_if_asked(self) -> None:
-        if self._ending is not None and self._ending.asked and self.local_trigger_step == 0:
+        again = self._sampling or self.trainer_mode == "sync"  # the step can be given its prompts again
+        if again and self._ending is not None and self._ending.asked and self.local_trigger_step == 0:
             raise BrokenOff
 
     def _save_step_before(self) -> None:

@@ -53,6 +53,12 @@ SEAMS = (
         "verl names prompts by step and row",
     ),
     _verl(
+        f"{_TRAINER}_add_batch_to_generate",
+        (),
+        "a step that repeats one that was broken off has its prompts in the restored queue",
+        "verl's trainer saves a step that has not come to its update",
+    ),
+    _verl(
         f"{_TRAINER}_balance_batch",
         ("batch", "metrics", "logging_prefix", "keep_minibatch"),
         "whole groups are dealt to the updates of a step by run.seed",

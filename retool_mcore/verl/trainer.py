@@ -24,7 +24,6 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils import tensordict_utils as tu
 from verl.utils.profiler import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
@@ -45,6 +44,7 @@ from retool_mcore.verl.dealing import deal, order_for_ranks
 from retool_mcore.verl.engine_gap import first_update, gap_metrics, metrics_without_empty_rows, store_actor_log_probs
 from retool_mcore.verl.engines import DetachedEnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
+from retool_mcore.verl.in_flight import InFlightMixin
 from retool_mcore.verl.keys.ppo import run_config_of
 from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.replay import (
@@ -122,7 +122,7 @@ class WorkersSave:
         """Does nothing: a failed run ends its workers, and each worker's writer ends with it."""
 
 
-class TrainerMixin(BestAndCurriculum, EndingMixin):
+class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
     """Mixed in before one of verl's trainers, whose registered name is ``verl_mode``."""
 
     verl_mode: str
@@ -135,7 +135,6 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
         start_stages.follow(self._run.run.dir, detached_engines=self._run.rollout.gpus > 0)
         self._starting = True
         self._saver = saving.Saver(self._run, self._write_checkpoint)
-        self._prompts_named = 0
         self.updates_of_a_batch = self._run.train.updates_per_step
         self._writer: MetricWriter | None = None
         self._clock = StepClock()
@@ -184,18 +183,6 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
     def on_sample_end(self) -> None:
         with marked_timer("engine_sleep", self.timing_raw):
             super().on_sample_end()
-
-    def _fetch_one_gen_batch(self) -> Any:
-        """verl's prompts, with names that a repeated run gives again.
-
-        A name is the step that starts the prompt, and a count.
-        """
-        batch = super()._fetch_one_gen_batch()
-        first = self._prompts_named
-        self._prompts_named += len(batch)
-        names = [f"{self.global_steps}-{number}" for number in range(first, self._prompts_named)]
-        batch["uid"] = tu.get_tensordict({"uid": np.array(names, dtype=object)})["uid"]
-        return batch
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen") -> Any:
         """Deal the batch's groups to its updates, each over all data-parallel ranks.
@@ -315,6 +302,7 @@ class TrainerMixin(BestAndCurriculum, EndingMixin):
         with files_are_data():
             super()._load_checkpoint()
         clear_orphans()
+        self.prompts_restored()
         self.resume_best(saved.step if saved is not None else 0)
 
     def _saved_groups(self) -> list[Any]:

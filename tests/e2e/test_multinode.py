@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_sft_over_two_nodes_loses_one_and_continues(task: Path, tmp_path: Path, 
     run_dir = tmp_path / "two"
     with two_hosts(tmp_path / "hosts") as hosts:
         both = start_both(hosts, SFT_SCRIPT, words, env, mark)
-        wait_until(lambda: last_step(run_dir) >= 5 or both[0].poll() is not None, "step 5", 240)
+        wait_until(lambda: last_step(run_dir) >= 5 or both[0].poll() is not None, "step 5", 600)
         assert last_step(run_dir) >= 5, logs(hosts)
         hosts[1].kill()
         assert both[0].wait(timeout=120) != 0, "the other node must not wait for ever for the one that is gone"
@@ -68,7 +69,7 @@ def test_a_cable_that_comes_out_ends_both_nodes_and_the_run_goes_on_later(task: 
     run_dir = tmp_path / "two"
     with two_hosts(tmp_path / "hosts") as hosts:
         both = start_both(hosts, SFT_SCRIPT, words, env, mark)
-        wait_until(lambda: last_step(run_dir) >= 5 or both[0].poll() is not None, "step 5", 240)
+        wait_until(lambda: last_step(run_dir) >= 5 or both[0].poll() is not None, "step 5", 600)
         hosts[1].unplug()
         # Torch alone would wait half an hour for an answer.
         assert [node.wait(timeout=stall_s + 120) for node in both] == [3, 3], logs(hosts)
@@ -103,29 +104,51 @@ def test_a_node_with_other_data_and_settings_is_told_and_nothing_is_trained(task
     assert_nothing_left(mark)
 
 
-@pytest.mark.long
-def test_rl_over_two_ray_nodes_loses_one_and_continues(task: Path, tmp_path: Path, mark: str):
+def rl_settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
     files = (f"data.train_file={task}/rl_train.parquet", f'validation.files=["{task}/rl_val.parquet"]')
     size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=4", "rollout.agent_workers=2")
     steps = ("train.steps=4", "validation.every=4", "checkpoint.every_steps=2", "run.name=two")
-    words = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *size, *steps, *TWO_NODES)
-    env = {"CONFIG": "configs/rl_tiny_cpu.toml", "HEAD_WAIT_S": "120",
-           "RAY_START_OPTIONS": "--object-store-memory 300000000"}  # fmt: skip
-    run_dir = tmp_path / "two"
+    return (f"run.root={root}", f"model.path={task}/model", *files, *size, *steps, *TWO_NODES, *more)
+
+
+RL_ENV = {"CONFIG": "configs/rl_tiny_cpu.toml", "HEAD_WAIT_S": "120",
+          "RAY_START_OPTIONS": "--object-store-memory 300000000"}  # fmt: skip
+
+
+@pytest.mark.long
+def test_rl_over_two_ray_nodes_loses_one_and_continues_when_it_comes_late(task: Path, tmp_path: Path, mark: str):
+    words, run_dir = rl_settings(task, tmp_path), tmp_path / "two"
     with two_hosts(tmp_path / "hosts") as hosts:
-        both = start_both(hosts, RL_SCRIPT, words, env, mark)
+        both = start_both(hosts, RL_SCRIPT, words, RL_ENV, mark)
         wait_until(lambda: last_step(run_dir) >= 3 or both[0].poll() is not None, "step 3", 900)
         assert last_step(run_dir) >= 3, logs(hosts)
         assert "0 errors, 0 warnings, 2 checks are ok" in hosts[0].log()  # two joined, and both are alike
         hosts[1].kill()
         assert both[0].wait(timeout=240) != 0, "the head must end with an error when a node is gone"
         assert_nothing_left(mark)
-        both = start_both(hosts, RL_SCRIPT, words, env, mark)
-        assert both[0].wait(timeout=900) == 0, logs(hosts)
-        assert both[1].wait(timeout=180) == 0, logs(hosts)
+        head = hosts[0].start(RL_SCRIPT, words, {**RL_ENV, "NODE_RANK": "0"}, mark)
+        ray_log = run_dir / "logs/ray_node0.log"
+        wait_until(lambda: "Ray runtime started" in ray_log.read_text() or head.poll() is not None, "Ray runs", 200)
+        time.sleep(15)
+        assert head.poll() is None, logs(hosts)
+        late = hosts[1].start(RL_SCRIPT, words, {**RL_ENV, "NODE_RANK": "1"}, mark)
+        assert head.wait(timeout=900) == 0, logs(hosts)
+        assert late.wait(timeout=180) == 0, logs(hosts)
         assert_nothing_left(mark)
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert all(row["rollout_actor_prob_diff_max"] <= 1e-4 for row in rows)
     states = sorted(path.parent.name for path in (run_dir / "checkpoints").glob("*/state.json"))
     assert states == ["global_step_2", "global_step_4"]
+
+
+@pytest.mark.long
+def test_an_rl_node_that_never_comes_is_told_in_one_line(task: Path, tmp_path: Path, mark: str):
+    with two_hosts(tmp_path / "hosts") as hosts:
+        env = {**RL_ENV, "NODE_RANK": "0", "NODES_WAIT_S": "5"}
+        head = hosts[0].start(RL_SCRIPT, rl_settings(task, tmp_path), env, mark)
+        assert head.wait(timeout=400) == 2, logs(hosts)
+        told = [line for line in hosts[0].log().splitlines() if line.startswith("error")]
+        assert len(told) == 1 and "1 joined within 5 s (10.77.13.1), and cluster.nodes = 2." in told[0], logs(hosts)
+        assert_nothing_left(mark)
+    assert not (tmp_path / "two" / "metrics.jsonl").exists()

@@ -1,5 +1,5 @@
 """Two 'hosts' on one Linux machine: network namespaces on a bridge, each with a private folder
-of Ray and of the sandbox.
+of the sandbox.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tests.e2e.commands import MARK, ROOT
 
 SUBNET = "10.77.13"
 INTERFACE = "eth0"
-PRIVATE = ("/tmp/retool-ray-0", "/tmp/retool-sandbox-0")  # what two real hosts would not share
+# Two real hosts would not share it. It is this process's own: who removes a folder in another
+# namespace takes away what is mounted there.
+SANDBOX_DIR = f"/tmp/rt{os.getpid()}s"
 
 
 def why_not() -> str:
@@ -42,12 +44,11 @@ class Host:
 
     def start(self, script: str, words: Sequence[str], env: dict[str, str], mark: str) -> subprocess.Popen[str]:
         """``bash script words...`` on this host; its output goes to ``folder``/log."""
-        binds = " && ".join(
-            f"mkdir -p {path} {self.folder}{path} && mount --bind {self.folder}{path} {path}" for path in PRIVATE
-        )
+        own = self.folder / "sandbox"
+        bind = f"mkdir -p {SANDBOX_DIR} {own} && mount --bind {own} {SANDBOX_DIR}"
         full = {**os.environ, MARK: mark, "PYTHON": sys.executable, "SOCKET_IFNAME": INTERFACE,
-                "NODE_IP": self.address, "HEAD_IP": f"{SUBNET}.1", **env}  # fmt: skip
-        argv = ["ip", "netns", "exec", self.name, "bash", "-c", f'{binds} && exec bash "$@"', "bash", script, *words]
+                "SANDBOX_DIR": SANDBOX_DIR, "NODE_IP": self.address, "HEAD_IP": f"{SUBNET}.1", **env}  # fmt: skip
+        argv = ["ip", "netns", "exec", self.name, "bash", "-c", f'{bind} && exec bash "$@"', "bash", script, *words]
         with (self.folder / "log").open("a") as log:
             return subprocess.Popen(argv, cwd=ROOT, env=full, stdout=log, stderr=subprocess.STDOUT, text=True)
 
@@ -92,6 +93,7 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
             host.kill()
             subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
+        shutil.rmtree(SANDBOX_DIR, ignore_errors=True)
 
 
 def _ip(*words: str) -> None:

@@ -27,7 +27,7 @@ def head():
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_ray_that_does_not_start_is_one_line_at_once(scripts: Scripts, head: socket.socket, rank: str):
-    scripts.does("ray", 'echo "Local node IP: 10.0.0.9"; echo; echo "OSError: port 6379 is in use"; echo; exit 1')
+    scripts.does("ray", 'echo "Local node IP: 10.0.0.9"; echo; echo "OSError: port 6379 is in use."; echo; exit 1')
     port = str(head.getsockname()[1]) if rank == "1" else "1"
     node = scripts.start(RL, NODE_RANK=rank, RAY_PORT=port, **TWO)
     began_s = time.monotonic()

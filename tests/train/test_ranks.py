@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 import typer
+from rich.console import Console
 from torch._C._distributed_c10d import HashStore
 
-from retool_mcore.cli.common import EXIT_RETRYABLE, guarded
+from retool_mcore.cli.common import guarded
 from retool_mcore.config import SftConfig, load_config
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import EXIT_RETRYABLE, ConfigError
 from retool_mcore.run.folder import lock_run
+from retool_mcore.train import sft
 from retool_mcore.train.ranks import RankLost, held_by_first, told_as_lost
 
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
@@ -84,3 +89,25 @@ def test_other_errors_stay_what_they_are():
     with pytest.raises(RuntimeError, match="shape"), told_as_lost():
         raise RuntimeError("shape mismatch")
     assert not isinstance(RuntimeError("shape"), RankLost)
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "watched"), [(0, 0, [0]), (1, 1, []), (2, 0, [2]), (3, 1, [])])
+def test_the_first_rank_of_each_node_has_a_watchdog(
+    rank: int, local_rank: int, watched: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """Two nodes of two ranks. Where the network is gone, node 0 ends nobody on the other."""
+    found: list[int] = []
+
+    @contextmanager
+    def watchdog(config: object, terminal: object, rank: int) -> Iterator[None]:
+        found.append(rank)
+        yield
+
+    for name in ("checkpoint", "dist", "write_environment", "alive", "export_at_end", "_loop", "_require_equal_nodes"):
+        monkeypatch.setattr(sft, name, mock.MagicMock())
+    for name, lines in (("keeps_nothing", ""), ("closing_lines", [])):
+        monkeypatch.setattr(sft, name, lambda config, lines=lines: lines)
+    monkeypatch.setattr(sft, "Watchdog", watchdog)
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    sft._run(mock.MagicMock(), mock.MagicMock(), rank, Console())
+    assert found == watched

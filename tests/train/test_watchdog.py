@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from retool_mcore.errors import EXIT_RETRYABLE
 from retool_mcore.run import alive
 from retool_mcore.train.watchdog import signs
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(what: str, root: Path, stall_s: float) -> subprocess.CompletedProcess[str]:
+def run(what: str, root: Path, stall_s: float, **env: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "tests.train.stalled_run", what, str(root), str(stall_s)]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        argv, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=50, check=False
+    )
 
 
 def test_a_silent_run_ends_with_one_error_and_the_stacks_of_its_processes(tmp_path: Path):
@@ -74,10 +77,12 @@ def test_zero_never_ends_a_run(tmp_path: Path):
     assert run("slow", tmp_path, 0).returncode == 0
 
 
-def test_a_run_that_heeds_no_signal_ends_all_the_same(tmp_path: Path):
-    done = run("deaf", tmp_path, 1.0)
-    assert done.returncode == 1
-    assert done.stderr.count("error: ") == 1 and "was ended for" in done.stderr
+def test_a_run_that_heeds_no_signal_ends_all_the_same_and_may_be_started_again(tmp_path: Path):
+    """Its main thread waits for a rank beyond a cable that is out, and its output goes to a log."""
+    done = run("deaf", tmp_path, 1.0, RANK="1")
+    assert done.returncode == EXIT_RETRYABLE
+    assert done.stderr.count("error: ") == 1 and done.stderr.startswith("error: rank 1: no turn, pass,")
+    assert len(list((tmp_path / "run" / "logs").glob("stall-*-rank1.txt"))) == 1
 
 
 @pytest.mark.parametrize(

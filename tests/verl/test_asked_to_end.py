@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
@@ -23,7 +24,9 @@ from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import RL
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-PHASES = ("fetch", "sample", "values", "critic", "actor", "save", "sync")
+TRAINERS = {"sync": "ReToolTrainer", "partial_rollout": "ReToolPartialRolloutTrainer", "async": "ReToolAsyncTrainer"}
+IN_FLIGHT = {"sync": (), "partial_rollout": ("train.mode=partial_rollout",),
+             "async": ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1")}  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,30 +36,38 @@ def verl_imports_here() -> None:
 
 
 class Run:
-    """verl's trainer without models: a step changes ``weights``, and a phase may be signalled."""
+    """verl's trainer without models: a step changes ``weights``, and a phase may be signalled.
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> None:
+    ``given`` counts the prompts that the loader gave, one a step; ``queue`` has those in flight. In
+    the modes that have some, the first stands there before the first step.
+    """
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str, mode: str = "sync") -> None:
         from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-        from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-        from retool_mcore.verl.trainer import ReToolTrainer
+        from retool_mcore.verl import trainer as ours
 
-        trainer: Any = object.__new__(ReToolTrainer)
-        self.trainer = trainer
+        kind: Any = getattr(ours, TRAINERS[mode])
+        trainer: Any = object.__new__(kind)
+        self.trainer, self.mode = trainer, mode
         trainer._run = load_config(
             RlConfig, RL, [f"run.root={tmp_path}", "train.steps=9", "checkpoint.every_steps=4", *settings]
         )
         trainer._saver = saving.Saver(trainer._run, trainer._write_checkpoint)
-        trainer.global_steps, trainer.trainer_mode, trainer.local_trigger_step = 0, "sync", 0
+        trainer.global_steps, trainer.trainer_mode, trainer.local_trigger_step = 0, kind.verl_mode, 0
+        trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
+        trainer.prev_step_profile, trainer._step_sample_wait_seconds = False, 0.0
         trainer.use_critic, trainer.timing_raw, trainer._detach_dead = False, {}, lambda: None
         trainer._start_lost = lambda: []
         trainer._admit = trainer._put_to_sleep = lambda back: None
         trainer._restart_dead = lambda: None
         trainer.curr_step_profile, trainer._writer, trainer._saved_groups = False, None, lambda: []
         trainer._run.run.dir.mkdir(parents=True)
-        self.weights, self.given, self.calls = [0], 0, list[str]()
+        self.weights, self.calls = [0], list[str]()
+        self.queue, self.given = ([], 0) if mode == "sync" else ([1], 1)
         engines = ("abort_replicas", "sleep_replicas", "update_weights", "resume_generation_replicas")
         trainer.checkpoint_manager = SimpleNamespace(**{name: self._call(name) for name in engines})
+        trainer.standalone_checkpoint_manager = trainer.checkpoint_manager
         trainer.replay_buffer = SimpleNamespace()
         trainer.train_dataloader = SimpleNamespace(state_dict=lambda: {"given": self.given})
         self.at: Callable[[str, int], None] = lambda phase, step: None
@@ -64,11 +75,14 @@ class Run:
         monkeypatch.setattr(PPOTrainer, "_save_checkpoint", self._save)
         monkeypatch.setattr(PPOTrainer, "_update_critic", lambda trainer, batch, metrics: self._update("critic"))
         monkeypatch.setattr(PPOTrainer, "_update_actor", lambda trainer, batch, metrics: self._update("actor"))
-        monkeypatch.setattr(PPOTrainerSync, "on_init_end", lambda trainer: None)
+        (theirs,) = (
+            base for base in kind.__mro__ if base.__module__.startswith("verl.") and base.__base__ is PPOTrainer
+        )
+        monkeypatch.setattr(theirs, "on_init_end", lambda trainer: None)
         trainer.on_init_end()
 
     def _call(self, name: str) -> Callable[..., None]:
-        return lambda *_: self.calls.append(name)
+        return lambda *_, **__: self.calls.append(name)
 
     def _update(self, role: str) -> None:
         self.at(role, self.trainer.global_steps)
@@ -81,17 +95,20 @@ class Run:
         (folder / "actor").mkdir()
         (folder / "actor/weights").write_text(str(self.weights))
         torch.save(trainer.train_dataloader.state_dict(), folder / "data.pt")
+        torch.save(self.queue, folder / "queue.pt")
 
     def _fit(self, agent_loop_manager: Any) -> None:
         trainer = self.trainer
         for step in range(1, 10):
             trainer.global_steps = step
             self.given += 1
+            self.queue.append(self.given)
             self.at("fetch", step)
             trainer.on_sample_begin()
             for _ in range(5):
                 self.at("sample", step)
                 trainer.replay_buffer.while_waiting()
+            self.queue.pop(0)
             trainer.on_sample_end()
             self.at("values", step)
             batch = SimpleNamespace(extra_info={})
@@ -162,6 +179,37 @@ def test_the_critics_update_is_the_first_one(tmp_path: Path, monkeypatch: pytest
     assert run.saved()[0] == 2
 
 
+@pytest.mark.parametrize("mode", ["partial_rollout", "async"])
+@pytest.mark.parametrize(
+    ("phase", "kept"),
+    [("fetch", 5), ("sample", 5), ("values", 6), ("actor", 6), ("sync", 6)],
+)
+def test_no_prompt_in_flight_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, phase: str, kept: int):
+    """What the loader gave was learnt from or is in the queue that is saved.
+
+    A step that has taken its batch out of the queue is finished.
+    """
+    run = Run(tmp_path, monkeypatch, *IN_FLIGHT[mode], mode=mode)
+    run.signalled(phase, 6)
+    step, weights, given = run.saved()
+    queue = torch.load(run.trainer._run.run.dir / f"checkpoints/global_step_{step}/queue.pt")
+    assert (step, weights) == (kept, str(list(range(kept + 1))))
+    assert [*range(1, kept + 1), *queue] == list(range(1, given + 1))
+    at = run.calls.index(f"save {kept}")
+    assert (run.calls[at - 2 : at] == ["abort_replicas", "sleep_replicas"]) == (mode == "partial_rollout")
+
+
+@pytest.mark.parametrize("mode", ["sync", "partial_rollout", "async"])
+def test_after_the_save_no_step_begins_although_its_batch_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+):
+    """Prompts in flight may fill the queue before a step asks, and then nobody waits."""
+    run = Run(tmp_path, monkeypatch, *IN_FLIGHT[mode], mode=mode)
+    run.trainer.replay_buffer.while_waiting = lambda: None
+    run.signalled("actor", 3)
+    assert run.saved()[:2] == (3, "[0, 1, 2, 3]") and run.weights[-1] == 3
+
+
 def test_between_the_updates_of_a_step_nothing_is_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Mode "async" samples again within a step, when the weights are no step's any more."""
     run = Run(tmp_path, monkeypatch)
@@ -190,3 +238,31 @@ def test_a_run_that_keeps_nothing_saves_nothing(tmp_path: Path, monkeypatch: pyt
     run = Run(tmp_path, monkeypatch, "checkpoint.every_steps=0", "checkpoint.export=false")
     run.signalled("sample", 3)
     assert not any(call.startswith("save") for call in run.calls)
+
+
+@pytest.mark.parametrize(("restored", "batches", "first_name"), [("7-11", 1, "8-12"), ("6-11", 2, "8-4")])
+def test_a_step_that_repeats_one_has_its_prompts_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: str, batches: int, first_name: str
+):
+    """Step 7 begins. A checkpoint of step 6 itself has prompts of step 6 at most, an end in step 7
+    has those of 7: none is fetched again, and later ones get names of their own.
+    """
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl import in_flight
+
+    tags = {"5-9": {"is_prompt": True}, restored: {"is_prompt": True}, "7-8_0_0": {"seq_len": 3}}
+    monkeypatch.setattr(in_flight.tq, "kv_list", lambda partition: {"train": tags})
+    trainer: Any = Run(tmp_path, monkeypatch).trainer
+    fetched: list[list[str]] = []
+
+    def add(trainer: Any) -> None:
+        fetched.append(list(trainer._fetch_one_gen_batch()["uid"]))
+
+    monkeypatch.setattr(PPOTrainer, "_fetch_one_gen_batch", lambda trainer: TensorDict({"raw": torch.zeros(4)}, 4))
+    monkeypatch.setattr(PPOTrainer, "_add_batch_to_generate", add)
+    trainer.global_steps = 6
+    trainer.prompts_restored()
+    for trainer.global_steps in (7, 8):
+        trainer.prepare_step()
+    assert len(fetched) == batches and fetched[-1][0] == first_name
