@@ -109,6 +109,27 @@ def test_rows_are_dealt_by_the_length_of_prompt_and_response_together(tmp_path: 
     assert found.keys == [keys[row] for row in orders["seq_len"]]
 
 
+@pytest.mark.parametrize(("quantization", "told"), [(None, ["once"]), ("fp8", [])])
+def test_engines_of_their_own_get_the_base_once_and_new_ones_again(
+    quantization: str | None, told: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Quantized weights are read whole each time."""
+    from verl.experimental.separation.engine_workers import DetachActorWorker
+
+    from retool_mcore.verl.workers import SavingDetachedActorWorker
+
+    monkeypatch.setattr(DetachActorWorker, "init_model", lambda self: None)
+    worker: Any = object.__new__(SavingDetachedActorWorker)
+    found: list[str] = []
+    adapters = SimpleNamespace(send_base_once=lambda: found.append("once"), engines_have_base=True)
+    worker.actor, worker.rollout = SimpleNamespace(engine=SimpleNamespace(adapters=adapters)), None
+    worker.config = OmegaConf.create({"rollout": {"quantization": quantization}})
+    worker.init_model()
+    assert found == told
+    worker.forget_engines()
+    assert adapters.engines_have_base is False
+
+
 class Groups:
     """Stands for verl's buffer: which groups its filter has set aside."""
 
