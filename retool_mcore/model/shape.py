@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retool_mcore.config.lora import Lora
 from retool_mcore.errors import ConfigError
 
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -78,16 +79,26 @@ class ModelShape:
         mlp = ffn * self.experts_per_token + self.hidden * self.experts if self.experts else ffn
         return self.layers * (self.attention_params + mlp) + self.head_params
 
-    def train_flops(self, lengths: Sequence[int]) -> float:
+    def product_flops(self, passes: float, lora: Lora) -> float:
+        """FLOPs of a token's matrix products in ``passes``, counted in forward passes.
+
+        Forward and backward are 3, and 4 if all is computed twice: each costs 2 a weight. Beside
+        adapters the other weights are frozen. They take no gradient, which is one of the 3.
+        """
+        frozen = 1 if lora.rank and passes >= 3 else 0
+        adapters = self.layers * self.adapter_params(lora.rank, lora.matrices)
+        return 2.0 * (self.compute_params * (passes - frozen) + adapters * passes)
+
+    def train_flops(self, lengths: Sequence[int], lora: Lora) -> float:
         """Model FLOPs, as MFU counts them, to train on sequences of ``lengths`` tokens.
 
         For a forward and backward pass: ``6 N T``, with N = ``compute_params``, plus ``6 L heads
-        head_dim T^2`` per sequence for causal attention. Recomputation is not counted. Source: PaLM
-        (arXiv 2204.02311), appendix B, with half of its attention term, because causal attention
-        computes half.
+        head_dim T^2`` per sequence for causal attention. With adapters ``4 N T``, and ``6 T`` for
+        each of their own weights. Recomputation is not counted. Source: PaLM (arXiv 2204.02311),
+        appendix B, with half of its attention term, because causal attention computes half.
         """
         tokens, squares = sum(lengths), sum(length * length for length in lengths)
-        return 6.0 * self.compute_params * tokens + 6.0 * self.layers * self.heads * self.head_dim * squares
+        return self.product_flops(3, lora) * tokens + 6.0 * self.layers * self.heads * self.head_dim * squares
 
     @property
     def kept_bytes(self) -> int:

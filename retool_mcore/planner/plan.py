@@ -231,7 +231,7 @@ def _training_phases(
     phases: dict[str, float] = {}
     if config.algorithm.old_log_prob == "actor":
         count = math.ceil(micro_batches)
-        forward = pass_s(shape, devices, parallel, work, passes=1, micro_batches=count, fp8=fp8)
+        forward = pass_s(shape, devices, parallel, work, passes=1, micro_batches=count, fp8=fp8, lora=config.lora)
         phases["old_log_prob"] = forward * stretch(shape, parallel, micro_batches) + calibrated("infer_phase_s")
     passes = _train_s(config, shape, devices, work, updates=updates, lengths=lengths)
     responses = config.train.prompts_per_step * config.rollout.group_size

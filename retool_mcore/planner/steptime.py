@@ -59,11 +59,7 @@ def _device_s(
     shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, *, passes: float, fp8: bool, lora: Lora
 ) -> float:
     devices, flops = hardware.count, hardware.device.flops
-    multiplied = shape.compute_params * passes
-    if lora.rank:  # a frozen weight has no gradient, which is a third of forward and backward
-        adapters = shape.layers * shape.adapter_params(lora.rank, lora.matrices)
-        multiplied = shape.compute_params * (passes - (1 if passes >= 3 else 0)) + adapters * passes
-    products = 2 * multiplied * work.tokens / (devices * flops * calibrated("gemm"))
+    products = shape.product_flops(passes, lora) * work.tokens / (devices * flops * calibrated("gemm"))
     products *= calibrated("fp8") if fp8 else 1.0
     attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes
     attention_s = attention / (devices * flops * calibrated("attention"))

@@ -37,7 +37,7 @@ class Packer:
         return data, {
             "tokens": float(sum(lengths)),
             "loss_tokens": float(sum(trained for _, trained in of_ranks)),
-            "flops": self._shape.train_flops(lengths),
+            "flops": self._shape.train_flops(lengths, self._config.lora),
         }
 
     def _tensordict(self, sequences: Sequence[Rendered]) -> Any:

@@ -230,7 +230,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         lengths = sequence_lengths(batch)
         ours |= {"tokens": sum(lengths), **token_rates(sum(lengths), ours, self._run.cluster.num_gpus)}
         if self._shape and "time_update_actor_s" in ours:
-            ours["flops"] = self._shape.train_flops(lengths)
+            ours["flops"] = self._shape.train_flops(lengths, self._run.lora)
             if self._peak_flops:
                 ours["mfu"] = ours["flops"] / (self._peak_flops * ours["time_update_actor_s"])
         ours |= memory_by_rank(self.actor_rollout_wg.peak_memory_gib())

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 from retool_mcore.data.build import build_gsm8k, parse_gsm8k
 from retool_mcore.data.files import read_jsonl
-from retool_mcore.data.large import LARGEST_FACTOR, SMALLEST_FACTOR, build_large, variant
+from retool_mcore.data.large import LARGEST_FACTOR, SMALLEST_FACTOR, build_large, calculated, read, variant
 from retool_mcore.data.large_text import numbers_in
 from retool_mcore.data.parts import part_of, rows_of_part
 from retool_mcore.data.programs import evaluate
@@ -145,6 +145,18 @@ def test_a_constant_is_a_step_only_where_that_step_would_be_in_vain():
     both = "A row has <<36/3=12>>12 pens.\nThat is <<12*12=144>>144 pens.\n#### 144"
     with pytest.raises(Rejected, match="two sources"):
         variant(question, both, 0)
+    later = "A row has <<36/3=12>>12 pens.\nThat is <<36*7=252>>252.\nAnd <<252*12=3024>>3024 pens.\n#### 3024"
+    with pytest.raises(Rejected, match="two sources"):
+        variant(f"{question} 7 days a week.", later, 0)
+
+
+def test_new_numbers_are_within_bounds_and_so_is_every_part_of_a_calculation():
+    problem = read("Bo has 300 rows of 200 pens, 500 in a box. How many boxes?", "<<300*200/500=120>>120\n#### 120")
+    old = [Fraction(300), Fraction(200), Fraction(500)]
+    assert problem.free == tuple(old)
+    assert calculated(problem, {value: value * 10_000 for value in old}) is not None
+    assert calculated(problem, {value: value * 100_000 for value in old}) is None, "300 * 200 is 6e14 then"
+    assert calculated(problem, {value: value * 999 for value in old}) is None
 
 
 @given(

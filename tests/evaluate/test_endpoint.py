@@ -17,6 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
+from retool_mcore.reward.response import Response
+from retool_mcore.rollout.engine import trajectory_seed
+from retool_mcore.rollout.tools import Given, Tool
 from retool_mcore.run.folder import lock_run
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Sandbox
 
@@ -139,6 +142,7 @@ def test_a_call_of_the_server_runs_in_the_sandbox_and_its_result_goes_back(
     (path, first, key), (_, second, _) = server.asked
     assert (path, key) == ("/v1/chat/completions", "Bearer sk-test")
     assert (first["model"], first["top_p"], first["max_tokens"]) == ("org/served", 0.6, 16384)
+    assert first["seed"] == trajectory_seed(0, row(tmp_path)["problem"], 0) != trajectory_seed(0, "another", 0)
     assert first["tools"][0]["function"]["name"] == "code_interpreter"
     assert second["max_tokens"] == 16374, "the server's own count is held against the budget"
     assistant, tool = second["messages"][-2:]
@@ -178,6 +182,13 @@ def test_a_stop_that_the_server_does_not_name_as_the_code_tag_adds_none(server: 
     _, _, report = evaluate(server, tmp_path, "--protocol", "retool")
     assert report["behavior"]["behavior/calls"] == 0
     assert report["behavior"]["behavior/stop/finished"] == 1.0
+
+
+def test_a_text_without_a_block_is_not_closed_as_one(server: StandIn, tmp_path: Path):
+    server.script = [text("It is 579.", stop_reason=None)]
+    _, _, report = evaluate(server, tmp_path, "--protocol", "retool")
+    assert report["behavior"]["behavior/stop/finished"] == 1.0
+    assert row(tmp_path)["turns"][0]["text"] == "It is 579."
 
 
 def test_arguments_that_are_no_json_are_told_to_the_model_and_counted(server: StandIn, tmp_path: Path):
@@ -220,6 +231,45 @@ def test_a_trajectory_ends_as_in_training(server: StandIn, tmp_path: Path, scrip
     assert report["accuracy"] == 0.0
 
 
+def test_an_answer_that_the_budget_cuts_off_counts_and_calls_that_can_be_read_start_the_count_anew(
+    server: StandIn, tmp_path: Path
+):
+    server.script = [
+        chat("a", ""),
+        chat("b", "print(1)"),
+        chat("c", ""),
+        chat("\\boxed{579} d", "print(2)", tokens=16384),
+    ]
+    _, _, report = evaluate(server, tmp_path, "rollout.max_malformed_calls=2")
+    assert report["behavior"]["behavior/stop/length"] == 1.0 and report["behavior"]["behavior/calls"] == 1
+    assert report["accuracy"] == 1.0
+
+
+class Known(Tool):
+    name, description, parameters = "known", "Tells the answer.", {"type": "object", "properties": {}}
+
+    async def start(self, given: Given) -> Any:
+        return given.truth
+
+    async def call(self, arguments: Any, state: Any) -> str:
+        return f"it is {state}"
+
+
+def limited(response: Response) -> dict[str, float]:
+    return {"score": 0.0, "acc": float(response.timeout_s == 7.5)}
+
+
+def test_a_users_tool_sees_the_truth_and_their_reward_the_limit(server: StandIn, tmp_path: Path):
+    asked = chat(None, "")
+    asked["choices"][0]["message"]["tool_calls"][0]["function"] = {"name": "known", "arguments": "{}"}
+    server.script = [asked, chat("no answer")]
+    tools = f'rollout.tools=["code_interpreter", "{__name__}:Known"]'
+    own = ("reward.timeout_s=7.5", f"reward.function={__name__}:limited")
+    _, output, report = evaluate(server, tmp_path, tools, *own)
+    assert server.asked[1][1]["messages"][-1]["content"] == "it is 579"
+    assert report["accuracy"] == 1.0, output
+
+
 def test_without_the_tool_none_is_offered(server: StandIn, tmp_path: Path):
     server.script = [chat("\\boxed{579}")]
     _, _, report = evaluate(server, tmp_path, "--tool", "off")
@@ -227,11 +277,16 @@ def test_without_the_tool_none_is_offered(server: StandIn, tmp_path: Path):
     assert "tools" not in server.asked[0][1]
 
 
-def test_a_name_that_the_server_does_not_have_costs_one_line(server: StandIn, tmp_path: Path):
-    server.script = [(404, {"error": {"message": "The model `org/served` does not exist."}})]
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(404, "The model `org/served` does not exist."), (400, "maximum context length is 8 tokens")],
+)
+def test_what_the_server_refuses_at_first_costs_one_line(server: StandIn, tmp_path: Path, status: int, message: str):
+    """Also a prompt beyond the context: it is no response that got too long."""
+    server.script = [(status, {"error": {"message": message}})]
     code, output, _ = evaluate(server, tmp_path)
     assert code == 3
-    assert "does not exist" in output
+    assert message in " ".join(output.split())
     assert len(output.strip().splitlines()) <= 2, output
 
 

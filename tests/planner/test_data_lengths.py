@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from retool_mcore.data.chat import render
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.data.templates import tokenizer_of
+from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.planner import data_lengths
 from retool_mcore.planner.data_lengths import of_data_file
 from retool_mcore.planner.lengths import assumed
@@ -23,6 +25,7 @@ from tests.planner.plans import CONFIGS
 
 PROBLEMS = ["What is 1 + 2?", "What is 12 + 34?", "What is " + " + ".join(map(str, range(100, 130))) + "?"]
 
+TOOLS = [None, json.dumps([CODE_INTERPRETER]), None]
 SAID = {"role": "assistant", "content": "It is \\boxed{3}."}
 
 
@@ -33,9 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
     turns = [[{"role": "user", "content": problem}] for problem in PROBLEMS]
     prompts = [{"prompt": each, "data_source": "math", "reward_model": {"ground_truth": "3"}} for each in turns]
-    rows = [
-        {"messages": [*each, {"role": "assistant", "content": "It is \\boxed{3}."}], "tools": None} for each in turns
-    ]
+    rows = [{"messages": [*each, SAID], "tools": tools} for each, tools in zip(turns, TOOLS, strict=True)]
     pq.write_table(pa.Table.from_pylist(prompts), folder / "rl.parquet")
     pq.write_table(pa.Table.from_pylist(rows), folder / "sft.parquet")
     return folder
@@ -65,7 +66,11 @@ def test_rows_of_sft_are_their_whole_conversations_up_to_the_limit(folder: Path)
     here = [f"model.path={folder}/model", f"data.train_file={folder}/sft.parquet"]
     config = load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", here)
     tokenizer = tokenizer_of(config.model)
-    tokens = [len(render([{"role": "user", "content": problem}, SAID], None, tokenizer)) for problem in PROBLEMS]
+    offered = [None, [CODE_INTERPRETER], None]
+    tokens = [
+        len(render([{"role": "user", "content": problem}, SAID], tools, tokenizer))
+        for problem, tools in zip(PROBLEMS, offered, strict=True)
+    ]
     lengths = assumed(config, None, of_data_file(config))
     assert (lengths.shortest, lengths.mean, lengths.longest) == (
         min(tokens),

@@ -6,6 +6,7 @@ import pytest
 
 from retool_mcore.config import Memory, Parallel
 from retool_mcore.config.lora import Lora
+from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.hardware import GIB, parse
 from retool_mcore.planner.memory import train_memory
 from retool_mcore.planner.plan import make_plan
@@ -30,6 +31,17 @@ def test_tensor_parallelism_cuts_the_side_that_the_weight_is_cut_by():
         SEVEN, Parallel(tp=2), Memory(), dp=1, micro_batch_tokens=0, lora=Lora(rank=8, targets=["q_proj", "down_proj"])
     )
     assert two.gradients == pytest.approx(4 * LAYERS * 8 * (HIDDEN + HIDDEN / 2 + HIDDEN + FFN / 2) / GIB)
+
+
+def test_flops_by_hand():
+    """A layer of 24 + 12 + 12 + 24 in attention and 3 * 20 in the MLP; a head of 28; two rows."""
+    shape = ModelShape(layers=2, hidden=4, heads=2, kv_heads=1, head_dim=3, ffn=5, vocab=7, tied=False)
+    attention = 6 * 2 * 2 * 3 * (1 + 9)
+    assert shape.train_flops([1, 3], Lora()) == 6 * (2 * 132 + 28) * 4 + attention == 7728
+    thin = Lora(rank=1, targets=["q_proj", "down_proj"])  # A and B: 4 + 6, and 5 + 4
+    assert shape.train_flops([1, 3], thin) == (4 * 292 + 6 * 2 * 19) * 4 + attention == 6304
+    assert shape.product_flops(1, thin) == 2 * (292 + 2 * 19), "a forward pass has no gradient to leave out"
+    assert shape.product_flops(4, thin) == 2 * (3 * 292 + 4 * 2 * 19), "all of it computed twice"
 
 
 def test_a_frozen_weight_takes_two_products_where_a_trained_one_takes_three():

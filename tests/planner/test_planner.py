@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config, load_run
+from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
@@ -70,7 +71,9 @@ def test_shapes_come_from_a_folder_or_a_likely_name(tmp_path: Path):
 def test_a_tokens_flops_are_those_that_mfu_counts():
     config = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
               "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
-    assert shape_of_config(config).train_flops([1]) == pytest.approx(6 * SEVEN.compute_params + 6 * 28 * 28 * 128)
+    assert shape_of_config(config).train_flops([1], Lora()) == pytest.approx(
+        6 * SEVEN.compute_params + 6 * 28 * 28 * 128
+    )
 
 
 def test_a_token_in_the_cache_by_hand():

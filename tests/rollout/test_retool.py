@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from retool_mcore.data.chat import render
 from retool_mcore.data.prompts import RETOOL_INSTRUCTION
-from retool_mcore.platforms.call_end import CallEnd
+from retool_mcore.platforms.call_end import TABLE, CallEnd, go_on_without_a_tag
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
@@ -195,6 +196,14 @@ async def test_a_line_break_merged_into_the_tag_is_not_written_twice(merging_tok
     assert text == block("print(7)") + "\n<interpreter>\n7\n</interpreter>\n" + ANSWER
 
 
+@pytest.mark.parametrize(("processor", "kept"), [(None, False), ("a processor", True)])
+def test_a_request_names_itself_only_to_processors_of_logits(processor: str | None, kept: bool):
+    custom = {TABLE: CallEnd.of({"</code>": 1}, "</code>").text, "__req__": "itself"}
+    request = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=custom), custom_logit_processor=processor)
+    assert go_on_without_a_tag(lambda request, accepted: False)(request, [2]) is False
+    assert ("__req__" in custom) == kept
+
+
 class SeveralAtOnce:
     """An engine whose last step reaches the limit of its request, past the end of a call."""
 
@@ -228,7 +237,7 @@ async def test_a_call_that_ends_in_the_last_step_of_a_request_is_run(tokenizer, 
     assert first.parsed is not None and first.parsed.codes == ("print(7)",)
     assert ledger.logprobs[: len(called)] == [-0.5 - at for at in range(len(called))]
     assert ledger.routes is not None
-    assert len(ledger.routes) == len(ledger.context) - 1
+    assert ledger.routes[:, 0, 0].tolist() == list(range(len(ledger.context) - 1))
     assert [result.shown for result in first.results] == ["7"]
 
 

@@ -73,6 +73,8 @@ def main(folder: Path) -> None:
         out["other"] = str(error)
     learning = engine_of("lora.dropout=0.0", f"train.steps={LEARNT}")
     out["learnt"] = steps(learning, LEARNT)
+    out["flops"] = learning.train_batch(BATCH)["flops"]
+    out["vocab"] = learning.shape.vocab
     print(json.dumps(out))
     dist.destroy_process_group()
 

@@ -64,12 +64,13 @@ class Run:
         trainer.curr_step_profile, trainer._writer, trainer._saved_groups = False, None, lambda: []
         trainer._run.run.dir.mkdir(parents=True)
         self.weights, self.calls = [0], list[str]()
-        self.queue, self.given = ([], 0) if mode == "sync" else ([1], 1)
+        first = 0 if mode == "sync" else 1  # a batch is in flight before the first step
+        self.queue, self.state = [1][:first], {"given": first}
         engines = ("abort_replicas", "sleep_replicas", "update_weights", "resume_generation_replicas")
         trainer.checkpoint_manager = SimpleNamespace(**{name: self._call(name) for name in engines})
         trainer.standalone_checkpoint_manager = trainer.checkpoint_manager
         trainer.replay_buffer = SimpleNamespace()
-        trainer.train_dataloader = SimpleNamespace(state_dict=lambda: {"given": self.given})
+        trainer.train_dataloader = SimpleNamespace(state_dict=lambda: self.state)  # which goes on changing
         self.at: Callable[[str, int], None] = lambda phase, step: None
         monkeypatch.setattr(PPOTrainer, "fit", self._fit)
         monkeypatch.setattr(PPOTrainer, "_save_checkpoint", self._save)
@@ -101,8 +102,8 @@ class Run:
         trainer = self.trainer
         for step in range(1, 10):
             trainer.global_steps = step
-            self.given += 1
-            self.queue.append(self.given)
+            self.state["given"] += 1
+            self.queue.append(self.state["given"])
             self.at("fetch", step)
             trainer.on_sample_begin()
             for _ in range(5):
@@ -165,7 +166,14 @@ def test_what_is_saved_already_is_not_saved_again(
 ):
     run = Run(tmp_path, monkeypatch)
     run.signalled(phase, step)
-    assert run.saved()[0] == 4 and run.calls.count("save 4") == 1
+    assert (run.saved()[0], run.saved()[2], run.calls.count("save 4")) == (4, 4, 1)
+
+
+def test_engines_with_devices_of_their_own_go_on_while_a_step_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    own = ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1", "algorithm.importance_sampling=token")
+    run = Run(tmp_path, monkeypatch, *own)
+    run.signalled("sample", 6)
+    assert run.calls[-1] == "save 5" and "abort_replicas" not in run.calls
 
 
 def test_the_critics_update_is_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -25,6 +25,15 @@ def test_adapters_beside_frozen_weights_learn(seen: dict[str, Any]):
     assert learnt[-1] < 0.2 * learnt[0]
 
 
+def test_a_step_counts_the_flops_of_frozen_weights_and_of_adapters(seen: dict[str, Any]):
+    """By hand: 4 for each frozen weight and token, 6 for each of an adapter's, and attention."""
+    layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384
+    adapters = 4 * (2 * (128 + 128) + 2 * (128 + 64) + 3 * (128 + 384))
+    weights = 4 * (3 * layer + 128 * seen["vocab"]) + 6 * 3 * adapters
+    squares = 100**2 + 20**2 + 21**2 + 22**2
+    assert seen["flops"] == weights * 163 + 6 * 3 * 128 * squares
+
+
 def test_dropout_changes_what_is_learnt_and_not_what_is_validated(seen: dict[str, Any]):
     assert seen["first"][0] == seen["learnt"][0]
     assert abs(seen["first"][1] - seen["learnt"][1]) > 1e-4

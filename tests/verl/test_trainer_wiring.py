@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
+from retool_mcore.model.shape import ModelShape
 from retool_mcore.platforms import get_platform
 from retool_mcore.run.metrics import NonFiniteLoss
 from retool_mcore.verl.plugin import assert_loaded
@@ -38,14 +39,12 @@ def trainer_of(tmp_path: Path, *settings: str) -> Any:
     return trainer
 
 
-@pytest.mark.parametrize("bad", ["actor/pg_loss", "actor/grad_norm", "critic/vf_loss"])
-def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
-    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def writing_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> tuple[Any, list[Any]]:
+    """One that makes a step's row of verl's metrics, and the rows that it writes."""
     from retool_mcore.verl.unpadded import UnpaddedTrainer
 
     monkeypatch.setattr(UnpaddedTrainer, "_compute_metrics", lambda *_, **__: None)
-    trainer, written = trainer_of(tmp_path), []
+    trainer, written = trainer_of(tmp_path, *settings), []
     trainer._forget_step()
     trainer._clock = SimpleNamespace(metrics_begin=lambda: None, row_written=dict)
     trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={})
@@ -56,6 +55,14 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
     trainer._shape, trainer._starting = None, False
     trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
     trainer._writer = SimpleNamespace(write=lambda step, row: written.append(row))
+    return trainer, written
+
+
+@pytest.mark.parametrize("bad", ["actor/pg_loss", "actor/grad_norm", "critic/vf_loss"])
+def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
+    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trainer, written = writing_trainer(tmp_path, monkeypatch)
     rows = SimpleNamespace(keys=["a_0_0"], tags=[{"seq_len": 7}], partition_id="train")
     good = {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0, "critic/vf_loss": 0.1}
     with pytest.raises(NonFiniteLoss, match="nan at step 4"):
@@ -63,6 +70,19 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
     assert written == []
     trainer._compute_metrics(rows, dict(good), {"step": 2.0})
     assert written[0]["loss"] == 0.5 and written[0]["grad_norm"] == 1.0
+
+
+def test_mfu_counts_what_a_step_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of the update's seconds, not of the step's; a frozen weight counts 4 and not 6."""
+    shape = ModelShape(layers=2, hidden=4, heads=2, kv_heads=1, head_dim=3, ffn=5, vocab=7, tied=False)
+    rows = SimpleNamespace(keys=["a_0_0", "a_1_0"], tags=[{"seq_len": 1}, {"seq_len": 3}], partition_id="train")
+    for settings, flops in (((), 7728), (("lora.rank=1", 'lora.targets=["q_proj","down_proj"]'), 6304)):
+        trainer, written = writing_trainer(tmp_path, monkeypatch, *settings)
+        trainer._shape, trainer._peak_flops = shape, 1000.0
+        trainer._compute_metrics(
+            rows, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0}, {"step": 9.0, "update_actor": 4.0}
+        )
+        assert written[0]["flops"] == flops and written[0]["mfu"] == flops / 4000
 
 
 def test_rows_are_dealt_by_the_length_of_prompt_and_response_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -87,6 +107,27 @@ def test_rows_are_dealt_by_the_length_of_prompt_and_response_together(tmp_path: 
     assert orders["seq_len"] not in (orders["prompt_len"], orders["response_len"])
     found = trainer._balance_batch(KVBatchMeta(partition_id="train", keys=list(keys), tags=tags), {})
     assert found.keys == [keys[row] for row in orders["seq_len"]]
+
+
+@pytest.mark.parametrize(("quantization", "told"), [(None, ["once"]), ("fp8", [])])
+def test_engines_of_their_own_get_the_base_once_and_new_ones_again(
+    quantization: str | None, told: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Quantized weights are read whole each time."""
+    from verl.experimental.separation.engine_workers import DetachActorWorker
+
+    from retool_mcore.verl.workers import SavingDetachedActorWorker
+
+    monkeypatch.setattr(DetachActorWorker, "init_model", lambda self: None)
+    worker: Any = object.__new__(SavingDetachedActorWorker)
+    found: list[str] = []
+    adapters = SimpleNamespace(send_base_once=lambda: found.append("once"), engines_have_base=True)
+    worker.actor, worker.rollout = SimpleNamespace(engine=SimpleNamespace(adapters=adapters)), None
+    worker.config = OmegaConf.create({"rollout": {"quantization": quantization}})
+    worker.init_model()
+    assert found == told
+    worker.forget_engines()
+    assert adapters.engines_have_base is False
 
 
 class Groups:

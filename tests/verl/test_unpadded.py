@@ -114,6 +114,8 @@ def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
     trainer._forget_step()
     stages = PPOTrainer if verls else UnpaddedTrainer
     metrics: dict[str, Any] = {}
+    asked = {"calculate_entropy": True, "compute_loss": False, "temperature": trainer._run.rollout.temperature}
+    trainer.actor_rollout_wg.compute_log_prob = lambda batch: batch if verls or batch.extra_info == asked else None
     batch = stages._compute_old_log_prob(trainer, rows.batch(), metrics)
     assert verls or (batch.fields, batch.extra_info) == (None, {}), "the update is no pass without a loss"
     batch = stages._compute_advantage(trainer, batch, metrics)
@@ -123,15 +125,15 @@ def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("tokens", [1, 97, 1 << 20], ids=["a row a block", "some rows", "all at once"])
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "grpo algorithm.normalize_by_std=false rollout.temperature=0.7"])
 def test_every_number_is_verls(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch):
     from retool_mcore.verl import blocks
 
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", tokens)
     theirs, ours = Rows(monkeypatch), Rows(monkeypatch)
     monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.tq", theirs)
-    known = step(theirs, f"algorithm.name={name}", verls=True)
-    found = step(ours, f"algorithm.name={name}", verls=False)
+    settings = f"algorithm.name={name}".split()
+    known, found = step(theirs, *settings, verls=True), step(ours, *settings, verls=False)
     for key, row in theirs.rows.items():
         for column in ("old_log_probs", "advantages"):
             torch.testing.assert_close(ours.rows[key][column], row[column], atol=1e-6, rtol=1e-6)
@@ -178,6 +180,13 @@ def test_mismatch_is_over_rejected_tokens_too(monkeypatch: pytest.MonkeyPatch):
     assert rejected["mismatch"] == before
     left = {key: int(row["response_mask"].sum()) for key, row in rows.rows.items()}
     assert 0 < sum(left.values()) < 0.8 * sum(learnt.values())
+
+
+def test_blocks_have_up_to_so_many_tokens_and_a_row_at_least(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import blocks
+
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 100)
+    assert list(blocks._cut("abcdef", [60, 40, 1, 200, 50, 50])) == [["a", "b"], ["c"], ["d"], ["e", "f"]]
 
 
 @pytest.mark.parametrize("piece", [700, 100_000])

@@ -92,6 +92,7 @@ def serve(page: LivePage, port: int, tell: Callable[[str], object]) -> None:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
             raise ConfigError(f"--port {port}: {error.strerror}. Name another, or 0 for a free one.") from error
+        listener.listen()  # whoever reads the address may ask at once, before uvicorn answers
         port, secret = listener.getsockname()[1], secrets.token_urlsafe(16)
         tell(f"serving http://127.0.0.1:{port}/{secret}/ until Ctrl-C; {page.out} is the same page")
         app = live_app(page, secret, (f"127.0.0.1:{port}", f"localhost:{port}"))

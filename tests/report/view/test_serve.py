@@ -6,16 +6,18 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from retool_mcore.report.view.page import write_page
-from retool_mcore.report.view.serve import LivePage, live_app
+from retool_mcore.report.view.serve import LivePage, live_app, serve
 from retool_mcore.report.view.sources import open_source
 
 RUN = Path(__file__).parent / "run"
@@ -52,6 +54,44 @@ def test_a_file_that_is_being_written_leaves_the_page_before(run: Path):
     assert page.newest().read_bytes() == before
     rows.write_bytes(whole + whole.splitlines(keepends=True)[0])
     assert page.newest().read_bytes() != before
+
+
+def test_a_change_that_keeps_a_files_size_or_comes_while_the_page_is_written_is_another_version(run: Path):
+    out, metrics = run.parent / "view.html", run / "metrics.jsonl"
+    made: list[str] = []
+
+    def write(version: str) -> None:
+        made.append(version)
+        if len(made) == 2:  # the run goes on meanwhile
+            metrics.write_text(metrics.read_text() + '{"step": 26, "reward": 0.5}\n')
+
+    page = LivePage([run], out, write)
+    page.newest()
+    os.utime(metrics, ns=(0, metrics.stat().st_mtime_ns + 1))
+    page.newest()
+    page.newest()
+    page.newest()
+    assert len(made) == len(set(made)) == 3
+
+
+def test_the_address_is_loopbacks_and_answers_from_when_it_is_told(run: Path, monkeypatch: pytest.MonkeyPatch):
+    served: list[str] = []
+
+    class Server:
+        def __init__(self, config: Any) -> None:
+            pass
+
+        def run(self, sockets: list[socket.socket]) -> None:
+            served.append(sockets[0].getsockname()[0])
+
+    def tell(line: str) -> None:
+        port = re.search(r":(\d+)/", line)
+        assert port is not None
+        socket.create_connection(("127.0.0.1", int(port[1])), timeout=10).close()
+
+    monkeypatch.setattr("uvicorn.Server", Server)
+    serve(live(run), 0, tell)
+    assert served == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(
