@@ -80,7 +80,10 @@ def blocks(batch: KVBatchMeta, *names: str) -> Iterator[Block]:
 
 def values_of_rows(batch: KVBatchMeta, name: str) -> list[Any]:
     """A column with one value for each row, such as its name."""
-    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])[name].tolist()
+    column = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])[name]
+    if isinstance(column, torch.Tensor):
+        return column.tolist()
+    return [getattr(value, "data", value) for value in column]
 
 
 def _cut(keys: Sequence[str], lengths: Sequence[int]) -> Iterator[list[str]]:
