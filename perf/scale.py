@@ -7,7 +7,8 @@ A discrete-event simulation. Responses of log-normal lengths start, sample turns
 in their engine, wait for the sandbox's cores, and end; then the trainer has its phases. A decoding
 step, a pass, a sync and the driver take what `retool plan` says (planner/calibration.py); nothing
 here is fitted. tests/perf/test_scale.py holds it to the recorded rows of RL. Work grows with the
-GPUs: so many prompts, and CORES of a node for the sandbox, for each 8 of them.
+GPUs: so many prompts, and CORES of a node for the sandbox, for each 8 of them. Where a step waits
+for so many responses of any engines, and not for the slowest, REPRESENTED engines stand for all.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ SIZES = (8, 64, 512, 4096)
 SPREAD = 0.8  # of the logarithm of a response's length
 CORES = 64  # of a node, for the sandbox
 WARM, COUNTED = 3, 4  # steps of the modes in which one step's responses run into the next
+REPRESENTED = 64  # engines that stand for all, in these modes
 
 
 @dataclass
@@ -87,9 +89,9 @@ class Engine:
 class Rollout:
     """All engines of a run, and the cores of its sandbox, from one event to the next."""
 
-    def __init__(self, engines: Engines, *, cores: int, call_s: float) -> None:
+    def __init__(self, engines: Engines, count: int, *, cores: int, call_s: float) -> None:
         slots = max(1, int(engines.slots[0]))
-        self.engines = [Engine(engines, slots) for _ in range(engines.count)]
+        self.engines = [Engine(engines, slots) for _ in range(count)]
         self.call_s, self.cores = call_s, [0.0] * cores
         self.events: list[tuple[float, int, int, int, Response | None]] = []
         self.now_s, self.number, self.done, self.queued_s = 0.0, 0, 0, 0.0
@@ -109,11 +111,17 @@ class Rollout:
                 engine.waiting.append(response)
             else:
                 self._end_turns(at, engine)
+            if self._same_again(at):
+                continue
             engine.fill(self._count())
             if engine.running:
                 self._at(engine.next_end_s(), at, engine.version, None)
         if until_s != float("inf") and self.done < until_done:
             self.now_s = until_s
+
+    def _same_again(self, at: int) -> bool:
+        """Whether a response reaches this engine at this very time: a batch does."""
+        return bool(self.events) and self.events[0][:1] == (self.now_s,) and self.events[0][2:4] == (at, -1)
 
     def pause(self, seconds: float, *, prefill: bool) -> None:
         """All engines stand still; with ``prefill`` they then compute their caches again."""
@@ -158,11 +166,18 @@ class Simulated:
     tokens_per_s_a_gpu: float
     requests_per_s: float  # of one engine
     queued_s: float  # that a response waits for a core of the sandbox
-    seconds: dict[str, float]  # of a step, by what it waits for
+    seconds: dict[str, float]  # of a step and the metrics after it, by what is waited for
 
 
 def simulate(
-    config: RlConfig, shape: ModelShape, hardware: Hardware, lengths: Lengths, *, drawn: list[float], cores: int
+    config: RlConfig,
+    shape: ModelShape,
+    hardware: Hardware,
+    lengths: Lengths,
+    *,
+    drawn: list[float],
+    cores: int,
+    represented: int = REPRESENTED,
 ) -> Simulated:
     """A step, or the mean of some; ``drawn``: lengths in the order of starts, again and again."""
     plan = make_plan(config, shape, hardware, lengths=lengths)
@@ -172,16 +187,17 @@ def simulate(
     engines = Engines.of(config, shape, hardware, plan.rollout.kv_tokens, lengths)
     calls = round(calibrated("calls") if lengths.calls is None else lengths.calls) if config.rollout.tool else 0
     wait_s = calibrated("tool_wait_s") if lengths.tool_s is None else lengths.tool_s / max(1, calls)
-    rollout = Rollout(engines, cores=cores, call_s=wait_s)
-    batch, started = round(engines.responses * engines.count), 0
+    count = engines.count if mode == "sync" else min(engines.count, represented)
+    rollout = Rollout(engines, count, cores=max(1, round(cores * count / engines.count)), call_s=wait_s)
+    responses, batch, started = round(engines.responses * engines.count), round(engines.responses * count), 0
 
-    def start(count: int) -> None:
+    def start(more: int) -> None:
         nonlocal started
-        for _ in range(count):
+        for _ in range(more):
             length = drawn[started % len(drawn)]
             parts = [length * lengths.sampled / (calls + 1)] * (calls + 1)
             result = length * (1 - lengths.sampled) / calls if calls else 0.0
-            rollout.start(started % engines.count, Response(deque(parts), lengths.prompt, result))
+            rollout.start(started % count, Response(deque(parts), lengths.prompt, result))
             started += 1
 
     prefill_s = engines.prefill_s(engines.responses * lengths.prompt / config.rollout.group_size)
@@ -201,12 +217,13 @@ def simulate(
     last_s = rollout.now_s if mode == "sync" else 0.0
     waited_s = sum(last_s - engine.now_s for engine in rollout.engines) / engines.count if mode == "sync" else 0.0
     generation_s = step_s - training_s
-    seconds = {"sampling": generation_s - waited_s, "slowest engine": waited_s} | _parts(training, batch)
-    of_engine = batch * (calls + 1) / engines.count / (generation_s if mode == "sync" else step_s)
+    seconds = {"sampling": generation_s - waited_s, "slowest engine": waited_s} | _parts(training)
+    seconds["metrics"] = plan.phases["metrics"]  # after a step, and before the next
+    of_engine = responses * (calls + 1) / engines.count / (generation_s if mode == "sync" else step_s)
     return Simulated(
         gpus=hardware.count, step_s=step_s, seconds=seconds,
-        tokens_per_s_a_gpu=plan.tokens_per_step / step_s / hardware.count, requests_per_s=of_engine,
-        queued_s=rollout.queued_s / max(1, rollout.done),
+        tokens_per_s_a_gpu=plan.tokens_per_step / (step_s + seconds["metrics"]) / hardware.count,
+        requests_per_s=of_engine, queued_s=rollout.queued_s / max(1, rollout.done),
     )  # fmt: skip
 
 
@@ -220,12 +237,13 @@ def _step(rollout: Rollout, done: int, training_s: float, paused_s: float, mode:
         rollout.pause(training_s, prefill=True)
 
 
-def _parts(training: dict[str, float], responses: int) -> dict[str, float]:
-    """The trainer's phases, with what one process does for each response apart from the devices."""
-    fetched_s = responses * calibrated("update_response_s")
-    driver = fetched_s + training["advantage"]
-    devices = sum(training.values()) - driver - training["weight_sync"]
-    return {"devices' passes": devices, "driver": driver, "weight sync": training["weight_sync"]}
+def _parts(training: dict[str, float]) -> dict[str, float]:
+    """The trainer's phases: what the driver does for all responses, and what grows with no GPU.
+
+    Each data-parallel rank fetches its own responses, so that is part of its passes.
+    """
+    driver, sync = training["advantage"], training["weight_sync"]
+    return {"devices' passes": sum(training.values()) - driver - sync, "driver": driver, "weight sync": sync}
 
 
 def drawn_lengths(mean: float, limit: float, count: int, seed: int = 0) -> list[float]:
@@ -259,8 +277,8 @@ def at_size(
 def picture(found: list[Simulated], title: str) -> str:
     """The parts of a step by size, as SVG."""
     title = html.escape(title)
-    names, colours = list(found[0].seconds), ("#4c78a8", "#e45756", "#72b7b2", "#f58518", "#54a24b")
-    most, width, height = max(each.step_s for each in found), 640, 320
+    names, colours = list(found[0].seconds), ("#4c78a8", "#e45756", "#72b7b2", "#f58518", "#54a24b", "#b279a2")
+    most, width, height = max(sum(each.seconds.values()) for each in found), 640, 320
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 60}" font-family="sans-serif">'
     ]
@@ -273,7 +291,7 @@ def picture(found: list[Simulated], title: str) -> str:
             parts.append(f'<rect x="{x}" y="{top:.1f}" width="80" height="{tall:.1f}" fill="{colour}"/>')
         parts.append(f'<text x="{x}" y="{height + 16}" font-size="12">{each.gpus} GPUs, {each.step_s:,.0f} s</text>')
     for place, (name, colour) in enumerate(zip(names, colours, strict=False)):
-        parts.append(f'<text x="{10 + place * 125}" y="{height + 44}" font-size="12" fill="{colour}">{name}</text>')
+        parts.append(f'<text x="{10 + place * 105}" y="{height + 44}" font-size="12" fill="{colour}">{name}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -45,9 +45,14 @@ class Block:
         """A column of all its rows' tokens [N]."""
         return self.columns[name].values()
 
+    def sums(self, values_N: torch.Tensor) -> npt.NDArray[Any]:
+        """Of each row's tokens [R]; of fractions in 64 bits."""
+        wide = np.float64 if values_N.is_floating_point() else None
+        return np.add.reduceat(values_N.numpy(), self.starts, dtype=wide)
+
     def row_sums(self, name: str) -> npt.NDArray[Any]:
-        """A column's sum over each row's tokens [R], in the column's number type."""
-        return np.add.reduceat(self.tokens(name).numpy(), self.starts)
+        """A column's sum over each row's tokens [R]."""
+        return self.sums(self.tokens(name))
 
     def responses(self, name: str) -> torch.Tensor:
         """[N] of a model's output at prompt and response: what it said of each response token."""
@@ -76,7 +81,9 @@ def blocks(batch: KVBatchMeta, *names: str) -> Iterator[Block]:
 def values_of_rows(batch: KVBatchMeta, name: str) -> list[Any]:
     """A column with one value for each row, such as its name."""
     column = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])[name]
-    return [getattr(value, "data", value) for value in list(column)]
+    if isinstance(column, torch.Tensor):
+        return column.tolist()
+    return [getattr(value, "data", value) for value in column]
 
 
 def _cut(keys: Sequence[str], lengths: Sequence[int]) -> Iterator[list[str]]:

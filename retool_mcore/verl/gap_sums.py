@@ -7,14 +7,15 @@ blocks [N tokens], one after the other, and what is kept does not grow with the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 ENTROPY = "actor/entropy"
-_BOUND = 20.0  # of a log ratio, before it is squared; verl's
-_LEAST, _MOST = math.exp(-_BOUND), math.exp(_BOUND)
+BOUND = 20.0  # of a log ratio, before it is squared; verl's
+_LEAST, _MOST = math.exp(-BOUND), math.exp(BOUND)
 _P99 = 0.99
 _PIECE = 1 << 16
 _OUTSIDE = np.array([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0])  # what a token outside of the loss adds to each sum
@@ -61,6 +62,18 @@ class Mismatch:
         return {"mismatch/kl": kl, "mismatch/max": float(largest[0]), "mismatch/p99": float(largest[-1])}
 
 
+def pieces(starts: npt.NDArray[np.int64], tokens: int) -> Iterator[tuple[slice, npt.NDArray[np.int64]]]:
+    """Rows that begin at ``starts`` [R], so few that what is computed of them stays in a cache.
+
+    Of each piece its tokens, and where its rows begin in it.
+    """
+    ends, first = np.append(starts[1:], tokens), 0
+    while first < len(starts):
+        last = max(first + 1, int(np.searchsorted(ends, starts[first] + _PIECE, side="right")))
+        yield slice(int(starts[first]), int(ends[last - 1])), starts[first:last] - starts[first]
+        first = last
+
+
 class GapSums:
     """verl's training/rollout_* and rollout_corr/* of tokens in the loss, and their entropy.
 
@@ -86,15 +99,10 @@ class GapSums:
 
         Without ``entropy_N`` it is estimated by -log p. Returns [R]: tokens in the loss.
         """
-        ends = np.append(starts[1:], len(mask_N))
-        first, counts = 0, list[Numbers]()
-        while first < len(starts):
-            last = max(first + 1, int(np.searchsorted(ends, starts[first] + _PIECE, side="right")))
-            piece = slice(int(starts[first]), int(ends[last - 1]))
+        counts = list[Numbers]()
+        for piece, begins in pieces(starts, len(mask_N)):
             columns = (actor_N[piece], engine_N[piece], mask_N[piece].bool())
-            begins, entropies = starts[first:last] - starts[first], None if entropy_N is None else entropy_N[piece]
-            counts.append(self._add_piece(*columns, begins, entropies))
-            first = last
+            counts.append(self._add_piece(*columns, begins, None if entropy_N is None else entropy_N[piece]))
         return np.concatenate(counts)
 
     def _add_piece(
@@ -105,7 +113,6 @@ class GapSums:
         starts: npt.NDArray[np.int64],
         entropy_N: torch.Tensor | None,
     ) -> Numbers:
-        """Rows so short that what is computed of them stays in a processor's cache."""
         actor_N, engine_N = torch.where(learnt_N, actor_N, _NONE), torch.where(learnt_N, engine_N, _NONE)
         counts, of_actor = _row_sums(learnt_N, starts), _row_sums(actor_N, starts)
         self._rows.append(np.stack([counts, of_actor, _row_sums(engine_N, starts)]))
@@ -154,7 +161,7 @@ class GapSums:
             "log_ppl_diff_min": apart_R.min(),
             "ppl_ratio": np.exp(apart_R).mean(),
             "chi2_token": squared / n - 1,
-            "chi2_seq": np.exp(2 * np.clip(gap_R, -_BOUND, _BOUND)).mean() - 1,
+            "chi2_seq": np.exp(2 * np.clip(gap_R, -BOUND, BOUND)).mean() - 1,
         }
         return {
             ENTROPY: self._entropy / n,

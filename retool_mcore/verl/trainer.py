@@ -34,14 +34,11 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.pickles import files_are_data
 from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
-from retool_mcore.verl import (
-    advantages,  # noqa: F401  registers ours with verl
-    start_stages,
-)
+from retool_mcore.verl import start_stages
 from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
-from retool_mcore.verl.engine_gap import first_update, gap_metrics, metrics_without_empty_rows, store_actor_log_probs
+from retool_mcore.verl.engine_gap import first_update, gap_metrics, store_actor_log_probs
 from retool_mcore.verl.engines import DetachedEnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
 from retool_mcore.verl.in_flight import InFlightMixin
@@ -50,7 +47,6 @@ from retool_mcore.verl.keys.rollout import TRAINER_MODES
 from retool_mcore.verl.replay import (
     clear_orphans,
     groups_of_rows,
-    nothing_left,
     require_learnable,
     sequence_lengths,
 )
@@ -244,33 +240,11 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         self._writer.write(self.global_steps, row_of(metrics))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        of_pass = dict(self._of_pass)
-        if of_pass and self._changes_tokens:
-            of_pass |= metrics_without_empty_rows(batch, self.config.algorithm.rollout_correction)
-        batch = self._advantages_of_what_is_left(batch, metrics)
-        metrics |= of_pass
-        return batch
-
-    def _advantages_of_what_is_left(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """verl's advantages, between two looks at what is left to learn from.
-
-        verl's own code divides by nothing, or fails, where nothing is.
-        """
-        a = self._run.algorithm
-        if a.masks_responses:
+        """Advantages, after a look at what masks have left to learn from."""
+        if self._run.algorithm.masks_responses:
             named = "algorithm.mask_truncated or mask_void_turns"
             metrics["loss/masked_fraction"] = require_learnable(batch, self.global_steps, named)
-        if a.rejection == "off":
-            return super()._compute_advantage(batch, metrics)
-        named = f'algorithm.rejection = "{a.rejection}"'
-        try:
-            batch = super()._compute_advantage(batch, metrics)
-        except ValueError as error:
-            if "in the mask" in str(error):  # verl normalizes over what is left, and nothing is
-                raise nothing_left(self.global_steps, named) from error
-            raise
-        require_learnable(batch, self.global_steps, named)
-        return batch
+        return super()._compute_advantage(batch, metrics)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         keeps = self._run.algorithm.old_log_prob == "rollout"
@@ -280,7 +254,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
             store_actor_log_probs(self.actor_rollout_wg, batch)
             if self.local_trigger_step == 0:
                 compared = first_update(batch, self.updates_of_a_batch, self._run.dp)
-                metrics |= gap_metrics(compared, self.config.algorithm.rollout_correction, self._mismatch)
+                metrics |= gap_metrics(compared, self._run.algorithm, self._mismatch)
         return batch
 
     def _save_checkpoint(self) -> None:

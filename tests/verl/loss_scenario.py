@@ -11,11 +11,11 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
@@ -52,7 +52,6 @@ ENGINE_BT = OLD_BT - TEXT_BT * torch.tensor(
     ]
 )
 REWARD_B = torch.tensor([1.0, -1.0, 0.5, 2.0])
-GROUPS_B = ["a", "a", "b", "b"]
 
 
 defaults = cache(ppo.ppo_defaults)  # composed once
@@ -131,67 +130,46 @@ def by_formula(objective: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float
     return float(loss), gradient_BT
 
 
-def trained_on(
-    patching: pytest.MonkeyPatch,
-    *settings: str,
-    trainer: Any = None,
-    **columns_BT: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    """The columns [B, T] that verl's trainer makes for the update: advantages, mask, weights.
-
-    ``trainer``: one of ours that takes the place of verl's.
-    """
-    from verl.trainer.ppo import core_algos
-    from verl.trainer.ppo.v1 import trainer_base
-    from verl.utils import tensordict_utils as tu
-
-    import retool_mcore.verl.advantages  # noqa: F401  registers ours with verl
-
-    written: dict[str, torch.Tensor] = {}
+def trained_on(patching: pytest.MonkeyPatch, *settings: str, **columns_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The columns [B, T] that our trainer makes for the update: advantages, mask, weights."""
     scores_BT = torch.zeros(4, 6)
     for row, length in enumerate(LENGTHS_B):
         scores_BT[row, length - 1] = REWARD_B[row]
     columns = {"response_mask": MASK_BT, "rm_scores": scores_BT, "old_log_probs": OLD_BT}
-    columns |= {"rollout_log_probs": ENGINE_BT, **columns_BT}
-    data = tu.get_tensordict(tensor_dict={name: jagged(column) for name, column in columns.items()}, non_tensor_dict={})
-    tu.assign_non_tensor_stack(data, "uid", GROUPS_B)
-    queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: written.update(fields))
-    patching.setattr(trainer_base, "tq", queue)
-    if trainer is None:
-        config = tree("rollout.group_size=2", *settings)
-        controller = core_algos.get_kl_controller(config.algorithm.kl_ctrl)
-        verls = SimpleNamespace(config=config, kl_ctrl_in_reward=controller)
-        trainer_base.PPOTrainer._compute_advantage(verls, Group(), {})
-    else:
-        trainer._compute_advantage(Group(), {})
-    return {name: torch.nested.to_padded_tensor(column, 0, (4, 6)) for name, column in written.items()}
+    queue = Queue(patching, **columns | {"rollout_log_probs": ENGINE_BT, **columns_BT})
+    prepare_advantages(*settings)
+    names = {name for row in queue.rows.values() for name in row}
+    return {name: pad_sequence([queue.rows[key][name] for key in KEYS], batch_first=True) for name in names}
 
 
-class Group:
-    """verl's KVBatchMeta as far as advantages need it."""
+def prepare_advantages(*settings: str) -> None:
+    """Our trainer's advantages, weights and rejection of the rows in the queue."""
+    from verl.trainer.ppo import core_algos
 
-    keys = ("a_0_0", "a_1_0", "b_0_0", "b_1_0")
-    partition_id = "train"
+    from retool_mcore.verl.trainer import ReToolTrainer
 
-    def __len__(self) -> int:
-        return len(self.keys)
+    settings = ("rollout.group_size=2", *settings)
+    trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
+    trainer._run, trainer.config = load_config(RlConfig, RL, settings), tree(*settings)
+    trainer.global_steps, trainer.kl_ctrl_in_reward = 3, core_algos.get_kl_controller(trainer.config.algorithm.kl_ctrl)
+    trainer._forget_step()
+    trainer._compute_advantage(batch(), {})
 
 
-KEYS = list(Group.keys)
+KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 
 
 class Queue:
     """verl's queue with the columns [B, T] of four responses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **columns_BT: torch.Tensor) -> None:
-        from retool_mcore.verl import blocks, engine_gap
+        from retool_mcore.verl import blocks
 
-        self.rows = {
+        self.rows: dict[str, dict[str, torch.Tensor]] = {
             key: {name: column[row, : LENGTHS_B[row]] for name, column in columns_BT.items()}
             for row, key in enumerate(KEYS)
         }
-        for module in (blocks, engine_gap):
-            monkeypatch.setattr(module, "tq", self)
+        monkeypatch.setattr(blocks, "tq", self)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
         from verl.utils import tensordict_utils as tu

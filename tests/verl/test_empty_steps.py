@@ -41,13 +41,12 @@ def in_memory(monkeypatch: pytest.MonkeyPatch, mask_BT: torch.Tensor) -> SimpleN
     """A batch of four responses whose masks are in the queue that replay.py reads."""
     from verl.utils import tensordict_utils as tu
 
-    from retool_mcore.verl import blocks, engine_gap
+    from retool_mcore.verl import blocks
 
     masks = torch.nested.as_nested_tensor(list(mask_BT), layout=torch.jagged)
     values = torch.nested.as_nested_tensor(list(-1.0 * mask_BT), layout=torch.jagged)
     columns = tu.get_tensordict({"response_mask": masks, "old_log_probs": values, "rollout_log_probs": values}, {})
-    for module in (blocks, engine_gap):
-        monkeypatch.setattr(module, "tq", SimpleNamespace(kv_batch_get=lambda **_: columns))
+    monkeypatch.setattr(blocks, "tq", SimpleNamespace(kv_batch_get=lambda **_: columns))
     keys = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
     return SimpleNamespace(keys=keys, tags=[{}] * 4, partition_id="train")
 
@@ -61,53 +60,38 @@ def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch:
         require_learnable(in_memory(monkeypatch, torch.zeros_like(MASK_BT)), 3, "x")
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (("mask_truncated=true",), "algorithm.mask_truncated or mask_void_turns left out all"),
-        (("rejection=token_k2", "rejection_high=0.1"), 'algorithm.rejection = "token_k2" left out all'),
-        ((), None),
-    ],
-)
-def test_the_trainer_looks_where_settings_may_leave_nothing(
-    settings: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_trainer_looks_where_masks_may_leave_nothing(monkeypatch: pytest.MonkeyPatch):
+    masked_BT = MASK_BT * torch.tensor([[1], [0], [0], [0]])
+    for mask_BT, share in ((masked_BT, 0.75), (torch.zeros_like(MASK_BT), None)):
+        from retool_mcore.verl.unpadded import UnpaddedTrainer
+
+        trainer, metrics = masking_trainer(), dict[str, Any]()
+        empty = in_memory(monkeypatch, mask_BT)
+        if share is None:
+            with pytest.raises(RolloutError, match=r"algorithm\.mask_truncated or mask_void_turns left out all"):
+                trainer._compute_advantage(empty, metrics)
+        else:
+            with pytest.MonkeyPatch.context() as patching:
+                patching.setattr(UnpaddedTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
+                assert trainer._compute_advantage(empty, metrics) is empty
+            assert metrics == {"loss/masked_fraction": share}
+
+
+def masking_trainer() -> Any:
     from retool_mcore.verl.trainer import ReToolTrainer
-    from retool_mcore.verl.unpadded import UnpaddedTrainer
-
-    monkeypatch.setattr(UnpaddedTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
-    trainer = object.__new__(ReToolTrainer)
-    trainer._run = load_config(RlConfig, RL, [f"algorithm.{setting}" for setting in settings])
-    trainer.global_steps, trainer.config = 3, tree()
-    trainer._forget_step()
-    trainer._of_pass = {"actor/entropy": 1.0}
-    empty, metrics = in_memory(monkeypatch, torch.zeros_like(MASK_BT)), {}
-    if said is None:
-        assert trainer._compute_advantage(empty, metrics) is empty
-        return
-    with pytest.raises(RolloutError) as caught:
-        trainer._compute_advantage(empty, metrics)
-    assert said in str(caught.value)
-    full = in_memory(monkeypatch, MASK_BT)
-    assert trainer._compute_advantage(full, metrics) is full
-    assert metrics == {"actor/entropy": 1.0} | (
-        {"loss/masked_fraction": 0.0} if "mask_truncated=true" in settings else {}
-    )
-
-
-def test_normalizing_over_nothing_is_told_as_what_left_nothing(monkeypatch: pytest.MonkeyPatch):
-    """In verl's own advantages, which fail before there is a mask to look at."""
-    from retool_mcore.verl.trainer import ReToolTrainer
-
-    settings = ("algorithm.name=reinforce_plus_plus", "algorithm.rejection=seq_max_k2")
 
     trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
-    trainer._run = load_config(RlConfig, RL, [*settings, "algorithm.rejection_high=1e-9"])
-    trainer.config, trainer.global_steps = tree(*settings, "algorithm.rejection_high=1e-9"), 3
+    trainer._run = load_config(RlConfig, RL, ["algorithm.mask_truncated=true"])
+    trainer.global_steps, trainer.config = 3, tree()
     trainer._forget_step()
-    in_memory(monkeypatch, MASK_BT)
+    return trainer
+
+
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])
+def test_rejection_of_everything_ends_the_run_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch):
+    settings = (f"algorithm.name={name}", "algorithm.rejection=seq_max_k2", "algorithm.rejection_high=1e-9")
     with pytest.raises(RolloutError, match=r'step 3 has a token.* algorithm.rejection = "seq_max_k2" left out all'):
-        trained_on(monkeypatch, *settings, "algorithm.rejection_high=1e-9", trainer=trainer)
+        trained_on(monkeypatch, *settings)
 
 
 WEIGHTED = ("algorithm.old_log_prob=rollout", "algorithm.importance_sampling=sequence")

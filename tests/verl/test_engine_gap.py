@@ -23,24 +23,6 @@ def verl_imports_here() -> None:
     assert_loaded()
 
 
-OFF = {"rollout_is": None, "rollout_is_threshold": 2.0, "rollout_rs": None, "rollout_rs_threshold": None}
-COLUMNS = {"response_mask": MASK_BT, "old_log_probs": OLD_BT, "rollout_log_probs": ENGINE_BT}
-
-
-def test_a_response_without_a_token_in_the_loss_is_no_response_on_which_both_agree(monkeypatch: pytest.MonkeyPatch):
-    """Masked responses and the rows that pad a batch; verl takes their log-probability as 0."""
-    from retool_mcore.verl.engine_gap import metrics_without_empty_rows
-
-    Queue(monkeypatch, **COLUMNS)
-    assert metrics_without_empty_rows(batch(), OFF) == {}, "verl's own are right"
-    mask_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])
-    Queue(monkeypatch, **COLUMNS | {"response_mask": mask_BT})
-    found = metrics_without_empty_rows(batch(), OFF)
-    surprise = [float(-OLD_BT[row][mask_BT[row].bool()].mean()) for row in (0, 2, 3)]
-    assert found["rollout_corr/training_log_ppl"] == pytest.approx(sum(surprise) / 3)
-    assert found["rollout_corr/kl"] == pytest.approx(float((ENGINE_BT - OLD_BT)[mask_BT.bool()].mean()))
-
-
 @pytest.mark.parametrize(("updates", "ranks"), [(1, 1), (3, 1), (1, 2), (3, 2), (2, 4)])
 def test_the_first_updates_rows_are_those_that_it_was_dealt(updates: int, ranks: int):
     from transfer_queue import KVBatchMeta

@@ -25,6 +25,7 @@ from retool_mcore.verl.keys import ppo
 from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.plugin import assert_loaded
 from tests.reward.spellings import SLOW
+from tests.verl.loss_scenario import KEYS, Queue, prepare_advantages
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -167,40 +168,21 @@ def test_the_divergence_from_the_first_weights_has_its_weight_in_the_loss():
         assert need_reference_policy(tree(*settings)) == (weight > 0), "the first weights are kept where they are used"
 
 
-def advantages(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[str, torch.Tensor]:
-    """What verl's trainer writes back to the queue of two groups of two responses: advantages and
+def advantages(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[str, list[torch.Tensor]]:
+    """What our trainer writes back to the queue of two groups of two responses: advantages and
     weights.
     """
-    from verl.trainer.ppo.v1 import trainer_base
-    from verl.utils import tensordict_utils as tu
-
-    lengths, written = [3, 1, 2, 2], {}
-    data = tu.get_tensordict(
-        tensor_dict={
-            "response_mask": jagged([[1] * length for length in lengths], torch.int64),
-            "rm_scores": jagged([[0.0] * (n - 1) + [score] for n, score in zip(lengths, SCORES, strict=True)]),
-            "old_log_probs": jagged(ACTOR),
-            "rollout_log_probs": jagged(ENGINE),
-            "values": jagged([[0.0] * length for length in lengths]),
-        },
-        non_tensor_dict={},
-    )
-    tu.assign_non_tensor_stack(data, "uid", list("aabb"))
-    queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: written.update(fields))
-    monkeypatch.setattr(trainer_base, "tq", queue)
-    trainer = SimpleNamespace(config=tree("rollout.group_size=2", *settings))
-    trainer_base.PPOTrainer._compute_advantage(trainer, Group(), {})
-    return written
-
-
-class Group:
-    """verl's KVBatchMeta as far as advantages need it."""
-
-    keys = ("a_0_0", "a_1_0", "b_0_0", "b_1_0")
-    partition_id = "train"
-
-    def __len__(self) -> int:
-        return len(self.keys)
+    queue = Queue(monkeypatch)
+    for key, score, actor, engine in zip(KEYS, SCORES, ACTOR, ENGINE, strict=True):
+        queue.rows[key] = {
+            "response_mask": torch.ones(len(actor), dtype=torch.int64),
+            "rm_scores": torch.tensor([0.0] * (len(actor) - 1) + [score]),
+            "old_log_probs": torch.tensor(actor),
+            "rollout_log_probs": torch.tensor(engine),
+            "values": torch.zeros(len(actor)),
+        }
+    prepare_advantages(*settings)
+    return {name: [queue.rows[key][name] for key in KEYS] for name in queue.rows[KEYS[0]]}
 
 
 SCORES = [1.0, -1.0, 3.0, 1.0]
@@ -209,9 +191,9 @@ ACTOR = [[-0.9, -2.3, -2.5], [0.0], [-1.0, -1.0], [-1.0, -3.0]]
 
 
 def test_advantages_are_compared_within_groups_and_divided_by_the_deviation_where_asked(monkeypatch):
-    plain = advantages(monkeypatch, "algorithm.normalize_by_std=false")["advantages"].unbind()
+    plain = advantages(monkeypatch, "algorithm.normalize_by_std=false")["advantages"]
     assert [row.tolist() for row in plain] == [[1.0] * 3, [-1.0], [1.0] * 2, [-1.0] * 2]
-    divided = advantages(monkeypatch, "algorithm.normalize_by_std=true")["advantages"].unbind()
+    divided = advantages(monkeypatch, "algorithm.normalize_by_std=true")["advantages"]
     assert [row[0].item() for row in divided] == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)] * 2, abs=1e-5)
 
 
@@ -219,14 +201,14 @@ def test_ppo_takes_advantages_from_values_and_trains_a_critic(monkeypatch):
     from verl.trainer.ppo.utils import need_critic
 
     found = advantages(monkeypatch, "algorithm.name=ppo")
-    returns = [row.tolist() for row in found["returns"].unbind()]
+    returns = [row.tolist() for row in found["returns"]]
     assert returns == [[score] * len(row) for score, row in zip(SCORES, returns, strict=True)], "undiscounted"
     assert need_critic(tree("algorithm.name=ppo")) and not need_critic(tree("algorithm.name=grpo"))
 
 
 def test_importance_weights_are_those_of_tokens_or_of_whole_responses_up_to_the_threshold(monkeypatch):
     def weights(*settings: str) -> list[list[float]]:
-        return [row.tolist() for row in advantages(monkeypatch, *settings)["rollout_is_weights"].unbind()]
+        return [row.tolist() for row in advantages(monkeypatch, *settings)["rollout_is_weights"]]
 
     gaps = [[a - e for a, e in zip(actor, engine, strict=True)] for actor, engine in zip(ACTOR, ENGINE, strict=True)]
     for limit in (1.4, 10.0):

@@ -12,6 +12,8 @@ import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.gap_sums import GapSums, Mismatch
 from retool_mcore.verl.plugin import assert_loaded
@@ -27,18 +29,26 @@ def verl_imports_here() -> None:
     assert_loaded()
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A setting: a critic wants a model's files."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, build_tokenizer(tokenizer_rows()), seed=0)
+    return f"model.path={folder}"
+
+
 class Rows:
     """verl's queue with responses of 1 to 60 tokens, interpreter's tokens in them, and padding."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, padding: bool = True) -> None:
         from verl.trainer.ppo.v1 import trainer_base
 
-        from retool_mcore.verl import blocks, engine_gap
+        from retool_mcore.verl import blocks
 
         self.rows: dict[str, dict[str, Any]] = {}
         self.tags: list[dict[str, Any]] = []
         drawn = torch.Generator().manual_seed(7)
-        for number in range(GROUPS * SIZE + 1):
+        for number in range(GROUPS * SIZE + padding):
             padding = number == GROUPS * SIZE
             length = 1 if padding else int(torch.randint(1, 61, (1,), generator=drawn))
             mask_T = (torch.rand(length, generator=drawn) < 0.7).long() * (not padding)
@@ -56,6 +66,8 @@ class Rows:
                 "response_mask": mask_T,
                 "rm_scores": score_T,
                 "rollout_log_probs": engine_T,
+                "ref_log_prob": engine_T + 0.4 * torch.randn(length, generator=drawn),
+                "values": torch.randn(length, generator=drawn),
                 "log_probs": torch.cat([whole[:-1], actor_T, whole[-1:]]),
                 "entropy": torch.cat([whole[:-1], 2 * torch.rand(length, generator=drawn), whole[-1:]]),
                 "uid": key.rsplit("_", 2)[0],
@@ -64,7 +76,7 @@ class Rows:
             steps = {"min_global_steps": 3 + number % 2, "max_global_steps": 4}
             lengths = {"prompt_len": PROMPT, "response_len": length, "seq_len": PROMPT + length}
             self.tags.append({**lengths, **steps, **({"is_padding": True} if padding else {})})
-        for module in (blocks, engine_gap, trainer_base):
+        for module in (blocks, trainer_base):
             monkeypatch.setattr(module, "tq", self)
 
     def batch(self) -> Any:
@@ -100,6 +112,7 @@ class Rows:
 
 def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
     """The metrics of a step's stages on the driver; they leave columns in the queue."""
+    from verl.trainer.ppo.core_algos import get_kl_controller
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from retool_mcore.verl.trainer import ReToolTrainer
@@ -107,7 +120,9 @@ def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
 
     trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
     trainer._run = load_config(RlConfig, RL, [f"rollout.group_size={SIZE}", *settings])
-    trainer.config, trainer.use_critic = tree(f"rollout.group_size={SIZE}", *settings), False
+    trainer.config = tree(f"rollout.group_size={SIZE}", *settings)
+    trainer.use_critic, trainer.global_steps = trainer._run.algorithm.name == "ppo", 5
+    trainer.kl_ctrl_in_reward = get_kl_controller(trainer.config.algorithm.kl_ctrl)
     trainer._rollout_moe_lb_metrics_accumulator = None
     trainer._get_n_gpus_for_throughput = lambda: 1
     trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: batch)
@@ -145,6 +160,69 @@ def test_every_number_is_verls(name: str, tokens: int, monkeypatch: pytest.Monke
             continue  # below: verl counts rows of padding, too, or weighs by the loss
         assert found[name_] == pytest.approx(value, rel=2e-5, abs=2e-6), name_
     assert len(known) > 60
+
+
+RPP, BASELINE = "algorithm.name=reinforce_plus_plus", "algorithm.name=reinforce_plus_plus_baseline"
+PPO, WEIGHS, UPTO = "algorithm.name=ppo", "algorithm.importance_sampling=", "algorithm.importance_threshold="
+KL = ("algorithm.kl_in=reward", "algorithm.kl_coef=0.3", "algorithm.kl_type=k3")
+RATIO = ("algorithm.rejection_low=0.93", "algorithm.rejection_high=1.07")
+SIGNALS = [
+    ("algorithm.normalize_by_std=false",),
+    ("algorithm.name=opo",),
+    (RPP,),
+    (RPP, "algorithm.gamma=0.9"),
+    (RPP, "algorithm.gamma=0.9", *KL),
+    (BASELINE,),
+    (PPO,),
+    (PPO, "algorithm.gamma=0.97", "algorithm.lam=0.8"),
+    (PPO, "algorithm.lam=0.9", *KL),
+    (WEIGHS + "token", UPTO + "1.2"),
+    (WEIGHS + "sequence", UPTO + "1.5"),
+    (WEIGHS + "token", UPTO + "1.3", "algorithm.importance_low=0.8"),
+    (WEIGHS + "sequence", UPTO + "1.5", "algorithm.importance_low=0.5", RPP),
+    ("algorithm.rejection=token_k1", *RATIO),
+    ("algorithm.rejection=token_k3", "algorithm.rejection_high=0.05", WEIGHS + "sequence", BASELINE),
+    ("algorithm.rejection=seq_sum_k1", *RATIO, RPP),
+    ("algorithm.rejection=seq_mean_k1", *RATIO, "algorithm.name=opo"),
+    ("algorithm.rejection=seq_sum_k2", "algorithm.rejection_high=1.0", PPO),
+    ("algorithm.rejection=seq_mean_k2", "algorithm.rejection_high=0.045"),
+    ("algorithm.rejection=seq_max_k3", "algorithm.rejection_high=0.3", BASELINE),
+]
+
+
+@pytest.mark.parametrize("settings", SIGNALS, ids=lambda settings: " ".join(settings).replace("algorithm.", ""))
+def test_every_signal_and_its_metrics_are_verls(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, model: str):
+    from retool_mcore.verl import blocks
+
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 97)
+    monkeypatch.setattr("retool_mcore.verl.gap_sums._PIECE", 61)
+    columns, told = list[dict[str, torch.Tensor]](), list[dict[str, Any]]()
+    for verls in (True, False):
+        rows = Rows(monkeypatch, padding=False)
+        told.append(step(rows, *settings, model, verls=verls))
+        columns.append({name: flat(rows, name) for name in rows.rows["g0_0_0"] if name not in ("uid", "num_turns")})
+    learnt_N = columns[0]["response_mask"].bool()
+    assert torch.equal(columns[1]["response_mask"].bool(), learnt_N) and 0 < int(learnt_N.sum()) < len(learnt_N)
+    for name in {"advantages", "returns", "rollout_is_weights", "token_level_rewards"} & columns[0].keys():
+        found_N = columns[1].get(name, columns[1]["advantages"])
+        torch.testing.assert_close(found_N[learnt_N], columns[0][name][learnt_N], atol=2e-6, rtol=2e-6)
+    for name, value in told[0].items():
+        if name not in ("mismatch", "actor/entropy"):
+            assert told[1][name] == pytest.approx(value, rel=5e-5, abs=5e-6), name
+
+
+def flat(rows: Rows, name: str) -> torch.Tensor:
+    return torch.cat([row[name] for row in rows.rows.values()])
+
+
+def test_a_response_without_a_token_in_the_loss_is_no_response_on_which_both_agree(monkeypatch: pytest.MonkeyPatch):
+    """Masked responses and the rows that pad a batch; verl takes their weight as 1."""
+    settings = (WEIGHS + "token", UPTO + "1.2", "algorithm.rejection=seq_max_k2", "algorithm.rejection_high=0.2")
+    told = [step(Rows(monkeypatch, padding=padding), *settings, verls=False) for padding in (False, True)]
+    named = [{name: value for name, value in each.items() if name.startswith("rollout_corr/")} for each in told]
+    assert named[0] == named[1] and len(named[0]) > 40
+    known = step(Rows(monkeypatch, padding=True), *settings, verls=True)
+    assert known["rollout_corr/rollout_is_seq_min"] < named[0]["rollout_corr/rollout_is_seq_min"]
 
 
 def test_what_engine_and_actor_say_is_verls_over_rows_with_tokens_in_the_loss(monkeypatch: pytest.MonkeyPatch):
