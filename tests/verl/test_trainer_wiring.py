@@ -48,21 +48,23 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
     trainer, written = trainer_of(tmp_path), []
     trainer._forget_step()
     trainer._clock = SimpleNamespace(metrics_begin=lambda: None, row_written=dict)
-    trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={})
+    trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={}, traces=["one"])
     trainer.goal_metrics = lambda validated: {}
     trainer.stop_without_progress = lambda step: None
     trainer.engine_metrics = dict
     trainer._load = SimpleNamespace(metrics=dict)
     trainer._shape, trainer._starting = None, False
     trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
-    trainer._writer = SimpleNamespace(write=lambda step, row: written.append(row))
+    trainer._writer = SimpleNamespace(write=lambda step, row, traces: written.append((row, traces)))
     rows = SimpleNamespace(keys=["a_0_0"], tags=[{"seq_len": 7}], partition_id="train")
     good = {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0, "critic/vf_loss": 0.1}
     with pytest.raises(NonFiniteLoss, match="nan at step 4"):
         trainer._compute_metrics(rows, good | {bad: float("nan")}, {"step": 2.0})
     assert written == []
     trainer._compute_metrics(rows, dict(good), {"step": 2.0})
-    assert written[0]["loss"] == 0.5 and written[0]["grad_norm"] == 1.0
+    (row, traces), buffer = written[0], trainer.replay_buffer
+    assert row["loss"] == 0.5 and row["grad_norm"] == 1.0
+    assert (traces, buffer.traces) == (["one"], []), "a row's trajectories go with it, and with no other"
 
 
 def test_rows_are_dealt_by_the_length_of_prompt_and_response_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
