@@ -11,6 +11,7 @@ from retool_mcore.report.record import Row, RunRecord
 OUTSIDE = ("time_step_s", "time_start_s")  # sums of other phases
 LEFT = "lost to kills, between starts, or not recorded"
 SMALL = 0.005  # of the whole; smaller ones are told as one
+CLOCKS = 0.001  # of the whole, by which two clocks may differ
 NOTE = (
     "From the first start to the newest step. What a kill took and a resume repeated is in the row of lost time, as is "
     "an SFT run's start."
@@ -31,7 +32,7 @@ def spent(run: RunRecord) -> dict[str, float]:
     large = {name: value for name, value in sums.items() if value >= SMALL * whole}
     found = {"starts": starts_s} | dict(sorted(large.items(), key=lambda item: -item[1]))
     found |= {"smaller phases": sum(sums.values()) - sum(large.values()), LEFT: left_s}
-    return {name: value for name, value in found.items() if value > 0}
+    return {name: value for name, value in found.items() if value > (CLOCKS * whole if name == LEFT else 0)}
 
 
 def _is_phase(name: str) -> bool:
