@@ -31,7 +31,8 @@ def on_files(files: Any, config: Any) -> Any:
     for path in sorted(ROOT.glob("perf/pictures/*")):
         src = f"{UNDER}{path.relative_to(ROOT).as_posix()}"
         files.append(File.generated(config, src, content=path.read_bytes()))
-    files.remove(files.get_file_from_path("hooks.py"))
+    for script in ("hooks.py", "pictures.py"):
+        files.remove(files.get_file_from_path(script))
     return files
 
 

@@ -55,6 +55,8 @@ OF_THE_MACHINE = {  # what is no fault of ours, by errno
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
     errno.EROFS: "the file system is read-only{place}. Name another place, or mount it for writing.",
+    errno.EISDIR: "a file was to be written, and a folder is there{place}. Name a file.",
+    errno.ENOTDIR: "a folder was to be there, and it is a file{place}. Name another place.",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
 }
@@ -86,7 +88,8 @@ def guarded(function: F) -> F:
         except OSError as error:
             if error.errno not in OF_THE_MACHINE:
                 raise
-            place = f" ({error.filename})" if error.filename else ""
+            named = error.filename2 or error.filename  # of a rename, where it was to go
+            place = f" ({named})" if named else ""
             typer.echo(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as error:

@@ -43,5 +43,7 @@ def view(
     made = write()
     for name in made.without_tokenizer:
         typer.echo(f"{name}: no tokenizer found, tokens are shown as ids; --tokenizer DIR gives one", err=True)
+    for name in made.without_tokens:
+        typer.echo(f"{name}: no tokens: a server behind an API gives text alone", err=True)
     sampled = f", a sample of {made.found}" if made.shown < made.found else ""
     typer.echo(f"wrote {out}: {made.shown} trajectories{sampled}, {out.stat().st_size / 1e6:.1f} MB")

@@ -266,6 +266,17 @@ class RlConfig(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _tracked_rules(self) -> RlConfig:
+        r = self.rollout
+        for key, value in (("rollout.record_groups", r.record_groups), ("run.trackers", self.run.trackers)):
+            if r.tracked_trajectories and not value:
+                raise ValueError(
+                    f"rollout.tracked_trajectories = {r.tracked_trajectories} gives trackers some of the recorded "
+                    f"groups, and {key} = {value}. Set that, or leave the first out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _replay_rules(self) -> RlConfig:
         if self.algorithm.router_replay != "off" and self.memory.recompute == "auto":
             raise ValueError(

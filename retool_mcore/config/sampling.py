@@ -117,7 +117,17 @@ class Rollout(ToolLoop):
     """Fraction of a batch that sandbox or engine outages may cost; above it the run stops."""
 
     record_groups: Annotated[int, Field(ge=0)] = 2
-    """Groups per step, and per validation, that are written to trajectories/; 0: none."""
+    """Groups per step, and per validation, that are written to trajectories/; 0: none.
+
+    Of validations the same problems each time.
+    """
+
+    tracked_trajectories: Annotated[int, Field(ge=0)] = 0
+    """Trajectories of these groups that a step, and a validation, gives to run.trackers; 0: none.
+
+    A wrong and a right one in turns, as a table (TensorBoard: texts). A tracker's server then has
+    the prompts and answers.
+    """
 
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of [cluster] that serve rollouts and do not train, in train.mode "async"; else 0.

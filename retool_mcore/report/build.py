@@ -15,6 +15,7 @@ from retool_mcore.report.numbers import duration, number, share
 from retool_mcore.report.record import RunRecord, read_run
 from retool_mcore.report.render import environment
 from retool_mcore.report.state import state_of
+from retool_mcore.report.validations import validated
 from retool_mcore.run.folder import write_whole
 
 FORMS = (".html", ".md")
@@ -72,7 +73,7 @@ def make_report(runs: Sequence[RunRecord], named_reports: Sequence[Path] = ()) -
             title="At a glance", blocks=[_tiles(*each) for each in zip(labels, runs, evaluated, strict=True)]
         ),
         *([models.models(labels, runs, evaluated)] if len(runs) > 1 else []),
-        results.before_after(labels, evaluated, notes),
+        results.before_after(labelled, evaluated, notes),
         *([results.between(labels, [run.kind for run in runs], evaluated)] if len(runs) > 1 else []),
         examples(labels, runs, evaluated),
         sections.learning(labelled),
@@ -101,6 +102,13 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
     mine = next((each for each in evaluated if each.after or each.before), None)
     if mine is not None:
         tiles.append(_accuracy_tile(mine))
+    elif found := validated(run):
+        last = found[-1]
+        value = " → ".join(share(row["val/accuracy"]) for row in ([found[0], last] if len(found) > 1 else [last]))
+        low, high = last.get("val/accuracy/low"), last.get("val/accuracy/high")
+        interval = f", 95 %: {share(low)} to {share(high)}" if low is not None and high is not None else ""
+        note = f"validation at step {int(last['step'])}{interval}"
+        tiles.append(Tile(label="held-out accuracy", value=value, note=note))
     elif run.values("accuracy"):
         newest = run.values("accuracy")[-NEWEST:]
         note = f"mean of the last {len(newest)} steps, on training prompts"

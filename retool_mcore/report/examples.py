@@ -1,7 +1,8 @@
 """Trajectories of the same problem before and after a run: wrong before, right after.
 
 They come from samples.jsonl of the two evaluations. The problem's text comes from the evaluated
-file, where it is still there.
+file, where it is still there. A run without evaluations has those of its own first and last
+validation that it recorded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.report.document import Block, Code, ReportSection, Text
 from retool_mcore.report.evaluations import BeforeAfter, Evaluation, trained_with_tool
 from retool_mcore.report.record import RunRecord
+from retool_mcore.report.view.sources import open_source
 
 SAMPLES = "samples.jsonl"
 SHOWN = 3
@@ -24,6 +26,10 @@ TITLE = "Trajectories before and after"
 HOW_CHOSEN = (
     "Chosen, not typical: samples that were wrong before the run and right after it. Those that call the tool come "
     "first where the run had it, then the lowest problem and sample; each problem is shown once."
+)
+OF_VALIDATIONS = (
+    "Chosen, not typical: problems of the run's first recorded validation that were wrong there and right in its last. "
+    "Those that call the tool come first; each problem is shown once."
 )
 Place = tuple[int, int]  # problem and sample
 
@@ -45,7 +51,18 @@ def examples(
                 continue
             if blocks:
                 return ReportSection(title=TITLE, blocks=[Text(text=HOW_CHOSEN, quiet=True), *blocks, *notes])
-    text = f"None: they need {SAMPLES} of evaluations before and after, with a sample wrong before and right after."
+    for label, run, _ in ranked:
+        try:
+            blocks = _of_validations(label, run)
+        except DataError as error:
+            notes.append(Text(text=f"{label}: {error}", quiet=True))
+            continue
+        if blocks:
+            return ReportSection(title=TITLE, blocks=[Text(text=OF_VALIDATIONS, quiet=True), *blocks, *notes])
+    text = (
+        f"None: they need {SAMPLES} of evaluations before and after, or two recorded validations, with a problem "
+        "wrong before and right after."
+    )
     return ReportSection(title=TITLE, blocks=[Text(text=text, quiet=True), *notes])
 
 
@@ -73,6 +90,37 @@ def _of_pair(label: str, before: Evaluation, after: Evaluation, *, prefer_calls:
         blocks += _trajectory("Before, wrong", wrongs[place], truth)
         blocks += _trajectory("After, right", rights[place], truth)
     return blocks
+
+
+def _of_validations(label: str, run: RunRecord) -> list[Block]:
+    """Problems that the first recorded validation has wrong and the last one right."""
+    if run.kind != "rl":
+        return []
+    rows = [row for row in open_source(run.path).rows if row.partition == "val"]
+    steps = sorted({row.step for row in rows})
+    if len(steps) < 2:
+        return []
+    wrongs = _by_prompt(row.load() for row in rows if row.step == steps[0] and row.right is False)
+    rights = _by_prompt(row.load() for row in rows if row.step == steps[-1] and row.right)
+    prompts = sorted(wrongs.keys() & rights.keys(), key=lambda prompt: (not _calls(rights[prompt]), prompt))
+    blocks: list[Block] = []
+    for number, prompt in enumerate(prompts[:SHOWN], start=1):
+        blocks.append(Text(text=f"{label}, example {number}: validation of step {steps[0]}, then of step {steps[-1]}."))
+        blocks.append(Code(title="The problem, as the model read it", text=prompt))
+        truth = str(rights[prompt].get("truth", ""))
+        blocks += _trajectory(f"Step {steps[0]}, wrong", wrongs[prompt], truth)
+        blocks += _trajectory(f"Step {steps[-1]}, right", rights[prompt], truth)
+    return blocks
+
+
+def _by_prompt(records: Iterator[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The first record of each prompt, one with a call before others."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        prompt = record.get("prompt")
+        if isinstance(prompt, str) and (prompt not in found or (_calls(record) and not _calls(found[prompt]))):
+            found[prompt] = record
+    return found
 
 
 def _mended(before: Evaluation, after: Evaluation) -> set[Place]:

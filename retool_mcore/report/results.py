@@ -8,6 +8,8 @@ from retool_mcore.evaluate.compare import Comparison, Flip
 from retool_mcore.report.document import Block, ReportSection, Table, Text
 from retool_mcore.report.evaluations import BeforeAfter, Evaluation, between_runs
 from retool_mcore.report.numbers import share, signed
+from retool_mcore.report.record import RunRecord
+from retool_mcore.report.validations import validations
 
 MISSING = "not evaluated"
 FLIPS_SHOWN = 8
@@ -18,13 +20,13 @@ WHAT_INTERVALS_ARE = (
 
 
 def before_after(
-    labels: Sequence[str], evaluated: Sequence[Sequence[BeforeAfter]], notes: Sequence[str]
+    labelled: Sequence[tuple[str, RunRecord]], evaluated: Sequence[Sequence[BeforeAfter]], notes: Sequence[str]
 ) -> ReportSection:
-    """Each run's start model and its own, on held-out problems."""
+    """Each run's start model and its own, on held-out problems; and what its validations found."""
     rows: list[tuple[str, ...]] = []
     blocks: list[Block] = []
     marked: set[int] = set()
-    for label, pairs in zip(labels, evaluated, strict=True):
+    for (label, _), pairs in zip(labelled, evaluated, strict=True):
         for index, pair in enumerate(pairs):
             one = pair.after or pair.before
             assert one is not None, "a pair holds at least one evaluation"
@@ -40,7 +42,7 @@ def before_after(
         head = ("run", "problems", "before", "after", "difference")
         blocks = [Table(head=head, rows=rows, numbers_from=2, marked=frozenset(marked)), *blocks]
         blocks.append(Text(text=WHAT_INTERVALS_ARE, quiet=True))
-    blocks += [Text(text=note, quiet=True) for note in notes]
+    blocks += [*validations(list(labelled)), *(Text(text=note, quiet=True) for note in notes)]
     return ReportSection(title="Before and after", blocks=blocks)
 
 

@@ -14,10 +14,9 @@ from retool_mcore.report.document import Block, Picture, Pictures, ReportSection
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
 from retool_mcore.report.record import RunRecord
+from retool_mcore.report.time_spent import OUTSIDE, time_table
 from retool_mcore.run.start import STAGES
 
-OUTSIDE = ("time_step_s", "time_start_s")  # sums of other phases
-PARTS_OF_OTHERS = "time_start/"
 FEW_ROWS = 3  # with fewer the first step, which warms up, counts as well
 SMALL_PHASE = 0.005  # of the step; smaller ones are drawn as one
 
@@ -137,7 +136,7 @@ def usual(run: RunRecord, metric: str) -> float | None:
 
 
 def phases(runs: Labelled) -> ReportSection:
-    """Where a step's seconds go: means over steps, which add up to the mean step."""
+    """Where the whole run's hours went, and a step's seconds: means adding up to the mean step."""
     blocks: list[Block] = []
     for index, (label, run) in enumerate(runs):
         means = phase_means(run)
@@ -151,8 +150,9 @@ def phases(runs: Labelled) -> ReportSection:
         ]
         svg = bar_chart(bars, title=f"Phases of a step, {label}")
         blocks.append(Pictures(pictures=[Picture(title=label, unit=f"mean of a step: {duration(whole)}", svg=svg)]))
-    note = "Means over all steps but the first. Validation and checkpoints are spread over all steps."
-    return ReportSection(title="Phases of a step", blocks=[*_joined(blocks), Text(text=note, quiet=True)])
+    note = "A step: means over all steps but the first. Validation and checkpoints are spread over all steps."
+    made = [*time_table(list(runs)), *_joined(blocks), Text(text=note, quiet=True)]
+    return ReportSection(title="Where the time went", blocks=made)
 
 
 def phase_means(run: RunRecord) -> dict[str, float]:

@@ -48,16 +48,24 @@ def group_rank(uid: str, seed: int) -> float:
 
 
 def is_candidate(uid: str, config: RlConfig) -> bool:
-    """May this prompt's group be one of the ``rollout.record_groups`` lowest of its step?
+    """May this training prompt's group be one of the ``rollout.record_groups`` lowest of its step?
 
     The record of a trajectory travels with it from here on, so only a few more groups than needed
     make one. In fewer than one in a million training steps, fewer than ``rollout.record_groups`` of
-    the step's groups are candidates. A validation with fewer prompts than train.prompts_per_step
-    may find fewer.
+    the step's groups are candidates.
     """
+    return group_rank(uid, config.run.seed) < _candidates(config) / config.train.prompts_per_step
+
+
+def is_held_out_candidate(row: int, config: RlConfig) -> bool:
+    """The same for problem ``row`` of the validation: the same problems each time it is made."""
+    return row < _candidates(config)
+
+
+def _candidates(config: RlConfig) -> float:
+    """How many groups make a record, of which ``rollout.record_groups`` are written."""
     wanted = config.rollout.record_groups
-    expected = wanted + 6 * math.sqrt(wanted) + 8 if wanted else 0.0
-    return group_rank(uid, config.run.seed) < expected / config.train.prompts_per_step
+    return wanted + 6 * math.sqrt(wanted) + 8 if wanted else 0.0
 
 
 def record(trajectory: Trajectory) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -66,8 +67,13 @@ def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
     ``path`` stays as it was. Raises OSError.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except FileExistsError as error:  # of mkdir: a file has the folder's name
+        raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(target.parent)) from error
+    except FileNotFoundError as error:  # as of /proc, which takes no files
+        raise PermissionError(errno.EACCES, "no file can be made there", str(target)) from error
     os.close(descriptor)
     draft = Path(name)
     try:

@@ -67,7 +67,7 @@ from pathlib import Path
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import ReToolError
 from retool_mcore.run.folder import write_whole
-from retool_mcore.run.trackers import Trackers
+from retool_mcore.run.trackers import Trace, Trackers
 
 EXPERTS = "experts/"  # what the names of all metrics of experts begin with
 
@@ -159,10 +159,11 @@ class MetricWriter:
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         return kept
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float], traces: Sequence[Trace] = ()) -> None:
+        """A row, and to the trackers ``traces``, too: trajectories of the step."""
         self._file.write(json.dumps({"step": step, **metrics, "unix_s": time.time()}) + "\n")
         self._file.flush()
-        self._trackers.write(step, metrics)
+        self._trackers.write(step, metrics, traces)
 
     def close(self) -> None:
         self._file.close()

@@ -8,6 +8,10 @@ repeated after a resume is not written to them again: they show its first number
 and TensorBoard its last. What Weights & Biases was given and a kill kept from its files is given to
 it again, from ``metrics.jsonl``.
 
+With ``rollout.tracked_trajectories`` a step's row has trajectories beside it: a table in Weights &
+Biases and MLflow, texts in SwanLab and TensorBoard. A kill that takes a table takes it for good;
+``trajectories/`` has the rows.
+
 A library that fails, at the start or later, is told once and left alone for the rest of the run.
 """
 
@@ -36,6 +40,7 @@ from retool_mcore.run.wandb_files import lacks_key, steps_on_disk
 logger = logging.getLogger(__name__)
 
 PROJECT = "retool"
+TRAJECTORIES = "trajectories"  # the table's name, where a library names one
 FAILED = "The tracker %s failed and is switched off; the run goes on."
 TOLD = "the tracker {} failed and is switched off; the run goes on, and metrics.jsonl has all numbers. It said: {}"
 LOGIN_WAIT_S = 30.0  # a prompt goes to a log, where nobody sees it
@@ -55,8 +60,14 @@ class Start:
     rows: Sequence[Mapping[str, float]] = ()
 
 
+Trace = Mapping[str, str | float | None]  # a trajectory as a table's row, by the names of its columns
+
+
 class Tracker(Protocol):
     """One library's record of one run. Any method may raise whatever the library raises."""
+
+    def show(self, step: int, traces: Sequence[Trace]) -> None:
+        """Trajectories of a step, before its numbers are written."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
@@ -69,6 +80,10 @@ class TensorBoard:
     def __init__(self, start: Start) -> None:
         board: Any = importlib.import_module("torch.utils.tensorboard")
         self._board = board.SummaryWriter(str(start.folder / "tensorboard"), purge_step=start.resumed_step + 1)
+
+    def show(self, step: int, traces: Sequence[Trace]) -> None:
+        for number, trace in enumerate(traces, start=1):
+            self._board.add_text(f"{TRAJECTORIES}/{number}", _as_markdown(trace), step)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -124,6 +139,14 @@ class _Library:
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         raise NotImplementedError
 
+    def log_table(self, step: int, traces: Sequence[Trace]) -> None:
+        """A step's trajectories, whose numbers follow."""
+        raise NotImplementedError
+
+    def show(self, step: int, traces: Sequence[Trace]) -> None:
+        if step > self._memory.step:
+            self.log_table(step, traces)
+
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if step > self._memory.step:
             self.log(step, numbers)
@@ -161,6 +184,12 @@ class Wandb(_Library):
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step, commit=True)
 
+    def log_table(self, step: int, traces: Sequence[Trace]) -> None:
+        table = importlib.import_module("wandb").Table(
+            columns=list(traces[0]), data=[list(trace.values()) for trace in traces]
+        )
+        self._run.log({TRAJECTORIES: table}, step=step, commit=False)  # its numbers commit the step
+
     def close(self) -> None:
         self._run.finish()
 
@@ -190,6 +219,11 @@ class SwanLab(_Library):
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
+
+    def log_table(self, step: int, traces: Sequence[Trace]) -> None:
+        text: Any = importlib.import_module("swanlab").Text
+        texts = [text(_as_markdown(trace), caption=str(trace["trajectory"])) for trace in traces]
+        self._run.log({TRAJECTORIES: texts}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -228,8 +262,22 @@ class MLflow(_Library):
         ]
         self._client.log_batch(self._id, metrics=metrics)
 
+    def log_table(self, step: int, traces: Sequence[Trace]) -> None:
+        columns = {name: [trace[name] for trace in traces] for name in traces[0]}
+        self._client.log_table(self._id, columns, f"{TRAJECTORIES}/step_{step:06d}.json")
+
     def close(self) -> None:
         self._client.set_terminated(self._id)
+
+
+def _as_markdown(trace: Trace) -> str:
+    """Long texts as they are, indented as code, so that a model's text is no markup."""
+    short = {name: value for name, value in trace.items() if name not in ("prompt", "response")}
+    parts = [
+        f"{name}:\n\n" + "\n".join(f"    {line}" for line in str(trace[name]).splitlines())
+        for name in ("prompt", "response")
+    ]
+    return "\n\n".join(["    " + ", ".join(f"{name}: {value}" for name, value in short.items()), *parts])
 
 
 def _mlflow_name(name: str) -> str:
@@ -297,9 +345,12 @@ class Trackers:
             except Exception as error:  # noqa: BLE001  whatever the library raises
                 _tell_failed(library, error)
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+    def write(self, step: int, numbers: Mapping[str, float], traces: Sequence[Trace] = ()) -> None:
+        """A step's numbers, and ``traces``: trajectories of it, if there are any."""
         for library, tracker in list(self._open.items()):
             try:
+                if traces:
+                    tracker.show(step, traces)
                 tracker.write(step, numbers)
             except Exception as error:  # noqa: BLE001
                 del self._open[library]

@@ -42,7 +42,7 @@ from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, checked_prompt, protocol_of, tools_of
-from retool_mcore.rollout.records import is_candidate, record
+from retool_mcore.rollout.records import is_candidate, is_held_out_candidate, record
 from retool_mcore.rollout.sglang_reader import sglang_reader
 from retool_mcore.rollout.tools import Given
 from retool_mcore.run import alive
@@ -97,7 +97,7 @@ class ReToolAgentLoop(AgentLoopBase):
         if trajectory.dropped:
             logger.warning("trajectory of prompt %s dropped: %s", kwargs.get("uid"), trajectory.drop_error)
             return []
-        said = self._record(trajectory, kwargs) if is_candidate(kwargs.get("uid", ""), shared.config) else None
+        said = self._record(trajectory, kwargs) if _is_candidate(kwargs, shared.config) else None
         masked = not kwargs["held_out"] and leaves_out(shared.config.algorithm, trajectory)
         output = _output(trajectory, said, masked=masked, row=int(kwargs["row"]))
         if shared.config.algorithm.router_replay == "R3":
@@ -193,6 +193,13 @@ class VerlEngine:
             cached_tokens=output.extra_fields.get("num_cached_tokens"),
             routes=None if output.routed_experts is None else output.routed_experts.astype(np.int16),
         )
+
+
+def _is_candidate(row: dict[str, Any], config: RlConfig) -> bool:
+    """verl names a problem anew in each validation, so there its row tells which it is."""
+    if row["held_out"]:
+        return is_held_out_candidate(int(row["row"]), config)
+    return is_candidate(row.get("uid", ""), config)
 
 
 def _seed(run_seed: int, row: Mapping[str, Any]) -> int:

@@ -91,27 +91,28 @@ def write_groups(
     step: int,
     groups: int,
     seed: int,
-) -> None:
-    """Write the ``groups`` whole groups with the lowest ranks; see records for the columns."""
+) -> list[dict[str, Any]]:
+    """Write the ``groups`` whole groups with the lowest ranks; returns the rows of records.py.
+
+    verl names a problem anew in each validation, so there its row ranks it.
+    """
     extra_of = {key: extra for key, extra in zip(keys, extras, strict=True) if extra.get("record")}
-    chosen = set(sorted({uid_of(key) for key in extra_of}, key=lambda uid: group_rank(uid, seed))[:groups])
+    names_of = {uid_of(key): f"row {extra['row']}" if partition_id == "val" else "" for key, extra in extra_of.items()}
+    ranked = sorted(names_of, key=lambda uid: group_rank(names_of[uid] or uid, seed))
+    chosen = set(ranked[:groups])
     wanted = sorted(key for key in extra_of if uid_of(key) in chosen)
     if not wanted:
-        return
+        return []
     names = [*SAMPLED, *LEARNT] if partition_id == "train" else [*SAMPLED]
     data: Any = tq.kv_batch_get(keys=wanted, partition_id=partition_id, select_fields=names)
     columns = {name: list(data[name].unbind()) for name in names if name in data.keys()}  # noqa: SIM118
+    written: list[dict[str, Any]] = []
     for index, key in enumerate(wanted):
         row = {name: column[index] for name, column in columns.items()}
-        writer.write(
-            {
-                "key": key,
-                "step": step,
-                "partition": partition_id,
-                **_record_columns(extra_of[key]),
-                **_token_columns(row),
-            }
-        )
+        named = {"key": key, "step": step, "partition": partition_id}
+        written.append({**named, **_record_columns(extra_of[key]), **_token_columns(row)})
+        writer.write(written[-1])
+    return written
 
 
 def _record_columns(extra: dict[str, Any]) -> dict[str, Any]:

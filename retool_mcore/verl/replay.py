@@ -27,6 +27,8 @@ from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, R
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.records import RecordWriter
+from retool_mcore.rollout.traces import traces
+from retool_mcore.run.trackers import Trace
 from retool_mcore.verl.blocks import blocks
 from retool_mcore.verl.measure import (
     accuracy_interval,
@@ -60,6 +62,8 @@ class ReplayMixin:
         self.max_dropped_fraction = run.rollout.max_dropped_fraction
         self.writer = RecordWriter(Path(run_config).parent / "trajectories")
         self.record_groups, self.seed = run.rollout.record_groups, run.run.seed
+        self.tracked = run.rollout.tracked_trajectories
+        self.traces: list[Trace] = []  # of what was recorded since the last row of metrics
         self.compares_groups = run.algorithm.compares_groups
         self.max_refills = run.rollout.max_refill_batches * batch
         self.refilled = 0  # prompts sampled in place of others, for the current batch
@@ -192,7 +196,8 @@ class ReplayMixin:
     def _measure(self, keys: list[str], partition_id: str, *filtered: Any) -> dict[str, float]:
         extras = read_extras(keys, partition_id)
         to = {"partition_id": partition_id, "step": self.global_steps}
-        write_groups(self.writer, keys, extras, **to, groups=self.record_groups, seed=self.seed)
+        recorded = write_groups(self.writer, keys, extras, **to, groups=self.record_groups, seed=self.seed)
+        self.traces += traces(recorded, self.tracked)
         found = batch_metrics(keys, extras, *filtered)
         return found | accuracy_interval(keys, extras) if partition_id == "val" else found
 

@@ -172,7 +172,8 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         super().on_train_begin()
         self._writer = MetricWriter(self._run, resumed_step=self.global_steps - 1)
         if self.validated and self.global_steps == 1:
-            self._writer.write(0, row_of(self.validated))
+            self._writer.write(0, row_of(self.validated), self.replay_buffer.traces)
+        self.replay_buffer.traces = []
         self.replay_buffer.writer.keep_up_to(self.global_steps - 1)
         self._clock.row_written()
 
@@ -237,7 +238,8 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
             metrics |= start.start_times(self._run.run.dir)
             self._starting = False
         assert self._writer is not None, "on_train_begin makes the writer before the first step"
-        self._writer.write(self.global_steps, row_of(metrics))
+        self._writer.write(self.global_steps, row_of(metrics), buffer.traces)
+        buffer.traces = []
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Advantages, after a look at what masks have left to learn from."""

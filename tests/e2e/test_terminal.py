@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import MARK, ROOT, argv_retool, assert_nothing_left
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.run import saving
+from tests.e2e import test_rl
+from tests.e2e.commands import MARK, ROOT, argv_retool, argv_rl, assert_nothing_left
 from tests.e2e.test_sft import settings
 from tests.terminal import lines_on_terminal
 
@@ -30,3 +34,30 @@ def test_sft_shows_its_own_lines_only(task: Path, tmp_path: Path, mark: str):
     assert not foreign, "\n".join(foreign[:40])
     assert any(line.startswith("sft  loss") for line in lines)
     assert_nothing_left(mark)
+
+
+def test_a_finished_rl_run_has_its_end_on_the_terminal(task: Path, tmp_path: Path, mark: str):
+    """All of the command but Ray, engines and steps: the run's last step is saved already."""
+    own = test_rl.settings(task, tmp_path, "run.name=done", "checkpoint.export=false")
+    config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", own)
+    with saving.Saver(config, write_weights, rank=0, barrier=lambda: None) as saver:  # pyright: ignore[reportArgumentType]
+        saver.save(4)
+    row = {"step": 4, "val/accuracy": 0.5, "val/accuracy/low": 0.25, "val/accuracy/high": 0.75}
+    (config.run.dir / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    code, lines = lines_on_terminal(argv_rl(*own), cwd=ROOT, env={MARK: mark})
+    run = config.run.dir
+    assert code == 0, lines[-20:]
+    assert lines[-4:] == [
+        f"saved {run}/checkpoints/global_step_4",
+        "validation at step 4: accuracy 0.500 (95 %: 0.250 to 0.750)",
+        f"next: retool report {run} --out {run}/report.html",
+        f"retool view {run} --out {run}/view.html",
+    ]
+    foreign = [line for line in lines[:-4] if not line.startswith("note: ")]
+    assert not foreign, "\n".join(foreign[:40])
+    assert_nothing_left(mark)
+
+
+def write_weights(folder: str, step: int) -> None:
+    (Path(folder) / "actor").mkdir(parents=True)
+    (Path(folder) / "actor" / "weights").write_text(str(step))

@@ -22,6 +22,7 @@ from retool_mcore.rollout.engine import trajectory_seed
 from retool_mcore.rollout.tools import Given, Tool
 from retool_mcore.run.folder import lock_run
 from retool_mcore.sandbox.base import ExecRequest, ExecResult, Sandbox
+from tests.report.view.test_page import parts
 
 LOCAL = ["sandbox.min_level=rlimits", "sandbox.workers=1", "rollout.max_running_requests=1"]
 
@@ -129,6 +130,19 @@ def evaluate(server: StandIn, tmp_path: Path, *options: str, truth: str = "579")
 
 def row(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out" / "served" / "samples.jsonl").read_text())
+
+
+def test_its_samples_open_in_the_viewer_which_says_what_is_absent(server: StandIn, tmp_path: Path):
+    server.script = [chat(None, "print(123 + 456)"), chat("It is \\boxed{579}.")]
+    assert evaluate(server, tmp_path)[0] == 0
+    assert "response_ids" not in row(tmp_path)
+    page = tmp_path / "view.html"
+    result = CliRunner().invoke(all_commands(), ["view", str(tmp_path / "out/served"), "--out", str(page)])
+    assert result.exit_code == 0, result.output
+    assert "served (evaluation): no tokens: a server behind an API gives text alone" in result.output
+    assert "tokenizer" not in result.output and "1 trajectories" in result.output
+    index, _ = parts(page)
+    assert (index["rows"][0]["tokens"], index["rows"][0]["calls"], index["rows"][0]["right"]) == (None, 1, True)
 
 
 def test_a_call_of_the_server_runs_in_the_sandbox_and_its_result_goes_back(

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from retool_mcore.cli.main import all_commands
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import tensor_files
-from retool_mcore.preflight.limits import require_limits
+from retool_mcore.preflight.limits import require_limits, too_few_addresses
 
 ROOT = Path(__file__).parents[2]
 SFT = ROOT / "configs" / "sft_tiny_cpu.toml"
@@ -39,6 +41,37 @@ def test_a_limit_that_would_end_a_start_is_one_line(tmp_path: Path, limits: str,
     assert (code, len(lines)) == (2, 1), lines
     assert lines[0].startswith(told)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("platform", "gib", "told"), [("cpu", 7, "map 8"), ("cpu", 9, ""), ("cuda", 9, "map 32"), ("ascend", 33, "")]
+)
+def test_addresses_are_what_the_platforms_libraries_map(
+    platform: str, gib: int, told: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (gib * 2**30, resource.RLIM_INFINITY))
+    said = too_few_addresses(platform)
+    assert told in said and bool(said) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [
+        ("folder.html", "error: a file was to be written, and a folder is there (folder.html). Name a file."),
+        ("file/x.html", "error: a folder was to be there, and it is a file (file). Name another place."),
+        ("/proc/x.html", "error: the rights of a file or folder do not allow it (/proc/x.html). Name another place"),
+    ],
+)
+@pytest.mark.parametrize("command", ["report", "view"])
+def test_a_place_that_takes_no_file_is_one_line(
+    command: str, out: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    run = ROOT / "tests" / "report" / "quickstart" / "tool_rl"
+    result = CliRunner().invoke(all_commands(), [command, str(run), "--out", out])
+    assert result.exit_code == 2 and result.output.splitlines()[-1].startswith(told), result.output
 
 
 def test_a_low_limit_of_files_is_raised_where_its_owner_may(tmp_path: Path):

@@ -54,7 +54,7 @@ def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
     assert list(made.sections)[1:] == [
         *("at-a-glance", "the-models", "before-and-after", "run-against-run", "trajectories-before-and-after"),
         *("learning", "behaviour", "throughput"),
-        *("phases-of-a-step", "start", "what-was-dropped-or-cut", "settings", "versions-and-hardware"),
+        *("where-the-time-went", "start", "what-was-dropped-or-cut", "settings", "versions-and-hardware"),
     ]
     assert "0.322 → 0.918" in made.text("at-a-glance") and "24 of 24" in made.text("at-a-glance")
     assert "+0.596 (+0.551 to +0.641)" in made.text("before-and-after")
@@ -64,7 +64,7 @@ def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
         assert title in made.text("behaviour")
     for title in ("Response length", "Self-corrections"):
         assert title in made.text("behaviour")
-    assert "update actor" in made.text("phases-of-a-step") and "59 s to the first step" in made.text("start")
+    assert "update actor" in made.text("where-the-time-went") and "59 s to the first step" in made.text("start")
     assert "trajectories dropped by outages 0 0" in made.text("what-was-dropped-or-cut")
     assert "algorithm.clip_high" not in made.text("settings") and "rollout.max_turns" in made.text("settings")
 
@@ -86,7 +86,7 @@ def test_what_is_missing_is_named_and_not_made_up(tmp_path: Path):
     assert "Not recorded: Accuracy, Policy loss" in made.text("learning")
     assert "Not recorded: Code ratio" in made.text("behaviour")
     assert "No MFU of bare" in made.text("throughput")
-    assert "bare: no phases are recorded" in made.text("phases-of-a-step")
+    assert "bare: no phases are recorded" in made.text("where-the-time-went")
     assert "the stages of its start are not recorded" in made.text("start")
     assert "Not recorded." in made.text("what-was-dropped-or-cut")
     assert "versions and hardware were not recorded" in made.text("versions-and-hardware")
@@ -118,7 +118,7 @@ def test_phases_are_means_that_add_up_to_the_step(tmp_path: Path):
     rows = steps(5, time_step_s=4.0, time_generation_s=3.0, time_other_s=1.0)
     rows[0] |= {"time_generation_s": 300.0, "time_step_s": 301.0}  # the first step warms up
     made = page(tmp_path, write_run(tmp_path / "run", rows=rows))
-    text = made.text("phases-of-a-step")
+    text = made.text("where-the-time-went")
     assert "3 s, 75%" in text and "1 s, 25%" in text and "mean of a step: 4 s" in text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.rollout.records import RecordWriter, group_rank, is_candidate
+from retool_mcore.rollout.records import RecordWriter, group_rank, is_candidate, is_held_out_candidate
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +45,15 @@ def test_a_small_step_is_all_candidates_and_none_is_asked_for_none():
     assert all(is_candidate(uid, small) for uid in uids)
     assert not any(is_candidate(uid, none) for uid in uids)
     assert group_rank("a", 0) != group_rank("a", 1), "another seed writes other groups"
+
+
+def test_a_validations_groups_are_those_of_its_first_rows_however_many_it_has():
+    large = ["train.prompts_per_step=512", "train.mini_batch_prompts=512", "rollout.record_groups=2"]
+    config = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", large)
+    candidates = [row for row in range(600) if is_held_out_candidate(row, config)]
+    assert candidates == list(range(19)), "of AIME's 30 problems the groups are found, too"
+    none = load_config(RlConfig, ROOT / "configs/rl_tiny_cpu.toml", ["rollout.record_groups=0"])
+    assert not is_held_out_candidate(0, none)
 
 
 def test_a_resumed_run_drops_the_rows_that_it_will_write_again(tmp_path: Path):

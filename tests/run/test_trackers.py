@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +168,7 @@ class Fake(trackers._Library):
     folder_name = "wandb"
     opened: list[str]
     logged: list[int]
+    shown: list[tuple[int, int]]
 
     def open(self, start: trackers.Start, known: str) -> str:
         self.opened.append(known)
@@ -178,13 +179,16 @@ class Fake(trackers._Library):
         if step == 3:
             raise OSError("the network is gone")
 
+    def log_table(self, step: int, traces: Sequence[trackers.Trace]) -> None:
+        self.shown.append((step, len(traces)))
+
     def close(self) -> None: ...
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setitem(trackers.LIBRARIES, "wandb", Fake)
-    Fake.opened, Fake.logged = [], []
+    Fake.opened, Fake.logged, Fake.shown = [], [], []
     return Fake
 
 

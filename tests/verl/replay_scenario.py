@@ -60,7 +60,7 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, 
         keys.append(f"{uid}_{session}_0")
         extra = {
             "behavior": behavior(calls=int(accuracy)),
-            "record": {"turns": [], "truth": "7"} if recorded else None,
+            "record": {"turns": [], "truth": "7", "prompt": "six and one?"} if recorded else None,
             "reward_extra_info": {"acc": accuracy},
             "row": ord(uid[0]) - ord("a"),
         }
@@ -94,6 +94,7 @@ def sampler(
             f"rollout.max_dropped_fraction={max_dropped_fraction}",
             "rollout.max_refill_batches=2",
             "rollout.record_groups=2",
+            "rollout.tracked_trajectories=3",
             "train.prompts_per_step=2",
             "train.mini_batch_prompts=2",
             f"algorithm.filter_groups={'true' if refill and mode == 'sync' else 'false'}",
@@ -124,7 +125,8 @@ def sample(replay: SyncReplay | AsyncReplay) -> dict[str, Any]:
     metrics.pop(DAPO_FILTERED_REWARD_COUNTS_KEY, None)  # as verl does
     tq.kv_clear(partition_id="train", keys=batch.keys)
     left = sorted((tq.kv_list() or {}).get("train", {}))
-    return {"keys": sorted(batch.keys), "metrics": metrics, "left": left, "answers": answers}
+    traces = [(each["trajectory"], each["right"], each["reward"]) for each in replay.traces]
+    return {"keys": sorted(batch.keys), "metrics": metrics, "left": left, "answers": answers, "traces": traces}
 
 
 def resumed(folder: Path) -> list[list[str]]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retool_mcore.rollout.records import RecordWriter
+from retool_mcore.verl import measure
 from retool_mcore.verl.gap_sums import Mismatch
-from retool_mcore.verl.measure import _rounded, accuracy_interval
+from retool_mcore.verl.measure import _rounded, accuracy_interval, write_groups
 
 
 def mismatch(rollout_N: torch.Tensor, actor_N: torch.Tensor) -> dict[str, float]:
@@ -55,3 +59,21 @@ def test_an_accuracy_has_the_interval_of_its_problems():
     keys = [f"{row}-x_{answer}_0" for row in range(4) for answer in range(2)]
     assert accuracy_interval(keys, extras) == {"accuracy/low": pytest.approx(0.26), "accuracy/high": 1.0}
     assert accuracy_interval(keys[:2], extras[:2]) == {}
+
+
+def test_each_validation_writes_the_same_problems_whatever_verl_calls_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def of_queue(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
+        return {name: torch.ones(len(keys), 2) for name in select_fields}
+
+    monkeypatch.setattr(measure, "tq", SimpleNamespace(kv_batch_get=of_queue))
+    extras = [{"row": row, "behavior": {}, "record": {"prompt": f"problem {row}"}} for row in range(8)]
+
+    def written(partition_id: str, names: str) -> list[str]:
+        keys = [f"{name}_0_0" for name in names]
+        to = {"partition_id": partition_id, "step": 1, "groups": 2, "seed": 0}
+        return sorted(row["prompt"] for row in write_groups(RecordWriter(tmp_path), keys, extras, **to))
+
+    assert written("val", "abcdefgh") == written("val", "mnopqrst") == written("val", "hgfedcba")
+    assert written("train", "abcdefgh") != written("train", "hgfedcba"), "a step's are drawn anew"

@@ -65,6 +65,11 @@ def test_recorded_groups_are_written_whole_with_what_was_learnt_from_them(scenar
         assert (row["logprobs"], row["actor_logprobs"]) == ([-0.5, -0.25], [-0.75, -0.25])
 
 
+def test_trackers_are_given_some_of_the_recorded_ones(scenarios: dict[str, Any]):
+    assert scenarios["whole"]["traces"] == [["a_1_0", False, -1.0], ["a_0_0", True, 1.0], ["a_3_0", False, -1.0]]
+    assert scenarios["one dropped"]["traces"] == []
+
+
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(scenarios: dict[str, Any]):
     filtered = scenarios["filtered"]
     chosen = {key.split("_")[0] for key in filtered["keys"]}

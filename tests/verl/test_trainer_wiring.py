@@ -47,14 +47,14 @@ def writing_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: 
     trainer, written = trainer_of(tmp_path, *settings), []
     trainer._forget_step()
     trainer._clock = SimpleNamespace(metrics_begin=lambda: None, row_written=dict)
-    trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={})
+    trainer.replay_buffer = SimpleNamespace(step_metrics=lambda batch, metrics: {}, val_metrics={}, traces=["one"])
     trainer.goal_metrics = lambda validated: {}
     trainer.stop_without_progress = lambda step: None
     trainer.engine_metrics = dict
     trainer._load = SimpleNamespace(metrics=dict)
     trainer._shape, trainer._starting = None, False
     trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
-    trainer._writer = SimpleNamespace(write=lambda step, row: written.append(row))
+    trainer._writer = SimpleNamespace(write=lambda step, row, traces: written.append((row, traces)))
     return trainer, written
 
 
@@ -69,7 +69,9 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_row_is_written(
         trainer._compute_metrics(rows, good | {bad: float("nan")}, {"step": 2.0})
     assert written == []
     trainer._compute_metrics(rows, dict(good), {"step": 2.0})
-    assert written[0]["loss"] == 0.5 and written[0]["grad_norm"] == 1.0
+    (row, traces), buffer = written[0], trainer.replay_buffer
+    assert row["loss"] == 0.5 and row["grad_norm"] == 1.0
+    assert (traces, buffer.traces) == (["one"], []), "a row's trajectories go with it, and with no other"
 
 
 def test_mfu_counts_what_a_step_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -82,7 +84,8 @@ def test_mfu_counts_what_a_step_trains(tmp_path: Path, monkeypatch: pytest.Monke
         trainer._compute_metrics(
             rows, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0}, {"step": 9.0, "update_actor": 4.0}
         )
-        assert written[0]["flops"] == flops and written[0]["mfu"] == flops / 4000
+        row = written[0][0]
+        assert row["flops"] == flops and row["mfu"] == flops / 4000
 
 
 def test_rows_are_dealt_by_the_length_of_prompt_and_response_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -37,11 +37,12 @@ MOST_MILLINATS = 27_000  # twice that is still below the surrogates, which UTF-8
 
 @dataclass(frozen=True)
 class Written:
-    """What a page holds: trajectories shown, of how many; where no tokenizer was found."""
+    """What a page holds: trajectories shown, of how many; which sources lack what."""
 
     shown: int
     found: int
     without_tokenizer: list[str]
+    without_tokens: list[str]  # evaluations of servers behind an API
 
 
 def write_page(
@@ -66,7 +67,8 @@ def write_page(
     everything = [row for rows in found for row in rows]
     kept = {id(row) for row in sample(everything, limit)}
     index: dict[str, Any] = {
-        "sources": [], "rows": [], "shown": len(kept), "found": len(everything), "steps": list(steps), "missing": []
+        "sources": [], "rows": [], "shown": len(kept), "found": len(everything), "steps": list(steps), "missing": [],
+        "textual": [],
     }  # fmt: skip
     with replacing(out) as draft, draft.open("w", encoding="utf-8") as file:
         bodies = draft.with_suffix(".chunks")
@@ -78,7 +80,7 @@ def write_page(
                 file.writelines(_template().generate(**_parts(index), live=live, chunks=lines))
         finally:
             bodies.unlink(missing_ok=True)
-    return Written(len(kept), len(everything), index["missing"])
+    return Written(len(kept), len(everything), index["missing"], index["textual"])
 
 
 def _fill(
@@ -91,13 +93,17 @@ def _fill(
     number = 0
     for which, (source, chosen) in enumerate(zip(sources, rows, strict=True)):
         tokens = Tokens(source.models, tokenizer)
-        if not tokens.where and chosen:
-            index["missing"].append(source.name)
+        any_tokens = False
         for records in _batches(chosen):
+            any_tokens = any_tokens or any(_ids(record) for _, record in records)
             for place, (row, record) in enumerate(records):
                 index["rows"].append({"source": which, "chunk": number, "place": place, **_summary(row, record)})
             chunks.write(pack([_detail(record, tokens) for _, record in records]) + "\n")
             number += 1
+        if chosen and not any_tokens:
+            index["textual"].append(source.name)
+        elif chosen and not tokens.where:
+            index["missing"].append(source.name)
         names = sorted({name for row in source.metrics for name in row} - {"step", "unix_s"})
         index["sources"].append(
             {
@@ -117,12 +123,17 @@ def _batches(rows: Sequence[RecordRow]) -> Generator[list[tuple[RecordRow, dict[
         for row in members:
             record = row.load()
             batch.append((row, record))
-            size += len(record["response_ids"])
+            size += len(_ids(record))
             if size >= CHUNK_TOKENS:
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
+
+
+def _ids(record: dict[str, Any]) -> list[int]:
+    """Tokens of the response; none of one that a server behind an API gave."""
+    return record.get("response_ids") or []
 
 
 def _order(row: RecordRow) -> tuple[int, str, list[tuple[int, str]], str]:
@@ -145,7 +156,7 @@ def _summary(row: RecordRow, record: dict[str, Any]) -> dict[str, Any]:
         "repairs": sum(len(turn.get("repairs") or ()) for turn in turns),
         "malformed": sum(turn.get("kind") == "malformed" for turn in turns),
         "errors": " ".join(_errors(turns, behavior)) or None, "gap": _largest_gap(record),
-        "lines": behavior.get("code_lines"), "tokens": len(record["response_ids"]),
+        "lines": behavior.get("code_lines"), "tokens": len(_ids(record)) or None,
         "seconds": _finite(record.get("wall_s")), "tool_s": _finite(sum(turn.get("tool_s") or 0.0 for turn in turns)),
         "stale": row.step - 1 - min(sampled) if row.partition == "train" and sampled and row.step else None,
         "problem": _question(prompt) if isinstance(prompt, str) else None,
@@ -177,7 +188,7 @@ def _largest_gap(record: dict[str, Any]) -> float | None:
 
 def _detail(record: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     """What the views of one trajectory need of it."""
-    ids = record["response_ids"]
+    ids = _ids(record)
     tokens.note(ids)
     prompt = record.get("prompt")
     if not isinstance(prompt, str):  # `retool rollout` writes the prompt's number

@@ -245,6 +245,19 @@ def test_an_evaluation_and_a_rollout_are_shown(browser: Any, many: Path):
     assert "Perfetto" not in text
 
 
+def test_a_sample_without_tokens_is_shown_and_says_what_is_absent(browser: Any, tmp_path: Path):
+    columns = ("prompt_ids", "response_ids", "loss_mask", "logprobs", "versions")
+    row = json.loads(sampled(RECORD, problem=4, sample=0, correct=True))
+    (tmp_path / "samples.jsonl").write_text(json.dumps({k: v for k, v in row.items() if k not in columns}) + "\n")
+    write_page([open_source(tmp_path)], tmp_path / "view.html", limit=10)
+    where = "step=0&part=sample&id=4-0"
+    text = show(browser, tmp_path / "view.html", where)
+    assert RECORD["turns"][-1]["text"] in text and " 0 tokens" not in text
+    assert "no text of the prompt: a server behind an API was asked" in text
+    assert "no tokens and no log-probabilities" in show(browser, tmp_path / "view.html", f"{where}&view=tokens")
+    assert count(browser, ".token") == 0
+
+
 def test_cut_output_and_a_repair_are_marked(browser: Any, many: Path):
     text = show(browser, many, "run=3&step=0&part=sample&id=3-0")
     assert "120 tokens were cut here" in text

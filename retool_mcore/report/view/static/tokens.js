@@ -21,6 +21,10 @@ function both(share) {
 }
 
 function tokenView(main, row, one, place) {
+  if (!one.ids.length) {
+    main.append(el('p', { class: 'warn' }, 'The file has no tokens and no log-probabilities of this trajectory: a server behind an API gives text alone.'));
+    return;
+  }
   const texts = store.index.sources[row.source].texts;
   const mask = spread(one.mask);
   const versions = spread(one.versions);

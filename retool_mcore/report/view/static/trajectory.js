@@ -43,15 +43,16 @@ function timeLine(one) {
 
 function turnCards(main, one) {
   main.append(el('article', { class: 'card told' }, el('header', {}, 'prompt', el('span', { class: 'faint' },
-    ` ${num(one.prompt_tokens)} tokens, masked`)),
-  one.prompt ? block(one.prompt) : el('p', { class: 'faint' }, 'The file has no text of the prompt, and no tokenizer was found.')));
+    one.ids.length ? ` ${num(one.prompt_tokens)} tokens, masked` : '')),
+  one.prompt ? block(one.prompt) : el('p', { class: 'faint' }, one.ids.length ? 'The file has no text of the prompt, and no tokenizer was found.'
+    : 'The file has no text of the prompt: a server behind an API was asked.')));
   const mask = spread(one.mask);
   one.turns.forEach((turn, number) => {
     const learnt = mask?.slice(turn.start, turn.start + turn.tokens).filter(Boolean).length;
     const masked = mask && learnt === 0 && turn.tokens > 0;
     main.append(el('article', { class: `card said${masked ? ' masked' : ''}`, id: `turn-${number}` },
       el('header', {}, `turn ${number + 1}`, el('span', { class: 'faint' },
-        ` ${turn.kind ?? ''} · ${num(turn.tokens)} tokens${masked ? ', masked' : ''} · ${num(turn.engine_s)} s`)),
+        ` ${turn.kind ?? ''}${one.ids.length ? ` · ${num(turn.tokens)} tokens` : ''}${masked ? ', masked' : ''} · ${num(turn.engine_s)} s`)),
       saidText(turn), turn.error ? el('p', { class: 'warn' }, 'not understood: ', shown(turn.error)) : '',
       repairs(turn), (turn.kind === 'cut' ? el('p', { class: 'cut' }, 'cut here: the turn was not finished') : '')),
     ...turn.results.map((result) => resultCard(result, turn)));
