@@ -353,9 +353,8 @@ def _decode(raw: str) -> str:
 def _quietly(parse: Callable[[str], Any], text: str) -> Any:
     """``parse(text)`` without warnings, once more after a SystemError.
 
-    "\\d" in a plain string is a warning, and the model's affair. Up to Python 3.11.7, ast.parse
-    fails with "AST constructor recursion depth mismatch" when a garbage collection in the middle of
-    it runs code that parses, too (CPython 106905).
+    "\\d" in a plain string is the model's affair. Up to Python 3.11.7, parsing fails when a garbage
+    collection in the middle of it runs code that parses, too (CPython 106905).
     """
     with warnings.catch_warnings(action="ignore"):
         try:
