@@ -11,14 +11,19 @@ SEED ?= 0
 
 BASE ?= HEAD~1
 PYTEST := $(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and not long"
-FIRST_HALF := $(addprefix tests/,e2e evaluate golden launch numerics perf)
+# Of `make test`, the longest first. What needs the tests' own SGLang server is in one part.
+PARTS := e2e engines numerics sandbox
+OF_e2e := tests/e2e
+OF_engines := $(addprefix tests/,docs platforms rollout train verl)
+OF_numerics := $(addprefix tests/,numerics perf)
+OF_sandbox := tests/sandbox
 
 define PYTHON_FITS
 test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
-.PHONY: quickstart install install-cuda install-ascend test test-ascend test-first-half test-second-half test-long test-fast lint docs perf perf-rl clean
+.PHONY: quickstart install install-cuda install-ascend test test-ascend test-rest $(PARTS:%=test-%) test-long test-fast lint docs perf perf-rl clean
 
 quickstart: install
 	$(BIN)/retool quickstart --seed $(SEED)
@@ -56,16 +61,16 @@ install-ascend:
 	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
 	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
 
-# Two halves side by side: engines that start leave a core idle for half of the time. Both run to
-# their ends, whichever fails, and Ctrl-C reaches both.
+# Two parts side by side: engines that start leave a core idle for half of the time. When one ends the
+# next begins. All run to their ends, whichever fails, and Ctrl-C reaches both.
 test: install
-	@$(MAKE) --no-print-directory --keep-going -j2 test-first-half test-second-half
+	@$(MAKE) --no-print-directory --keep-going -j2 $(PARTS:%=test-%) test-rest
 
-test-first-half:
-	$(PYTEST) $(FIRST_HALF)
+$(PARTS:%=test-%): test-%:
+	$(PYTEST) $(OF_$*)
 
-test-second-half:
-	$(PYTEST) $(FIRST_HALF:%=--ignore=%)
+test-rest:
+	$(PYTEST) $(foreach part,$(PARTS),$(OF_$(part):%=--ignore=%))
 
 test-long: install
 	$(BIN)/python -m pytest -m long

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -25,6 +27,14 @@ def test_help_keeps_the_names_of_sections():
     """rich takes a word in brackets for a style, and leaves it out."""
     assert "come from CONFIG's section [validation]." in shown("eval", "run", "--help")
     assert "Train and score ReTool models." in shown("--help")
+
+
+def test_reading_a_command_line_imports_neither_web_server_nor_engine():
+    """Each command pays for it, `--help` too."""
+    code = "import sys; from retool_mcore.cli.main import all_commands; all_commands(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"fastapi", "starlette", "uvicorn", "prometheus_client", "torch", "transformers", "ray", "sympy", "scipy"}
+    assert heavy.isdisjoint(done.stdout.split())
 
 
 @pytest.mark.parametrize(

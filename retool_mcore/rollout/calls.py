@@ -175,7 +175,7 @@ class Calls:
         return AsyncRetrying(
             retry=retry_if_exception_type(SandboxUnavailable),
             stop=stop_after_delay(self._limits.max_outage_s),
-            wait=wait_exponential_jitter(initial=0.5, max=5.0),
+            wait=wait_exponential_jitter(multiplier=0.5, max=5.0),
             reraise=True,
         )
 

@@ -113,7 +113,7 @@ class SglangEngine:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_Unreachable),
             stop=stop_after_delay(self.retry_s),
-            wait=wait_exponential_jitter(initial=0.2, max=5.0),
+            wait=wait_exponential_jitter(multiplier=0.2, max=5.0),
         )
         try:
             async for attempt in retrying:

@@ -350,22 +350,22 @@ def _decode(raw: str) -> str:
     return re.sub(f"(?:{_ESCAPE.pattern})+", escaped, raw)
 
 
-def _again(parse: Callable[[str], Any], text: str) -> Any:
-    """``parse(text)``, once more after a SystemError.
+def _quietly(parse: Callable[[str], Any], text: str) -> Any:
+    """``parse(text)`` without warnings, once more after a SystemError.
 
-    Up to Python 3.11.7, ast.parse fails with "AST constructor recursion depth mismatch" when a
-    garbage collection in the middle of it runs code that parses, too (CPython 106905).
+    "\\d" in a plain string is the model's affair. Up to Python 3.11.7, parsing fails when a garbage
+    collection in the middle of it runs code that parses, too (CPython 106905).
     """
-    try:
-        return parse(text)
-    except SystemError:
-        return parse(text)
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return parse(text)
+        except SystemError:
+            return parse(text)
 
 
 def _is_python(code: str) -> bool:
     try:
-        with warnings.catch_warnings(action="ignore"):  # "\\d" in a plain string is a warning, and the model's affair
-            _again(ast.parse, _without_fence(code, []))
+        _quietly(ast.parse, _without_fence(code, []))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -394,7 +394,7 @@ def _relaxed(body: str) -> _Reading:
 
 def _python_literal(body: str) -> _Reading:
     try:
-        value = _again(ast.literal_eval, body)
+        value = _quietly(ast.literal_eval, body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return _UNREADABLE
     return (cast(Any, value), ["single_quotes"]) if isinstance(value, dict) else _UNREADABLE

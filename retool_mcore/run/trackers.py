@@ -25,13 +25,13 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from retool_mcore.config import JobConfig
-from retool_mcore.config.base import is_table
+from retool_mcore.config.base import leaves
 from retool_mcore.errors import ConfigError
 from retool_mcore.run.folder import write_whole
 from retool_mcore.run.notes import notes
@@ -251,7 +251,9 @@ class MLflow(_Library):
         experiment = self._client.get_experiment_by_name(PROJECT)
         number = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT, artifacts)
         begun = str(self._client.create_run(number, run_name=start.name).info.run_id)
-        parameters = [self._entities.Param(_mlflow_name(key), str(value)) for key, value in _flat(start.config)]
+        parameters = [
+            self._entities.Param(_mlflow_name(key), str(value)) for key, value in leaves(start.config).items()
+        ]
         self._client.log_batch(begun, params=parameters)
         return begun
 
@@ -283,14 +285,6 @@ def _as_markdown(trace: Trace) -> str:
 def _mlflow_name(name: str) -> str:
     """MLflow's names have no "@" and the like: "mean@8" is its "mean_8"."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if is_table(value):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 LIBRARIES: dict[str, Callable[[Start], Tracker]] = {

@@ -13,18 +13,13 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-import uvicorn
 
 from retool_mcore.errors import ConfigError, ReToolError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
-from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
 from retool_mcore.sandbox.guard import is_loopback, read_token
 from retool_mcore.sandbox.interpreter import Interpreter
 from retool_mcore.sandbox.local import LocalSandbox
-from retool_mcore.sandbox.observe import MonitoringOnly
 from retool_mcore.sandbox.open import open_sandbox
-from retool_mcore.sandbox.processes import Processes, ServerPlan, inherit, serve_and_tell
-from retool_mcore.sandbox.server import MAX_PENDING, create_app
 from retool_mcore.sandbox.sessions import SERVER_WAIT_S
 
 logger = logging.getLogger(__name__)
@@ -55,6 +50,8 @@ def serve(
     again: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Answer SandboxFusion's POST /run_code and GET /v1/ping, /health, /metrics, until stopped."""
+    from retool_mcore.sandbox.processes import Processes, ServerPlan, inherit
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -123,6 +120,14 @@ async def _serve(
 
     Without a URL the listeners are shared with others, and the parent is told instead of a user.
     """
+    # Here and not above: `retool` imports this file for every command, and these import FastAPI.
+    import uvicorn
+
+    from retool_mcore.sandbox.connections import Connections, GuardedServer, connection_limit, raise_descriptor_limit
+    from retool_mcore.sandbox.observe import MonitoringOnly
+    from retool_mcore.sandbox.processes import serve_and_tell
+    from retool_mcore.sandbox.server import MAX_PENDING, create_app
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # uvicorn raises the signal again after it has shut down
     with contextlib.ExitStack() as stack:

@@ -15,7 +15,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-RETRY_AFTER_S = 1
+from retool_mcore.sandbox.guard import RETRY_AFTER_S
+
 HEADER_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 5120
 _MAX_DESCRIPTORS = 1 << 20

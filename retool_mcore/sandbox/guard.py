@@ -13,13 +13,15 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from retool_mcore.errors import ConfigError
-from retool_mcore.sandbox.connections import RETRY_AFTER_S
 
+if TYPE_CHECKING:  # every command of `retool` imports this file
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+RETRY_AFTER_S = 1
 TOKEN_VARIABLE = "RETOOL_SANDBOX_TOKEN"
 FULL = "as many requests are waiting as this server takes. Try again later."
 _MIN_TOKEN_CHARS = 16

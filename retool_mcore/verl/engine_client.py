@@ -31,7 +31,7 @@ class EngineClient(LLMServerClient):
         retrying = AsyncRetrying(
             retry=retry_if_exception(is_away),
             stop=stop_after_delay(self.away_s),
-            wait=wait_exponential_jitter(initial=PAUSE_S[0], max=PAUSE_S[1]),
+            wait=wait_exponential_jitter(multiplier=PAUSE_S[0], max=PAUSE_S[1]),
             reraise=True,
         )
         return await retrying(super().generate, request_id, **request)

@@ -32,6 +32,13 @@ def argv_retool(*words: str) -> list[str]:
     return [sys.executable, "-m", "retool_mcore", *words]
 
 
+def sft_settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
+    """Eight steps on the tiny task, validated after four and eight."""
+    files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
+    steps = ("train.steps=8", "validation.every=4", "checkpoint.every_steps=4", "train.global_batch=16")
+    return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
+
+
 def run(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, cwd=ROOT, env={**os.environ, MARK: mark}, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -120,6 +127,12 @@ def last_step(run_dir: Path) -> int:
     path = run_dir / "metrics.jsonl"
     rows = read_metrics(path) if path.exists() else []
     return int(rows[-1]["step"]) if rows else 0
+
+
+def exact_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """Of each step, what is bit-equal in a run that was interrupted."""
+    names = ("step", "loss", "grad_norm", "lr", "tokens", "loss_tokens", "val_loss")
+    return [{name: row[name] for name in names if name in row} for row in read_metrics(run_dir / "metrics.jsonl")]
 
 
 def kill(pid: int) -> None:

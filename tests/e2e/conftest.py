@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.platforms import get_platform
+from tests.e2e.commands import argv_sft, run, sft_settings
+from tests.e2e.update_probe import probe
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +20,24 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("task")
     make_task(folder, 0, TaskSpec(sft_train=256, sft_val=32, rl_train=64, rl_val=8, eval=8))
     return folder
+
+
+TP2 = ("parallel.tp=2", "optim.beta1=0.8", "optim.beta2=0.95")
+
+
+@pytest.fixture(scope="session")
+def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run of SFT, whose checkpoints any layout can resume.
+
+    What its updates saw is in ``probe`` beside it.
+    """
+    root = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as environment:
+        probe(environment, root / "probe")
+        words = sft_settings(task, root, "run.name=whole", "checkpoint.reshardable=true", *TP2)
+        done = run(argv_sft(*words), "whole")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root / "whole"
 
 
 @pytest.fixture(scope="session")

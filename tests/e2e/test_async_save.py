@@ -1,7 +1,7 @@
 """checkpoint.asynchronous and checkpoint.reshardable, as a user runs them.
 
 Steps go on while files are written, and a kill or a full disk costs that checkpoint only. The disk
-of these tests holds or refuses what is written for step 8: a ``sitecustomize`` in every process of
+of these tests holds or refuses what is written for step 6: a ``sitecustomize`` in every process of
 the run replaces ``os.fsync``, which Megatron's writers end each file with.
 """
 
@@ -17,13 +17,16 @@ from tests.e2e.commands import (
     argv_sft,
     assert_nothing_left,
     assert_one_error,
+    exact_metrics,
     kill,
     last_step,
     marked_processes,
     run,
+    sft_settings,
     started,
     wait_until,
 )
+from tests.e2e.conftest import TP2
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +36,7 @@ import errno, os, time
 fsync = os.fsync
 
 def fsync_of_this_disk(file):
-    if "/global_step_8/" in os.readlink(f"/proc/self/fd/{file}"):
+    if "/global_step_6/" in os.readlink(f"/proc/self/fd/{file}"):
         if os.path.exists("FOLDER/full"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         while os.path.exists("FOLDER/slow"):
@@ -54,37 +57,26 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def argv(task: Path, root: Path, *more: str) -> list[str]:
-    files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
-    steps = ("train.steps=10", "validation.every=0", "checkpoint.every_steps=4", "train.global_batch=16")
-    return argv_sft(f"run.root={root}", f"model.path={task}/model", *files, *steps, "parallel.tp=2", *more)
+    return argv_sft(*sft_settings(task, root, "checkpoint.every_steps=3", *TP2, *more))
 
 
 def saved_steps(run_dir: Path) -> list[int]:
     return [saved.step for saved in complete_checkpoints(run_dir / "checkpoints")]
 
 
-def result(run_dir: Path) -> tuple[list[float], bytes]:
-    """The loss of every step, and the exported weights after the last."""
-    losses = [row["loss"] for row in read_metrics(run_dir / "metrics.jsonl")]
-    weights = run_dir / "checkpoints" / "global_step_10" / "actor" / "model" / "huggingface" / "model.safetensors"
-    return losses, weights.read_bytes()
-
-
-@pytest.fixture(scope="module")
-def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run whose checkpoints of steps 8 and 10 can be resumed on any layout."""
-    root = tmp_path_factory.mktemp("whole")
-    done = run(argv(task, root, "run.name=whole", "checkpoint.reshardable=true"), "whole")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return root / "whole"
+def weights(run_dir: Path) -> bytes:
+    """Those of the last step's checkpoint."""
+    return (run_dir / "checkpoints/global_step_8/actor/model/huggingface/model.safetensors").read_bytes()
 
 
 def test_a_run_continues_on_another_layout_from_a_path(whole: Path, task: Path, tmp_path: Path, mark: str):
-    path = whole / "checkpoints" / "global_step_8"
+    path = whole / "checkpoints" / "global_step_4"
     done = run(argv(task, tmp_path, "run.name=dp2", "parallel.tp=1", f"checkpoint.resume={path}"), mark)
     assert done.returncode == 0, done.stderr[-3000:]
-    losses, _ = result(tmp_path / "dp2")
-    assert losses == pytest.approx(result(whole)[0][8:], abs=1e-4)
+    losses, wanted = (
+        [row["loss"] for row in read_metrics(each / "metrics.jsonl")] for each in (tmp_path / "dp2", whole)
+    )
+    assert losses == pytest.approx(wanted[4:], abs=1e-4)
     assert "start afresh from" in (tmp_path / "dp2" / "logs" / "sft_rank0.log").read_text()
 
 
@@ -95,18 +87,20 @@ def test_a_save_killed_in_the_middle_leaves_the_one_before(
     settings = ("run.name=killed", "checkpoint.asynchronous=true")
     (disk / "slow").touch()
     with started(argv(task, tmp_path, *settings), mark):
-        wait_until(lambda: last_step(killed) >= 9, "a step after that of the save in flight", 120)
-        assert saved_steps(killed) == [4] and (killed / "checkpoints" / "global_step_8").exists()
+        wait_until(lambda: last_step(killed) >= 7, "a step after that of the save in flight", 120)
+        assert saved_steps(killed) == [3] and (killed / "checkpoints" / "global_step_6").exists()
         # Ranks are the oldest of these: a writer is a fork, under the same command line.
         kill(min(pid for pid, command in marked_processes(mark).items() if "-u launch/sft_mcore.py" in command))
         assert_nothing_left(mark)
-    assert saved_steps(killed) == [4]
+    assert saved_steps(killed) == [3]
     (disk / "slow").unlink()
-    done = run(argv(task, tmp_path, *settings, "checkpoint.every_steps=5"), mark)
+    done = run(argv(task, tmp_path, *settings, "checkpoint.every_steps=4"), mark)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert sorted(path.name for path in (killed / "checkpoints").glob("global*")) == ["global_step_10", "global_step_5"]
-    assert saved_steps(killed) == [5, 10]
-    assert result(killed) == result(whole)
+    assert sorted(path.name for path in (killed / "checkpoints").glob("global*")) == ["global_step_4", "global_step_8"]
+    assert saved_steps(killed) == [4, 8]
+    assert exact_metrics(killed) == exact_metrics(whole) and weights(killed) == weights(whole)
+    exports = [(run_dir / "export" / "model.safetensors").read_bytes() for run_dir in (killed, whole)]
+    assert exports[0] == exports[1]
     assert_nothing_left(mark)
 
 
@@ -115,5 +109,5 @@ def test_a_disk_that_fills_up_behind_the_steps_is_one_clear_error(task: Path, tm
     done = run(argv(task, tmp_path, "run.name=full", "checkpoint.asynchronous=true"), mark)
     assert_one_error(done, "no space is left for")
     assert "[rank" not in done.stderr  # torch's mark of a rank's traceback
-    assert saved_steps(tmp_path / "full") == [4]
+    assert saved_steps(tmp_path / "full") == [3]
     assert_nothing_left(mark)

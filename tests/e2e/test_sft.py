@@ -1,4 +1,6 @@
-"""SFT as a user runs it: real torchrun, real Megatron, killed and continued."""
+"""SFT as a user runs it: real torchrun, real Megatron. Killed and continued: test_async_save and
+test_sft_experts.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,8 @@ import json
 import math
 import re
 import subprocess
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,43 +23,23 @@ from tests.e2e.commands import (
     assert_nothing_left,
     assert_one_error,
     assert_only_loopback_listens,
-    kill,
     last_step,
-    marked_processes,
     press_ctrl_c,
     run,
+    sft_settings,
     started,
     wait_until,
 )
-from tests.e2e.update_probe import probe, read_updates
+from tests.e2e.update_probe import read_updates
 
 pytestmark = pytest.mark.slow
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sft_losses.json").read_text())
-EXACT = ("loss", "grad_norm", "lr", "tokens", "loss_tokens", "val_loss")
 
 
-def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
-    files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
-    steps = ("train.steps=8", "validation.every=4", "checkpoint.every_steps=4", "train.global_batch=16")
-    return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
-
-
-def exact_metrics(run_dir: Path) -> list[dict[str, float]]:
-    return [{k: row[k] for k in ("step", *EXACT) if k in row} for row in read_metrics(run_dir / "metrics.jsonl")]
-
-
-def test_a_killed_run_continues_bit_exactly_and_exports(
-    task: Path, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
-):
-    more = ("parallel.tp=2", "optim.beta1=0.8", "optim.beta2=0.95")
-    with monkeypatch.context() as environment:
-        probe(environment, tmp_path / "probe")
-        last_alone = ("run.name=whole", "checkpoint.every_steps=0")
-        whole = run(argv_sft(*settings(task, tmp_path, *last_alone, *more)), mark)
-    assert whole.returncode == 0, whole.stderr[-3000:]
-    told = read_metrics(tmp_path / "whole" / "metrics.jsonl")
-    seen = read_updates(tmp_path / "probe")
+def test_a_run_learns_as_it_is_set_and_exports(whole: Path, tmp_path: Path, mark: str):
+    told = read_metrics(whole / "metrics.jsonl")
+    seen = read_updates(whole.parent / "probe")
     assert len(seen) == len(told) == 8
     for update, row in zip(seen, told, strict=True):
         assert [len(part["rows"]) for part in update] == [16, 16], "both tensor-parallel ranks see the whole batch"
@@ -72,64 +53,64 @@ def test_a_killed_run_continues_bit_exactly_and_exports(
     between_s = told[-1]["unix_s"] - told[0]["unix_s"]
     assert sum(row["time_step_s"] for row in told[1:]) == pytest.approx(between_s, rel=0.02)
     assert all(row["tokens_per_s_per_gpu"] == row["tokens_per_s"] / 2 for row in told)
-    argv = argv_sft(*settings(task, tmp_path, "run.name=killed", *more))
-    killed = tmp_path / "killed"
-    with started(argv, mark):
-        wait_until(lambda: last_step(killed) >= 5, "step 5", 120)
-        ranks = [pid for pid, command in marked_processes(mark).items() if "sft_mcore.py" in command]
-        kill(max(ranks))
-        assert_nothing_left(mark)
-    assert last_step(killed) < 8
-    again = run(argv, mark)
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert exact_metrics(killed) == exact_metrics(tmp_path / "whole")
-    done = run(argv_retool("export", str(tmp_path / "whole"), "--to", str(tmp_path / "hf")), mark)
+    done = run(argv_retool("export", str(whole), "--to", str(tmp_path / "hf")), mark)
     assert done.returncode == 0, done.stderr
-    assert [folder.name for folder in (tmp_path / "whole" / "checkpoints").iterdir()] == ["global_step_8"]
-    folders = (killed / "export", tmp_path / "hf", tmp_path / "whole" / "export")
-    exports = [(folder / "model.safetensors").read_bytes() for folder in folders]
-    assert exports[0] == exports[1] == exports[2]
+    exports = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "hf", whole / "export")]
+    assert exports[0] == exports[1]
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(killed / "export")
+    model = AutoModelForCausalLM.from_pretrained(whole / "export")
     assert model.config.num_hidden_layers == 3
     assert_nothing_left(mark)
 
 
-@pytest.mark.parametrize("ending", [lambda launcher: kill(launcher.pid), press_ctrl_c], ids=["kill -9", "Ctrl-C"])
-def test_ending_the_launcher_leaves_no_rank(ending: Callable[[Any], None], task: Path, tmp_path: Path, mark: str):
+def test_ctrl_c_leaves_no_rank(task: Path, tmp_path: Path, mark: str):
+    """As `kill -9` of the launcher does: test_sft_experts."""
     run_dir = tmp_path / "sft_tiny_cpu"
-    argv = argv_retool("sft", "configs/sft_tiny_cpu.toml", *settings(task, tmp_path))
+    argv = argv_retool("sft", "configs/sft_tiny_cpu.toml", *sft_settings(task, tmp_path))
     with started(argv, mark, on_terminal=True) as launcher:
         wait_until(lambda: last_step(run_dir) >= 1, "step 1", 120)
         assert_only_loopback_listens(mark, at_least=3)  # torchrun's store, and both ranks' gloo
-        ending(launcher)
+        press_ctrl_c(launcher)
         assert_nothing_left(mark)
+
+
+ABSENT = [
+    (("model.path=absent/model",), "absent/model"),
+    (("data.train_file=absent.parquet",), "absent.parquet"),
+    (("run.platform=cuda", "model.dtype=bfloat16"), 'run.platform = "cuda"'),
+]
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (("cluster.gpus_per_node=1",), "2 processes were started, and [cluster] of configs/sft_tiny_cpu.toml asks"),
-        (("model.path=absent/model",), "absent/model"),
-        (("data.train_file=absent.parquet",), "absent.parquet"),
-        (("run.platform=cuda", "model.dtype=bfloat16"), 'run.platform = "cuda"'),
         (("parallel.tp=2", "train.steps=0"), "train.steps = 0"),
+        ABSENT[0],
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(
+def test_a_mistake_of_two_ranks_is_one_line_and_nothing_is_written(
     task: Path, tmp_path: Path, mark: str, more: tuple[str, ...], message: str
 ):
-    done = run(argv_sft(*settings(task, tmp_path, *more)), mark)
+    done = run(argv_sft(*sft_settings(task, tmp_path, *more)), mark)
     assert_one_error(done, message)
     assert not list(tmp_path.rglob("metrics.jsonl"))
     assert_nothing_left(mark)
 
 
+@pytest.mark.parametrize(("more", "message"), ABSENT[1:])
+def test_a_mistake_is_found_before_the_ranks_meet(task: Path, tmp_path: Path, more: tuple[str, ...], message: str):
+    """So one process without torchrun tells it, too."""
+    argv = [sys.executable, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *sft_settings(task, tmp_path, *more)]
+    assert_one_error(run(argv, "alone"), message)
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
 def test_what_only_a_rank_finds_is_the_last_line_too_and_any_folder_will_do(task: Path, tmp_path: Path):
     """torchrun would end with a traceback of its own."""
     config = str(ROOT / "configs" / "sft_tiny_cpu.toml")
-    command = argv_retool("sft", config, *settings(task, tmp_path, "data.max_length_tokens=40"))
+    command = argv_retool("sft", config, *sft_settings(task, tmp_path, "data.max_length_tokens=40"))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.fullmatch(r"error: .*none of its \d+ rows is at most .* long\.?", done.stderr.splitlines()[-1])

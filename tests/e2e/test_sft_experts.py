@@ -8,24 +8,42 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.coin_model import WHOLE_UNDER_TP, give_experts
-from tests.e2e.commands import argv_sft, kill, last_step, marked_processes, run, started, wait_until
-from tests.e2e.test_sft import exact_metrics, settings
+from tests.e2e.commands import (
+    argv_retool,
+    argv_sft,
+    assert_nothing_left,
+    assert_only_loopback_listens,
+    exact_metrics,
+    kill,
+    last_step,
+    run,
+    sft_settings,
+    started,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
 
 def test_experts_that_tp_does_not_cut_continue_bit_exactly(task: Path, tmp_path: Path, mark: str):
-    """Two ranks hold two whole experts each; Megatron's own etp = tp would need four."""
+    """Two ranks hold two whole experts each; Megatron's own etp = tp would need four.
+
+    `kill -9` of the launcher leaves no rank, and the same command goes on.
+    """
     shutil.copytree(task / "model", tmp_path / "model")
     give_experts(tmp_path / "model")
-    words = settings(task, tmp_path, *WHOLE_UNDER_TP, f"model.path={tmp_path}/model")
+    words = sft_settings(task, tmp_path, *WHOLE_UNDER_TP, f"model.path={tmp_path}/model")
     whole = run(argv_sft(*words, "run.name=whole"), mark)
     assert whole.returncode == 0, whole.stderr[-3000:]
-    argv, killed = argv_sft(*words, "run.name=killed"), tmp_path / "killed"
-    with started(argv, mark):
+    argv = argv_retool("sft", "configs/sft_tiny_cpu.toml", *words, "run.name=killed")
+    killed = tmp_path / "killed"
+    with started(argv, mark, on_terminal=True) as launcher:
+        wait_until(lambda: last_step(killed) >= 1, "step 1", 120)
+        assert_only_loopback_listens(mark, at_least=3)  # torchrun's store, and both ranks' gloo
         wait_until(lambda: last_step(killed) >= 5, "step 5, after the checkpoint of step 4", 120)
-        for pid in marked_processes(mark):
-            kill(pid)
+        kill(launcher.pid)
+        assert_nothing_left(mark)
+    assert last_step(killed) < 8
     again = run(argv, mark)
     assert again.returncode == 0, again.stderr[-3000:]
     assert exact_metrics(killed) == exact_metrics(tmp_path / "whole")

@@ -7,6 +7,7 @@ import gc
 import json
 import sys
 import time
+import warnings
 
 import pytest
 from hypothesis import given
@@ -248,3 +249,16 @@ PARAMETERS = PLAIN.replace("arguments", "parameters")
 def test_malformed_calls_of_public_reports_are_read(text: str, repairs: tuple[str, ...]):
     parsed = parse_hermes(text)
     assert (parsed.kind, parsed.codes, parsed.repairs) == ("tool_call", ("print(1)",), repairs)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        call(r"import re\nre.findall('\d+', '12')"),  # a call that is repaired by asking whether its code is Python
+        r"{'name': 'code_interpreter', 'arguments': {'code': 'print(1, \'\d\')'}}",  # one that is Python's literal
+    ],
+)
+def test_an_escape_of_the_models_code_that_python_does_not_know_warns_nobody(body: str):
+    with warnings.catch_warnings(action="error"):
+        parsed = parse_hermes(turn(body))
+    assert parsed.kind == "tool_call" and r"\d" in parsed.codes[0]

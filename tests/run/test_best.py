@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from retool_mcore.run import checkpoint, saving
 from retool_mcore.run.best import BestKeeper, BestStep, best_so_far, lacks_value, read_best
 from retool_mcore.run.export import export, export_at_end, find_weights
 from retool_mcore.run.step_folders import STATE_FILE
+from tests.run.saved_steps import save_steps, steps
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 VALUES = st.dictionaries(st.integers(1, 60), st.floats(-1, 1).map(lambda value: round(value, 2)), max_size=20)
@@ -32,14 +34,7 @@ def write_model(folder: str, step: int = 0) -> None:
     (path / "config.json").write_text(json.dumps({"torch_dtype": "float32", "step": step}))
 
 
-def save(config: SftConfig, *steps: int) -> None:
-    with saving.Saver(config, write_model) as saver:
-        for step in steps:
-            saver.save(step)
-
-
-def steps(config: SftConfig) -> list[int]:
-    return [saved.step for saved in checkpoint.complete_checkpoints(config.run.dir / "checkpoints")]
+save = partial(save_steps, write_model)
 
 
 @given(values=VALUES, mode=st.sampled_from(["max", "min"]))

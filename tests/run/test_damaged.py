@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from retool_mcore.report.record import read_run
 from retool_mcore.run import checkpoint, checksums, saving
 from retool_mcore.run.export import export
 from retool_mcore.run.step_folders import STATE_FILE
+from tests.run.saved_steps import save_steps, steps
 
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
 WEIGHTS = "actor/model/huggingface/model.safetensors"
@@ -44,14 +46,7 @@ def write_model(folder: str, step: int) -> None:
     (Path(folder) / "optimizer/dist_ckpt/.metadata").write_bytes(b"described last")
 
 
-def save(config: SftConfig, *steps: int) -> None:
-    with saving.Saver(config, write_model) as saver:
-        for step in steps:
-            saver.save(step)
-
-
-def steps(config: SftConfig) -> list[int]:
-    return [saved.step for saved in checkpoint.complete_checkpoints(config.run.dir / "checkpoints")]
+save = partial(save_steps, write_model)
 
 
 def names(config: SftConfig) -> list[str]:
