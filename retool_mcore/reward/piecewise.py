@@ -21,7 +21,7 @@ _IF = re.compile(
 )
 _OTHERWISE = re.compile(rf"{_GAP}(?:{_TEXT}(?:otherwise|else)\.?\s*\}}|otherwise)\.?\s*")
 _SIGN = r"<=|>=|!=|[<>=≤≥≠]|\\(?:leqslant|geqslant|leq|geq|neq|le|ge|ne|lt|gt)(?![a-z])"
-_SIMPLE = re.compile(rf"([^<>=≤≥≠\\]{{1,40}}?)\s*({_SIGN})\s*([^<>=≤≥≠]{{1,40}})")
+_SIMPLE = re.compile(rf"([^<>=≤≥≠\\\s]{{1,6}})\s?({_SIGN})\s?([^<>=≤≥≠]{{1,40}})")
 _OPPOSITE = {"<": r"\ge", ">": r"\le", "<=": ">", ">=": "<", "≤": ">", "≥": "<", "=": r"\ne", "≠": "=", "!=": "=",
              r"\leq": ">", r"\geq": "<", r"\le": ">", r"\ge": "<", r"\leqslant": ">", r"\geqslant": "<",
              r"\neq": "=", r"\ne": "=", r"\lt": r"\ge", r"\gt": r"\le"}  # fmt: skip
