@@ -49,3 +49,4 @@ class HostFacts:
     shm_gib: float = 16.0  # Ray's object store and the data of a weight update
     open_files: int = 65_536  # Ray's own advice for clusters
     has_devices: bool = True  # False: processes share the cores, and Ray counts made-up devices
+    least_addresses_gib: int = 32  # that a process maps, used or not; not measured on devices

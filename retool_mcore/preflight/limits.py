@@ -12,6 +12,7 @@ from pathlib import Path
 
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
+from retool_mcore.platforms.base import Platform, get_platform
 
 GIB = 2**30
 # Measured on a CPU of two cores, by /proc/PID/fd and VmPeak every 6 s while runs of sft_tiny_cpu (2
@@ -20,9 +21,6 @@ GIB = 2**30
 # launcher 103 and 4.1, raylet 87 and 0.9, SGLang's scheduler 62 and 3.5. More ranks and cores take
 # more.
 FEWEST_FILES = 512
-LEAST_ADDRESSES_GIB = {"cpu": 8}
-# Not measured: CUDA reserves as much as the machine's and the devices' memory together.
-LEAST_ADDRESSES_GIB_OF_DEVICES = 32
 
 
 def require_limits(config: RunConfig) -> None:
@@ -30,7 +28,7 @@ def require_limits(config: RunConfig) -> None:
 
     The limit of open files is first raised to what its owner may raise it to.
     """
-    if problem := too_few_files() or too_few_addresses(config.run.platform):
+    if problem := too_few_files() or too_few_addresses(get_platform(config.run.platform)):
         raise PlatformError(problem)
     if problem := unwritable(config):
         raise ConfigError(f"{config.source}: {problem}")
@@ -49,9 +47,9 @@ def too_few_files() -> str:
     return ""
 
 
-def too_few_addresses(platform: str) -> str:
-    """What is wrong with `ulimit -v`, or ""; ``platform``: by its name."""
-    least = LEAST_ADDRESSES_GIB.get(platform, LEAST_ADDRESSES_GIB_OF_DEVICES)
+def too_few_addresses(platform: Platform) -> str:
+    """What is wrong with `ulimit -v`, or ""."""
+    least = platform.host.least_addresses_gib
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     if addresses == resource.RLIM_INFINITY or addresses >= least * GIB:
         return ""

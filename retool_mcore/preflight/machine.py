@@ -176,7 +176,7 @@ def shared_memory(platform: Platform) -> Iterator[Finding]:
 
 
 def limits(platform: Platform) -> Iterator[Finding]:
-    for name, problem in (("open files", too_few_files()), ("address space", too_few_addresses(platform.name))):
+    for name, problem in (("open files", too_few_files()), ("address space", too_few_addresses(platform))):
         if problem:
             yield error(name, problem)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

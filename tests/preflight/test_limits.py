@@ -15,6 +15,7 @@ from retool_mcore.cli.main import all_commands
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import tensor_files
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight.limits import require_limits, too_few_addresses
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def test_addresses_are_what_the_platforms_libraries_map(
     platform: str, gib: int, told: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (gib * 2**30, resource.RLIM_INFINITY))
-    said = too_few_addresses(platform)
+    said = too_few_addresses(get_platform(platform))
     assert told in said and bool(said) == bool(told)
 
 

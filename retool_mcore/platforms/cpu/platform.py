@@ -44,7 +44,8 @@ class Cpu(Platform):
         enforce_eager=True,
         weight_transport=("tcp", "retool_mcore.platforms.cpu.weights"),
     )
-    host = HostFacts(shm_gib=0.5, open_files=4096, has_devices=False)  # a laptop's run needs a tenth of a cluster's
+    # A laptop's run needs a tenth of a cluster's; addresses as measured (preflight/limits.py).
+    host = HostFacts(shm_gib=0.5, open_files=4096, has_devices=False, least_addresses_gib=8)
 
     def check_machine(self) -> None:
         import torch
