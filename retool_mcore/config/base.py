@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,7 +23,7 @@ def is_tables(value: object) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(map(is_table, cast("list[object]", value)))
 
 
-def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of a table and of the tables in it, by "section.key"."""
     found: dict[str, Any] = {}
     for key, value in table.items():

@@ -40,7 +40,8 @@ def trace(record: Mapping[str, Any]) -> Trace:
 
 
 def _right(record: Mapping[str, Any]) -> bool:
-    return float((record.get("reward_info") or {}).get("acc", 0.0)) > 0
+    parts: Mapping[str, Any] = record.get("reward_info") or {}
+    return float(parts.get("acc", 0.0)) > 0
 
 
 def _said(turn: Mapping[str, Any]) -> list[str]:

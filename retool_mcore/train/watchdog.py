@@ -86,9 +86,8 @@ class Watchdog:
         if not self._ended.wait(GRACE_S):
             told = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
             os.write(self._terminal.fileno(), told.encode())
-            os._exit(
-                EXIT_RETRYABLE
-            )  # whoever holds the main thread does not heed signals; Ray's processes end with this one
+            # Whoever holds the main thread does not heed signals; Ray's processes end with this one.
+            os._exit(EXIT_RETRYABLE)
 
 
 def _leave(number: int, frame: object) -> NoReturn:
