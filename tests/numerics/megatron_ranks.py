@@ -1,5 +1,4 @@
-"""Drives verl's TrainingWorker for the tests: one process per rank (rank_pool), jobs from a JSON
-file.
+"""Drives verl's TrainingWorker for the tests: one process per rank, jobs from a JSON file.
 
 A job is one engine, {"name", "model", "platform", "layout": {"tp", "pp", "vpp", "cp", "ep", "etp"},
 "dtype", "packed", "fused", "temperature", "entropy_bonus", "transformer", "optim", "reshardable",
@@ -10,10 +9,11 @@ LoraEngine. ``launch`` returns what the actions of each job returned, on the ran
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
+import signal
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.process import die_with_parent
 from retool_mcore.verl.async_save import load_checkpoint, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches
-from tests.numerics.rank_pool import folder_of_turn, hand_over, work_on
+from tests.scenario import ROOT
 
 GLOBAL_BATCH = 8
 WHOLE_EXPERTS = {"tp": 2, "ep": 2, "etp": 1}  # a layout whose experts tensor parallelism does not cut
@@ -346,34 +346,48 @@ def run(job: dict[str, Any]) -> list[Any]:
         parallel_state.destroy_model_parallel()
 
 
-def main(platform_name: str, pool: str) -> None:
-    """One rank of a pool, until it is killed."""
+def main(jobs_file: str, out_file: str) -> None:
+    """One rank."""
     import torch.distributed as dist
 
     die_with_parent()
-    platform = get_platform(platform_name)
+    jobs = json.loads(Path(jobs_file).read_text())
+    platform = get_platform(jobs[0].get("platform", "cpu"))
     platform.activate()
     platform.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(platform.device.comm_backend)
-    for turn in itertools.count():
-        folder = folder_of_turn(Path(pool), turn)
-        answers = [run(job) for job in json.loads((folder / "jobs.json").read_text())]
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, answers)
-        if dist.get_rank() == 0:
-            hand_over(folder / "out.json", json.dumps(everyone))
+    answers = [run(job) for job in jobs]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, answers)
+    if dist.get_rank() == 0:
+        Path(out_file).write_text(json.dumps(everyone))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
-def launch(
-    jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: float = 240, *, fresh: bool = False
-) -> dict[str, list[Any]]:
-    """Run the jobs one after another in ``ranks`` processes. Job name -> its actions' answers.
-
-    ``fresh``: in processes that had no jobs before.
-    """
+def launch(jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: float = 240) -> dict[str, list[Any]]:
+    """Run the jobs one after another in ``ranks`` processes. Job name -> its actions' answers."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    work_on(folder, ranks, jobs[0].get("platform", "cpu"), timeout_s, fresh=fresh)
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", "-m", "tests.numerics.megatron_ranks"]
+    command += [str(folder / "jobs.json"), str(folder / "out.json")]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  one system call; a killed pytest leaves no ranks
+        )
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, (folder / "log").read_text()[-6000:]
     everyone = json.loads((folder / "out.json").read_text())
     return {
         job["name"]: [next((a for a in answers if a is not None), None) for answers in zip(*per_rank, strict=True)]

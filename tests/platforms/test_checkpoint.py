@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
         after = [["draw"], ["train", 3, 5], ["export", str(folder / name / "resumed")]]
         resumed.append(job | {"actions": [["load", checkpoint], *after]})
     straight_answers = launch(straight, 2, folder / "first")
-    resumed_answers = launch(resumed, 2, folder / "second", fresh=True)  # nothing survives but the folder
+    resumed_answers = launch(resumed, 2, folder / "second")  # new processes: nothing survives but the folder
     return {
         (layout, dtype): (
             straight_answers[f"{layout}_{dtype}"],
