@@ -86,7 +86,7 @@ class Watchdog:
         if not self._ended.wait(GRACE_S):
             told = f"error: {f'rank {self._rank}: ' if self._rank else ''}{self._error}\n"
             os.write(self._terminal.fileno(), told.encode())
-            # Whoever holds the main thread does not heed signals; Ray's processes end with this one.
+            # What holds the main thread heeds no signal; Ray's processes end with this one.
             os._exit(EXIT_RETRYABLE)
 
 
