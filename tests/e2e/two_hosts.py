@@ -91,6 +91,8 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
     finally:
         for host in hosts:
             host.kill()
+            # A namespace keeps its end until the last of its processes is gone; the cable goes at once.
+            subprocess.run(["ip", "link", "del", f"{host.name}v"], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
         shutil.rmtree(SANDBOX_DIR, ignore_errors=True)
