@@ -91,7 +91,7 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
     finally:
         for host in hosts:
             host.kill()
-            # A namespace keeps its end until the last of its processes is gone; the cable goes at once.
+            # A namespace outlives this until its last process is gone; its cable does not.
             subprocess.run(["ip", "link", "del", f"{host.name}v"], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
