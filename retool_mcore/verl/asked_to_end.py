@@ -82,8 +82,9 @@ class EndingMixin(EnginesMixin):
         super().on_step_end()
 
     def _break_off_if_asked(self) -> None:
-        again = self._sampling or self.trainer_mode == "sync"  # the step can be given its prompts again
-        if again and self._ending is not None and self._ending.asked and self.local_trigger_step == 0:
+        if self._ending is None or not self._ending.asked or self.local_trigger_step > 0:
+            return
+        if self._sampling or self.trainer_mode == "sync":  # the step can be given its prompts again
             raise BrokenOff
 
     def _save_step_before(self) -> None:
