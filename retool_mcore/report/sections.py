@@ -14,7 +14,7 @@ from retool_mcore.report.document import Block, Picture, Pictures, ReportSection
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
 from retool_mcore.report.record import RunRecord
-from retool_mcore.report.time_spent import OUTSIDE, time_table
+from retool_mcore.report.time_spent import is_phase, time_table
 from retool_mcore.run.start import STAGES
 
 FEW_ROWS = 3  # with fewer the first step, which warms up, counts as well
@@ -158,9 +158,7 @@ def phases(runs: Labelled) -> ReportSection:
 def phase_means(run: RunRecord) -> dict[str, float]:
     """Phase -> its mean seconds over the steps but the first."""
     rows = run.rows[1:] if len(run.rows) > FEW_ROWS else run.rows
-    names = dict.fromkeys(
-        name for row in rows for name in row if name.startswith("time_") and name not in OUTSIDE and "/" not in name
-    )
+    names = dict.fromkeys(name for row in rows for name in row if is_phase(name))
     return {name.removeprefix("time_").removesuffix("_s"): fmean(row.get(name, 0.0) for row in rows) for name in names}
 
 

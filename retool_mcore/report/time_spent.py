@@ -21,7 +21,7 @@ NOTE = (
 def spent(run: RunRecord) -> dict[str, float]:
     """Seconds by what they went to, largest first, starts at the head; {} without any recorded."""
     rows = [row for row in run.rows if row["step"] > 0]
-    names = {name for row in rows for name in row if _is_phase(name)}
+    names = {name for row in rows for name in row if is_phase(name)}
     sums = {_words(name): sum(row.get(name, 0.0) for row in rows) for name in names}
     sums = {name: value for name, value in sums.items() if isfinite(value)}
     if not sums:
@@ -35,7 +35,8 @@ def spent(run: RunRecord) -> dict[str, float]:
     return {name: value for name, value in found.items() if value > (CLOCKS * whole if name == LEFT else 0)}
 
 
-def _is_phase(name: str) -> bool:
+def is_phase(name: str) -> bool:
+    """Whether a metric is the seconds of one phase of a step, and no sum of others."""
     return name.startswith("time_") and name not in OUTSIDE and "/" not in name
 
 
@@ -48,7 +49,7 @@ def _wall_s(rows: list[Row]) -> float:
     first, last = rows[0], rows[-1]
     if "unix_s" not in first or "unix_s" not in last:
         return 0.0
-    own_s = sum(value for name, value in first.items() if _is_phase(name) or name == "time_start_s")
+    own_s = sum(value for name, value in first.items() if is_phase(name) or name == "time_start_s")
     return last["unix_s"] - first["unix_s"] + own_s
 
 

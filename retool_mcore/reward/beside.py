@@ -6,9 +6,8 @@ truth are each read beside the other as it was written.
 
 from __future__ import annotations
 
-from retool_mcore.reward.node import Term, name
+from retool_mcore.reward.node import Term, name, put
 from retool_mcore.reward.points import names
-from retool_mcore.reward.series import put
 
 _PLACES = ("tuple", "matrix")
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
@@ -98,7 +97,7 @@ def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
         return first
     mine = _members(node)
     if not is_truth and len(mine) == len(theirs) == 1 and theirs[0].text not in names(node):
-        return put(node, mine[0].text, theirs[0])  # n \in \mathbb{Z} beside k \in \mathbb{Z}
+        return put(node, mine[0], theirs[0])  # n \in \mathbb{Z} beside k \in \mathbb{Z}
     return node
 
 

@@ -13,7 +13,7 @@ from retool_mcore.reward.beside import is_clock
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.measures import scale
-from retool_mcore.reward.node import Term, number
+from retool_mcore.reward.node import Term, number, put
 from retool_mcore.reward.normalise import normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
@@ -196,13 +196,8 @@ def _same_forms(a: Term, b: Term) -> bool:
     if a.op in ("union", "intersection") and same(a.args[0], b.args[1]) and same(a.args[1], b.args[0]):
         return True
     if a.op == "builder" and a.args[0].op == "name" == b.args[0].op:
-        b = _renamed(b, b.args[0].text, a.args[0].text)
+        b = put(b, b.args[0], a.args[0])
     return a.text == b.text and all(map(same, a.args, b.args))
-
-
-def _renamed(node: Term, old: str, new: str) -> Term:
-    text = new if node.op == "name" and node.text == old else node.text
-    return Term(node.op, tuple(_renamed(each, old, new) for each in node.args), text, node.value)
 
 
 def _named_value(node: Term) -> tuple[Term, Term] | None:
@@ -263,7 +258,7 @@ def _same_letter(a: Term, b: Term) -> Term:
     """``f(t) = 2t`` with the letter of ``f(x) = 2x``."""
     mine, theirs = a.args[0].args, b.args[0].args
     alone = len(mine) == len(theirs) == 1 and mine[0].op == theirs[0].op == "name"
-    return _renamed(b, theirs[0].text, mine[0].text) if alone and mine[0].text not in names(b) else b
+    return put(b, theirs[0], mine[0]) if alone and mine[0].text not in names(b) else b
 
 
 def _same_ratio(a: Term, b: Term) -> bool:

@@ -47,6 +47,15 @@ def name(said: str) -> Term:
     return Term("name", text=said)
 
 
+def put(node: Term, letter: Term, value: Term) -> Term:
+    """A tree with ``value`` in place of ``letter``, which is a name or a constant."""
+    if (node.op, node.text) == (letter.op, letter.text):
+        return value
+    if not node.args:
+        return node
+    return Term(node.op, tuple(put(each, letter, value) for each in node.args), node.text, node.value)
+
+
 def nary(op: str, parts: list[Term]) -> Term:
     """``op`` of all parts; of a single one, that part."""
     return parts[0] if len(parts) == 1 else Term(op, tuple(parts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from retool_mcore.reward.node import Term, number
+from retool_mcore.reward.node import Term, number, put
 from retool_mcore.reward.tokens import Unreadable
 from retool_mcore.reward.value import exact
 
@@ -24,11 +24,10 @@ def series(op: str, bound: Term, high: Term, body: Term) -> Term:
     low, high_at = exact(bound.args[1]) if named else None, exact(high)
     if low is None or high_at is None or low.denominator != 1 or high_at.denominator != 1 or low > high_at:
         raise Unreadable("a sum or product without whole numbers as its ends is not known to the reward")
-    index = bound.args[0].text
     count = int(high_at - low) + 1
     if count * _size(body) > MAX_NODES:
         raise Unreadable(f"a sum or product of {count} terms is too long")
-    terms = [put(body, index, _signed(int(low) + step)) for step in range(count)]
+    terms = [put(body, bound.args[0], _signed(int(low) + step)) for step in range(count)]
     values = [exact(each) for each in terms]
     known = [value for value in values if value is not None]
     if len(known) == count:
@@ -54,14 +53,3 @@ def _signed(value: int) -> Term:
 
 def _size(node: Term) -> int:
     return 1 + sum(map(_size, node.args))
-
-
-def put(node: Term, index: str, value: Term) -> Term:
-    """A tree with a value in place of a letter; ``i`` is one where a sum has it as its index."""
-    if node.op in ("name", "constant") and node.text == index:
-        return value
-    return (
-        Term(node.op, tuple(put(each, index, value) for each in node.args), node.text, node.value)
-        if node.args
-        else node
-    )
