@@ -34,9 +34,12 @@ gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
 "${retool[@]}" plan "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --hardware "$HARDWARE"
 
 [ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
-for split in train test; do
-  [ "$PROBLEMS" = plain ] || stage "large_$split" "$DATA/$split.jsonl" "${retool[@]}" data build gsm8k-large "$GSM8K/$split.jsonl" --out "$DATA/$split.jsonl"
-done
+if [ "$PROBLEMS" = large ]; then
+  for split in "train --draws 3" test; do  # fewer than half of the problems can be enlarged
+    read -r name draws <<<"$split"
+    stage "large_$name" "$DATA/$name.jsonl" "${retool[@]}" data build gsm8k-large "$GSM8K/$name.jsonl" $draws --out "$DATA/$name.jsonl"
+  done
+fi
 for part in sft validation; do
   file=$OUT/data/$part.parquet
   [ $part = sft ] || file=$OUT/data/sft_val.parquet

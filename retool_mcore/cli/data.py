@@ -181,6 +181,7 @@ def gsm8k_large(
     rejects: Rejects = None,
     limit: Limit = None,
     seed: Annotated[int, typer.Option(help="Another seed draws other numbers.")] = 0,
+    draws: Annotated[int, typer.Option(min=1, help="Variants of each problem, of SEED and the seeds after it.")] = 1,
 ) -> None:
     """Write GSM8K's problems with large numbers, calculated again and verified by execution.
 
@@ -196,9 +197,9 @@ def gsm8k_large(
     async def run(on_row: Callable[[], None]) -> VerifiedRows:
         # Any isolation level will do: the programs are arithmetic of numbers.
         async with open_sandbox("local", min_level="rlimits") as sandbox:
-            return await build_large(rows, sandbox, on_row, seed=seed)
+            return await build_large(rows, sandbox, on_row, seed=seed, draws=draws)
 
-    report = _with_bar(run, len(rows))
+    report = _with_bar(run, len(rows) * draws)
     rejects = rejects or out.with_name(f"{out.name.removesuffix('.jsonl')}.rejects.jsonl")
     write_jsonl(rejects, report.rejects)
     write_jsonl(out, report.rows)

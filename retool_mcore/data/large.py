@@ -345,16 +345,18 @@ async def build_large(
     on_row: Callable[[], None] = lambda: None,
     *,
     seed: int = 0,
+    draws: int = 1,
 ) -> VerifiedRows:
-    """Variants of all rows (where, {question, answer}), in order, each run once as one program.
+    """Variants of all rows (where, {question, answer}), each run once as one program.
 
-    Raises DataError when a row has another schema, or none survived.
+    Of ``draws`` seeds from ``seed`` on: first all rows with the first one's numbers, in order, then
+    all with the next one's. Raises DataError when a row has another schema, or none survived.
     """
     builder = Builder(sandbox, "one", text=True)
     slots = asyncio.Semaphore(ROWS_AT_ONCE)
     report = VerifiedRows(STAGES)
 
-    async def made(index: int, where: str, source: Mapping[str, Any]) -> dict[str, str] | Rejected:
+    async def made(index: int, where: str, source: Mapping[str, Any], seed: int) -> dict[str, str] | Rejected:
         async with slots:
             on_row()
             try:
@@ -372,14 +374,19 @@ async def build_large(
                 return Rejected("execution", f"its program: {rejected}")
             return row
 
-    results = await asyncio.gather(*(made(index, *row) for index, row in enumerate(rows)))
-    for (where, source), result in zip(rows, results, strict=True):
+    wanted = [(*row, each) for each in range(seed, seed + draws) for row in rows]
+    results = await asyncio.gather(*(made(index, *each) for index, each in enumerate(wanted)))
+    seen: set[str] = set()
+    for (where, source, of_seed), result in zip(wanted, results, strict=True):
+        if not isinstance(result, Rejected) and result["question"] in seen:
+            result = Rejected("calculation", f"a copy: seed {of_seed} draws the numbers of an earlier one")
         if isinstance(result, Rejected):
             report.reject(where, result, source)
         else:
+            seen.add(result["question"])
             report.rows.append(result)
     if not report.rows:
-        raise DataError(f"none of {len(rows)} problems survived; the first reject: {report.rejects[:1]}")
+        raise DataError(f"none of {len(wanted)} problems survived; the first reject: {report.rejects[:1]}")
     return report
 
 

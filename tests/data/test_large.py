@@ -230,6 +230,21 @@ async def test_each_row_runs_in_the_sandbox_and_one_that_fails_is_rejected(monke
             await build_large([("line 3", {"problem": "x"})], sandbox)
 
 
+async def test_each_draw_has_numbers_of_its_own_and_copies_are_rejected(monkeypatch):
+    ann = QUESTION.replace("Natalia", "Ann")
+    rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": ann, "answer": ANSWER})]
+    async with open_sandbox("local", min_level="rlimits") as sandbox:
+        report = await build_large(rows, sandbox, seed=1, draws=2)
+        assert list(report.rows) == [variant(question, ANSWER, seed) for seed in (1, 2) for question in (QUESTION, ann)]
+        one_number = variant(QUESTION, ANSWER, 0)
+        monkeypatch.setattr("retool_mcore.data.large.variant", lambda *_: one_number)
+        report = await build_large(rows[:1], sandbox, seed=7, draws=3)
+    assert list(report.rows) == [one_number]
+    assert [reject["reason"].split(":")[1] for reject in report.rejects] == [
+        f" seed {seed} draws the numbers of an earlier one" for seed in (8, 9)
+    ]
+
+
 def test_the_command_writes_what_the_other_commands_read(tmp_path):
     out = tmp_path / "large.jsonl"
     run = CliRunner()
@@ -256,6 +271,9 @@ def test_the_command_writes_what_the_other_commands_read(tmp_path):
     again = tmp_path / "again.jsonl"
     run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(again)])
     assert again.read_bytes() == out.read_bytes()
+    run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(again), "--draws", "2"])
+    both = [json.loads(line) for line in again.read_text().splitlines()]
+    assert both[: len(rows)] == rows and len(both) >= 2 * len(rows) - 3
     run.invoke(app, ["build", "gsm8k-large", str(SAMPLE), "--out", str(again), "--seed", "1"])
     other = [json.loads(line) for line in again.read_text().splitlines()]
-    assert [row["question"] for row in other] != [row["question"] for row in rows]
+    assert [row["question"] for row in other] == [row["question"] for row in both[len(rows) :]]
