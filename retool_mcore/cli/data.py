@@ -177,6 +177,7 @@ def gsm8k(
 @guarded
 def gsm8k_large(
     source: Annotated[Path, typer.Argument(help="GSM8K as JSON lines {question, answer}.")],
+    *,
     out: Annotated[Path, typer.Option(help="JSON lines to write, in GSM8K's form.")],
     rejects: Rejects = None,
     limit: Limit = None,

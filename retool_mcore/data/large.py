@@ -378,10 +378,11 @@ async def build_large(
     results = await asyncio.gather(*(made(index, *each) for index, each in enumerate(wanted)))
     seen: set[str] = set()
     for (where, source, of_seed), result in zip(wanted, results, strict=True):
-        if not isinstance(result, Rejected) and result["question"] in seen:
-            result = Rejected("calculation", f"a copy: seed {of_seed} draws the numbers of an earlier one")
         if isinstance(result, Rejected):
             report.reject(where, result, source)
+        elif result["question"] in seen:
+            copy = Rejected("calculation", f"a copy: seed {of_seed} draws the numbers of an earlier one")
+            report.reject(where, copy, source)
         else:
             seen.add(result["question"])
             report.rows.append(result)
