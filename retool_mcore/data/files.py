@@ -120,7 +120,9 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
             json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: a text holds {error.object[error.start]!r}, half a character") from error
-    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, endless digits or brackets
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not JSON: no text in UTF-8. JSON lines are read here") from error
+    except (ValueError, RecursionError) as error:  # invalid JSON, endless digits or brackets
         raise DataError(f"{where}: not JSON: {error}") from error
     return _of_turns(row) or _table(row, where)
 

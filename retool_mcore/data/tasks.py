@@ -222,7 +222,7 @@ def make_task(directory: str | Path, seed: int = 0, spec: TaskSpec | None = None
 def _is_whole(directory: Path, identity: dict[str, Any]) -> bool:
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
         log.warning("%s is unreadable (%s): the task is made again", directory / MANIFEST, error)

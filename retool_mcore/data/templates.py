@@ -29,6 +29,8 @@ def load_tokenizer(
     ``chat_template`` and ``template_args`` are as in [model]. Raises CheckpointError naming the
     path, and ConfigError for a template that is not there.
     """
+    if (folder := Path(path)).is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab.*")):
+        raise CheckpointError(f"model.path = {path} has no tokenizer: no tokenizer.json lies in it")
     try:
         tokenizer = from_pretrained(path)
     except (OSError, ValueError, KeyError, TypeError) as error:

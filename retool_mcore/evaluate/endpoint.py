@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import httpx
+
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.data.layouts import Columns
@@ -55,6 +57,7 @@ from retool_mcore.rollout.tools import Given, Tool
 from retool_mcore.run.trackers import check_trackers
 from retool_mcore.sandbox.base import Sandbox
 
+CONNECT_S = 10.0
 CHARS_PER_TOKEN = 4  # of interpreter output: its budget in tokens becomes one in characters
 KEY = "OPENAI_API_KEY"
 _TOO_LONG = re.compile(r"context|maximum.{0,40}(?:length|tokens)|too long", re.IGNORECASE | re.DOTALL)
@@ -69,6 +72,16 @@ class Endpoint(SglangEngine):
         self.model = model
         if key := os.environ.get(KEY):
             self._client.headers["Authorization"] = f"Bearer {key}"
+
+    async def check(self) -> None:
+        """Raise ConfigError where nobody answers, before a request of ours waits for it."""
+        try:
+            await self._client.get("/models", timeout=CONNECT_S)
+        except httpx.TransportError as error:
+            raise ConfigError(
+                f"--endpoint {self.url}: no server answers there ({error or type(error).__name__}). "
+                "Start it, or name another URL."
+            ) from error
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """The first choice, and how many tokens the server says it has; 0 where it does not."""
@@ -286,6 +299,8 @@ def evaluate_endpoint(
             settings = Settings.of(config, n, case.tool)
             identity = {"endpoint": url, **identity_of(config, case.model, problems), **settings.identity()}
             samples = SampleFile(out / case.name, identity)
+            if len(samples.rows) < len(problems) * n:
+                asyncio.run(_check(url, case.model))
             on_start(case.name, len(samples.rows), len(problems) * n)
             work = _sample(
                 config,
@@ -304,6 +319,11 @@ def evaluate_endpoint(
             }
             reports[case.name] = write_report(config, out, case.name, report)
     return reports
+
+
+async def _check(url: str, model: str) -> None:
+    async with Endpoint(url, model) as endpoint:
+        await endpoint.check()
 
 
 async def _sample(

@@ -157,7 +157,10 @@ def test_a_whole_task_is_kept_and_a_broken_one_made_again(tmp_path, caplog):
     assert make_task(tmp_path, seed=4, spec=SMALL)
 
 
-def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
+def test_a_place_that_cannot_be_written_is_one_error(tmp_path, caplog):
     (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="file: the task cannot be written there: File exists"):
+        make_task(tmp_path / "file", seed=0, spec=SMALL)
+    assert not caplog.records, "nor a word on a manifest"
     with pytest.raises(DataError, match="cannot be written there"):
         make_task(tmp_path / "file" / "task", seed=0, spec=SMALL)

@@ -128,3 +128,10 @@ def test_values_of_toml_are_values_of_the_template():
         assert made.apply_chat_template([QUESTION], tokenize=False) == 'True 1.5 a "b"\n{{ c }} x-y'
     finally:
         made.chat_template = before
+
+
+def test_a_folder_without_a_tokenizer_is_told_whole(tmp_path: Path):
+    """transformers' own message goes on over several lines."""
+    with pytest.raises(CheckpointError) as told:
+        load_tokenizer(str(tmp_path))
+    assert str(told.value) == f"model.path = {tmp_path} has no tokenizer: no tokenizer.json lies in it"

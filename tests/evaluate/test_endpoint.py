@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -302,6 +303,16 @@ def test_what_the_server_refuses_at_first_costs_one_line(server: StandIn, tmp_pa
     assert code == 3
     assert message in " ".join(output.split())
     assert len(output.strip().splitlines()) <= 2, output
+
+
+def test_where_nobody_answers_is_told_at_once_and_before_any_bar(tmp_path: Path):
+    with StandIn() as server:
+        pass
+    began = time.monotonic()
+    code, output, _ = evaluate(server, tmp_path)
+    assert code == 2 and time.monotonic() - began < 30, "requests are tried again for 120 s"
+    assert f"--endpoint {server.url}: no server answers there" in " ".join(output.split())
+    assert len(output.strip().splitlines()) <= 3 and "0/1" not in output, output
 
 
 def test_a_long_result_is_cut_by_characters(server: StandIn, tmp_path: Path):
