@@ -129,7 +129,11 @@ def test_the_command_writes_rows_that_training_reads(tmp_path, tokenizer):
 
 def test_a_file_that_is_not_json_lines_is_an_error(tmp_path):
     bad = tmp_path / "bad.jsonl"
-    for content, rule in ((b"", "no rows"), (b"[1]\n", "line 1: list, not an object"), (b"\xff\n", "line 1: not JSON: no text in UTF-8")):
+    for content, rule in (
+        (b"", "no rows"),
+        (b"[1]\n", "line 1: list, not an object"),
+        (b"\xff\n", "line 1: not JSON: no text"),
+    ):
         bad.write_bytes(content)
         options = ["--out", str(tmp_path / "o"), "--rejects", str(tmp_path / "r")]
         result = CliRunner().invoke(app, ["build", "gsm8k", str(bad), *options])
