@@ -38,8 +38,9 @@ from replay import Recorded, ends_of
 from waves import Asked, Played, Response, flush, planned, play, post, session
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.platforms.base import get_platform
+from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.rollout.server import SglangServer
+from retool_mcore.verl.keys.rollout import engine_args
 
 RECORDED = 20  # steps of the engine
 WARM_UP = (64, 128)  # tokens of a warm-up's request: kernels are compiled, clocks are up
@@ -72,7 +73,7 @@ def bench(
     if replay is None:
         work = drawn(in_flight or 64, tokens, prompt_tokens)
     else:
-        work = replayed(replay, step, groups, pauses=pauses, natural=natural, model=model)
+        work = replayed(place, replay, step, groups, pauses=pauses, natural=natural, model=model)
     work.asked = replace(work.asked, **given(in_flight=in_flight, temperature=temperature))
     work.settings |= given(precision=precision)
     extra = [part for each in arg or () for part in (f"--{each.partition('=')[0]}", each.partition("=")[2])]
@@ -139,14 +140,16 @@ def drawn(in_flight: int, tokens: tuple[int, int], prompt_tokens: int) -> Work:
     )
 
 
-def replayed(run: Path, step: int | None, groups: int | None, *, pauses: bool, natural: bool, model: Path) -> Work:
+def replayed(
+    place: Platform, run: Path, step: int | None, groups: int | None, *, pauses: bool, natural: bool, model: Path
+) -> Work:
     """The responses of a run's step, the same in each wave."""
     recorded = Recorded(run)
     config, rollout = recorded.config, recorded.config.rollout
     step = recorded.last_step() if step is None else step
     count = groups or max(1, config.train.prompts_per_step // recorded.engines)
     responses, others = recorded.of_step(step, count)
-    memory = {"mem_fraction_static": rollout.engine_memory_fraction, "random_seed": config.run.seed}
+    memory = {"mem_fraction_static": rollout.engine_memory_fraction}
     return Work(
         lambda: responses,
         lambda: responses,
@@ -163,7 +166,7 @@ def replayed(run: Path, step: int | None, groups: int | None, *, pauses: bool, n
             "pauses": pauses, "natural": natural, "precision": rollout.precision,
         },
         speed=recorded.speed(step, pauses=pauses),
-        engine_args={**memory, **rollout.engine_args},
+        engine_args={**memory, **engine_args(config, place)},
         tp=rollout.engine_tp,
         max_running_requests=rollout.max_running_requests,
     )  # fmt: skip

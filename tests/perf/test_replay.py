@@ -19,6 +19,7 @@ from aiohttp.test_utils import TestServer
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.tool import CODE_END
 from retool_mcore.errors import DataError
+from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.call_end import TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +192,7 @@ def test_a_model_that_ends_its_turns_goes_on_only_after_a_call(perf: Any, mergin
 def test_each_measured_wave_finds_the_caches_empty(perf: Any, run: Path):
     """As after a weight sync; and it is compared with the run by tokens a second."""
     bench, server = perf.engine_bench, Server()
-    work = bench.replayed(run, 2, None, pauses=False, natural=False, model=run)
+    work = bench.replayed(get_platform("cuda"), run, 2, None, pauses=False, natural=False, model=run)
     assert (len(work.responses()), work.settings["groups_of_other_steps"]) == (4, 2)  # an engine's 4 prompts
     assert (
         work.engine_args["mem_fraction_static"]
