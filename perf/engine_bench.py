@@ -179,11 +179,12 @@ async def measured(work: Work, waves: int, *, kernels: bool) -> dict[str, Any]:
         await flush(work.asked.url)
         return await play(work.asked, work.responses())
 
-    await play(work.asked, work.warm_up())
+    warm_up = await play(work.asked, work.warm_up())
     played = [await wave() for _ in range(waves)]
     found: dict[str, Any] = {
         "tokens_per_s": [round(each.tokens_per_s, 1) for each in played],
         "waves": [each.told() for each in played],
+        "warm_up": warm_up.told(),
     }
     if work.speed:
         middle = statistics.median(each.tokens_per_s for each in played)

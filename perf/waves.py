@@ -78,9 +78,13 @@ class Asked:
 
 @dataclass
 class Played:
-    """A wave that is over. ``verified``: steps that checked drafts, summed over the requests."""
+    """A wave that is over. ``verified``: steps that checked drafts, summed over the requests.
+
+    ``client_cpu_s``: of this process. Where it is near ``seconds``, not the server was measured.
+    """
 
     seconds: float = 0.0
+    client_cpu_s: float = 0.0
     requests: int = 0
     tokens: int = 0
     context_tokens: int = 0
@@ -104,6 +108,7 @@ class Played:
         """For the record; a drafting engine also tells its tokens for each step and sequence."""
         return {
             "seconds": round(self.seconds, 3),
+            "client_cpu_s": round(self.client_cpu_s, 3),
             "requests": self.requests,
             "tokens": self.tokens,
             "tokens_per_s": round(self.tokens_per_s, 1),
@@ -123,11 +128,11 @@ async def play(asked: Asked, responses: Sequence[Response]) -> Played:
             async with slots:
                 await _respond(client, asked, response, played)
 
-        started = time.perf_counter()
+        started, spent = time.perf_counter(), time.process_time()
         async with asyncio.TaskGroup() as tasks:
             for response in responses:
                 tasks.create_task(one(response))
-        played.seconds = time.perf_counter() - started
+        played.seconds, played.client_cpu_s = time.perf_counter() - started, time.process_time() - spent
     return played
 
 

@@ -206,6 +206,7 @@ def test_each_measured_wave_finds_the_caches_empty(perf: Any, run: Path):
     found = server.play(served)
     assert server.flushed == 2
     assert len(server.bodies) == 3 * 4 * 2
+    assert [each["requests"] for each in (found["warm_up"], *found["waves"])] == [8, 8, 8]
     middle = sum(found["tokens_per_s"]) / 2
     assert found["bare_over_run"] == pytest.approx(middle / 400.0, abs=0.01)
 
