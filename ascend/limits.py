@@ -183,6 +183,14 @@ TABLE: tuple[Row, ...] = (
         overrides=("*rollout.quantization*",),
     ),
     Row(
+        cuda='rollout.kv_cache = "fp8"',
+        ascend="",
+        kind="refused",
+        reason='SGLang\'s cache in e4m3; Atlas A2 has no FP8. Set rollout.kv_cache = "model"',
+        seen_in=VLLM_ASCEND,
+        asked=lambda config: isinstance(config, RlConfig) and config.rollout.kv_cache != "model",
+    ),
+    Row(
         cuda='memory.adam_states = "compact" or "bfloat16"',
         ascend="",
         kind="refused",

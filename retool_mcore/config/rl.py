@@ -297,12 +297,13 @@ class RlConfig(RunConfig):
                 f'algorithm.old_log_prob = "rollout" with model.fp8 = "{self.model.fp8}": engine and actor differ '
                 'too much for the engine\'s log-probabilities alone. Set algorithm.importance_sampling = "token"'
             )
-        if self.rollout.precision == "fp8":
-            raise ValueError(
-                'rollout.precision = "fp8" samples from probabilities that differ from the actor\'s, and '
-                'algorithm.importance_sampling = "off" does not correct for that. Set it to "token", or precision = '
-                '"model"'
-            )
+        for name in ("precision", "kv_cache"):
+            if getattr(self.rollout, name) == "fp8":
+                raise ValueError(
+                    f'rollout.{name} = "fp8" samples from probabilities that differ from the actor\'s, and '
+                    f'algorithm.importance_sampling = "off" does not correct for that. Set it to "token", or {name} = '
+                    '"model"'
+                )
         return self
 
     @model_validator(mode="after")

@@ -143,6 +143,14 @@ class Rollout(ToolLoop):
     (sgl-deep-gemm), not without. Platform cuda only.
     """
 
+    kv_cache: Literal["model", "fp8"] = "model"
+    """Of the engines' cache of keys and values: as model.dtype, or FP8 (e4m3), in half the memory.
+
+    With a scale of 1, so nothing beyond 448 can be told in it. More responses fit at once, and each
+    decoding step reads half as much. Needs algorithm.importance_sampling, as rollout.precision
+    does. Validation samples with it, `retool eval` does not. Platform cuda only.
+    """
+
     agent_workers: PositiveInt = 1
     """Processes that run the loops of trajectories, over all nodes."""
 

@@ -120,10 +120,9 @@ class ModelShape:
         """
         return self.heads * self.head_dim + self.ffn * (self.experts_per_token or 1)
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of one token in the rollout engine's KV cache: all layers, bfloat16."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+    def kv_bytes(self, *, fp8: bool) -> int:
+        """Of one token in the rollout engine's cache, all layers; a value takes one byte or two."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * (1 if fp8 else 2)
 
 
 def shape_of_config(values: Mapping[str, Any]) -> ModelShape:

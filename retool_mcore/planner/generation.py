@@ -35,6 +35,7 @@ class Engines:
     hardware: Hardware
     tp: int
     fp8: bool
+    fp8_cache: bool
     count: int
     responses: float  # of a step, in one engine
     ahead: float  # batches in flight beside the one that a step waits for
@@ -47,8 +48,8 @@ class Engines:
         r, t = config.rollout, config.train
         count = (r.gpus or hardware.count) // r.engine_tp
         return Engines(
-            shape=shape, hardware=hardware, tp=r.engine_tp, fp8=r.precision == "fp8", count=count,
-            responses=t.prompts_per_step * r.group_size / count,
+            shape=shape, hardware=hardware, tp=r.engine_tp, fp8=r.precision == "fp8", fp8_cache=r.kv_cache == "fp8",
+            count=count, responses=t.prompts_per_step * r.group_size / count,
             ahead=0.0 if t.mode == "sync" else t.prefetch_batches,
             max_running=r.max_running_requests, kv_tokens=kv_tokens, lengths=lengths,
         )  # fmt: skip
@@ -64,7 +65,8 @@ class Engines:
         return max(1.0, min(limits)), limits[min(limits)]
 
     def step_s(self, at_once: float, context: float) -> float:
-        return decode_step_s(self.shape, self.hardware, self.tp, at_once, context, fp8=self.fp8)
+        how = {"fp8": self.fp8, "fp8_cache": self.fp8_cache}
+        return decode_step_s(self.shape, self.hardware, self.tp, at_once, context, **how)
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds of one engine to compute the cache of ``tokens``."""
@@ -157,7 +159,7 @@ def _tools_s(config: RlConfig, lengths: Lengths) -> float:
 
 
 def decode_step_s(
-    shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float, *, fp8: bool
+    shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float, *, fp8: bool, fp8_cache: bool
 ) -> float:
     """Seconds to decode a token of each of ``at_once`` sequences, of ``context`` tokens in all.
 
@@ -171,7 +173,7 @@ def decode_step_s(
         weights / (bandwidth * calibrated("weights_read")),
         2 * shape.compute_params * at_once / (tp * hardware.device.flops * calibrated("gemm")),
     )
-    cache_s = context * shape.kv_bytes / (bandwidth * calibrated("cache_read"))
+    cache_s = context * shape.kv_bytes(fp8=fp8_cache) / (bandwidth * calibrated("cache_read"))
     layer_s = calibrated("decode_layer_s") + (calibrated("decode_fp8_s") if fp8 else 0.0)
     if tp > 1:
         sent = 2 * 2 * shape.hidden * at_once * (tp - 1) / tp

@@ -162,6 +162,7 @@ def rollout_memory(
     training = 0.0 if rollout.gpus else stays + train.buffers
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
+    kv_bytes = shape.kv_bytes(fp8=rollout.kv_cache == "fp8")
     return RolloutMemory(
         weights=weights,
         kv_cache=cache,
@@ -169,5 +170,5 @@ def rollout_memory(
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib"),
         # vLLM's groups of an engine's ranks: all of them, and those that split its layers
         asleep=0.0 if rollout.gpus else calibrated("asleep_gib") + 2 * (rollout.engine_tp > 1) * device.group_gib,
-        kv_tokens=max(0, int(cache * GIB * rollout.engine_tp / shape.kv_bytes)),
+        kv_tokens=max(0, int(cache * GIB * rollout.engine_tp / kv_bytes)),
     )

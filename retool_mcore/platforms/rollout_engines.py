@@ -23,6 +23,8 @@ class RolloutEngine:
     # The argument that takes run.seed. None: verl passes its rollout.seed, to which it adds the
     # replica's number.
     seed_argument: str | None
+    # What gives it a cache of keys and values in FP8: argument, value. None: it has none here.
+    fp8_cache: tuple[str, str] | None
     # Where its arguments are declared: package, file, class. None: their names are not checked.
     arguments_class: tuple[str, str, str] | None
     # The argument that names a drafter, and the drafters without weights of their own.
@@ -58,6 +60,7 @@ SGLANG = RolloutEngine(
     request_seeds=True,
     reads_calls=True,
     seed_argument="random_seed",  # verl/sglang_replica.py adds the replica's number
+    fp8_cache=("kv_cache_dtype", "fp8_e4m3"),
     arguments_class=("sglang", "srt/server_args.py", "ServerArgs"),
     draft_argument="speculative_algorithm",
     drafts_without_weights=("NGRAM",),
@@ -69,6 +72,7 @@ VLLM = RolloutEngine(
     request_seeds=False,  # it would process seeded requests one by one
     reads_calls=False,
     seed_argument=None,
+    fp8_cache=None,
     arguments_class=None,
     draft_argument=None,
 )

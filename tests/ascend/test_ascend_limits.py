@@ -52,6 +52,12 @@ def test_what_has_no_counterpart_is_refused_with_its_reason(setting: str, messag
     assert str(A2) in text and 'run.platform = "ascend"' in text
 
 
+@pytest.mark.parametrize("name", ["precision", "kv_cache"])
+def test_engines_there_have_no_fp8(name: str):
+    text = refused(f"rollout.{name}=fp8", "algorithm.importance_sampling=token")
+    assert f'rollout.{name} = "fp8"' in text and f'Set rollout.{name} = "model"' in text
+
+
 def test_the_engine_there_does_not_tell_experts():
     text = refused("algorithm.router_replay=R3", "memory.recompute=full", "train.micro_batch_tokens=40000")
     assert 'algorithm.router_replay = "R3": vllm-ascend 0.23.0 tells the experts' in text

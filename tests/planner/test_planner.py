@@ -16,8 +16,10 @@ from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import of_model
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import shape_of_config
-from retool_mcore.planner.calibration import CALIBRATION, START_S
+from retool_mcore.planner.calibration import CALIBRATION, START_S, calibrated
+from retool_mcore.planner.generation import Engines
 from retool_mcore.planner.hardware import GIB, of_run, parse
+from retool_mcore.planner.lengths import Lengths
 from retool_mcore.planner.memory import activation_bytes, train_memory
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.planner.report import refusal, report
@@ -78,8 +80,8 @@ def test_a_tokens_flops_are_those_that_mfu_counts():
 
 def test_a_token_in_the_cache_by_hand():
     """A key and a value, 2 bytes each, of every layer and key-value head."""
-    assert SEVEN.kv_bytes == 2 * 28 * 4 * 128 * 2 == 57_344
-    assert THIRTY_TWO.kv_bytes == 2 * 64 * 8 * 128 * 2 == 262_144
+    assert SEVEN.kv_bytes(fp8=False) == 2 * 28 * 4 * 128 * 2 == 57_344
+    assert THIRTY_TWO.kv_bytes(fp8=False) == 2 * 64 * 8 * 128 * 2 == 262_144
     config = rl("rl_qwen2.5_7b_h200x8", "memory.offload_idle=true", "rollout.engine_memory_fraction=0.8")
     rollout = make_plan(config, SEVEN, parse("h200x8")).rollout
     assert rollout is not None
@@ -274,6 +276,26 @@ def test_an_engine_in_fp8_holds_its_layers_in_one_byte():
     saved_gib = (7.61e9 - 2 * 152_064 * 3584) / GIB  # not of the embedding table and the output matrix
     found_gib = [plain.weights - halved.weights, halved.kv_cache - plain.kv_cache]
     assert found_gib == pytest.approx([saved_gib] * 2, rel=0.01)
+
+
+def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_half_the_time():
+    """Where the cache limits how many responses run at once, twice as many do."""
+    fp8 = ("rollout.kv_cache=fp8", "algorithm.importance_sampling=token")
+    tight = ("rollout.engine_memory_fraction=0.2", "rollout.max_running_requests=1024")
+    runs = [rl("rl_qwen2.5_7b_h200x8", *tight, *words) for words in ((), fp8)]
+    h200, lengths = parse("h200x8"), Lengths.evenly(8000, 16_000)
+    plans = [make_plan(run, SEVEN, h200, lengths=lengths) for run in runs]
+    plain, halved = (plan.rollout for plan in plans)
+    assert plain and halved and halved.kv_cache == plain.kv_cache, "the same memory"
+    assert halved.kv_tokens == pytest.approx(2 * plain.kv_tokens, abs=1)
+    tokens = (plain.kv_tokens, halved.kv_tokens)
+    engines = [Engines.of(run, SEVEN, h200, each, lengths) for run, each in zip(runs, tokens, strict=True)]
+    (few, limit), (many, _) = (each.slots for each in engines)
+    assert limit == "cache" and many == pytest.approx(2 * few, rel=0.001)
+    assert plans[1].phases["generate"] < 0.6 * plans[0].phases["generate"]
+    steps = [each.step_s(64.0, 64 * 8000.0) for each in engines]
+    read_s = 64 * 8000 * 28_672 / (h200.device.bandwidth * calibrated("cache_read"))
+    assert steps[0] - steps[1] == pytest.approx(read_s / engines[0].tp), "of half the bytes"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_qwen*.toml")), ids=lambda path: path.stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.base import sglang_options
 from retool_mcore.verl.keys.ppo import ppo_tree
-from retool_mcore.verl.keys.rollout import check_engine_args
+from retool_mcore.verl.keys.rollout import check_engine_args, engine_args
 from retool_mcore.verl.plugin import assert_loaded
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 CONFIGS = Path(__file__).parents[2] / "configs"
 H200 = CONFIGS / "rl_qwen2.5_7b_h200x8.toml"
 FP8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
+CACHE = ("rollout.kv_cache=fp8", "algorithm.importance_sampling=token")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -113,6 +116,10 @@ def test_the_setting_reaches_verls_rollout():
         (H200, FP8[:1], 'algorithm.importance_sampling = "off" does not correct'),
         (H200, ("rollout.precision=fp4",), "rollout.precision"),
         (H200, (*FP8, "rollout.engine_args={quantization='fp8'}"), "quantization: rollout.precision"),
+        (H200, CACHE[:1], 'rollout.kv_cache = "fp8" samples from probabilities that differ from the actor'),
+        (H200, ("rollout.kv_cache=fp8_e5m2",), "rollout.kv_cache"),
+        (H200, ("rollout.engine_args={kv_cache_dtype='fp8_e5m2'}",), "kv_cache_dtype: rollout.kv_cache"),
+        (H200, (*CACHE, "rollout.engine_args={quantization_param_path='s.json'}"), "path: rollout.kv_cache"),
     ],
 )
 def test_what_cannot_work_is_refused(config: Path, settings: tuple[str, ...], message: str):
@@ -137,9 +144,32 @@ def test_drafts_of_earlier_text_are_allowed():
     check_engine_args(run, get_platform("cuda"))
 
 
-def test_a_cpu_has_no_fp8():
-    with pytest.raises(ConfigError, match=r"rollout\.precision = 'fp8' needs kernels of a GPU"):
-        get_platform("cpu").check_settings(load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", FP8))
+@pytest.mark.parametrize(("settings", "name"), [(FP8, "precision"), (CACHE, "kv_cache")])
+def test_a_cpu_has_no_fp8(settings: tuple[str, ...], name: str):
+    with pytest.raises(ConfigError, match=rf"rollout\.{name} = 'fp8' needs kernels of a GPU"):
+        get_platform("cpu").check_settings(load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", settings))
+
+
+def test_a_cache_in_fp8_is_an_argument_of_a_training_runs_server():
+    """As its command reads it, beside FP8 of its weights; an evaluation's own stays as it is."""
+    from sglang.srt.server_args import ServerArgs
+
+    cuda, parser = get_platform("cuda"), ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+
+    def cache_of(run: RlConfig | EvaluationConfig) -> str:
+        options = sglang_options(engine_args(run, cuda))
+        return parser.parse_known_args(["--model-path", "m", *options])[0].kv_cache_dtype
+
+    run = load_config(RlConfig, H200, (*CACHE, "rollout.precision=fp8"))
+    assert cache_of(run) == "fp8_e4m3"
+    assert cache_of(load_config(RlConfig, H200)) == "auto"
+    assert cache_of(EvaluationConfig.of(run)) == "auto"
+    rollout = ppo_tree(run, cuda).actor_rollout_ref.rollout
+    assert rollout.engine_kwargs.sglang.kv_cache_dtype == "fp8_e4m3" and rollout.quantization == "fp8"
+    evaluation = EvaluationConfig.of(run)
+    evaluation.rollout.engine_args["kv_cache_dtype"] = "fp8_e5m2"
+    assert cache_of(evaluation) == "fp8_e5m2"
 
 
 def test_an_evaluation_may_quantise_by_the_engines_own_argument():

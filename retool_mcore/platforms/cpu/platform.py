@@ -19,6 +19,7 @@ from retool_mcore.platforms.rollout_engines import SGLANG
 from retool_mcore.platforms.stores import STORE_PATCH
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages that have no CPU build
+IN_FP8 = ("precision", "kv_cache")  # of [rollout], "model" or "fp8"
 MAX_TOTAL_TOKENS = 32_768  # the server's key-value cache; tokens, not bytes
 
 
@@ -138,7 +139,9 @@ class Cpu(Platform):
     def check_settings(self, config: RunConfig) -> None:
         super().check_settings(config)
         memory = config.memory
-        of_engines = [("rollout.precision", config.rollout.precision, "model")] if isinstance(config, RlConfig) else []
+        of_engines = []
+        if isinstance(config, RlConfig):
+            of_engines = [(f"rollout.{name}", getattr(config.rollout, name), "model") for name in IN_FP8]
         for name, value, plain in (
             *of_engines,
             ("model.fp8", config.model.fp8, "off"),

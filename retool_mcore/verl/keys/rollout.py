@@ -40,7 +40,12 @@ OWN_ENGINE_ARGS = {  # SGLang's and vLLM's names -> the run file's own setting
     "random_seed": "run.seed",
     "seed": "run.seed",
 }
-OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {"quantization": "rollout.precision"}  # which `retool eval` has not
+OWN_RL_ENGINE_ARGS = OWN_ENGINE_ARGS | {  # which `retool eval` has not
+    "quantization": "rollout.precision",
+    "kv_cache_dtype": "rollout.kv_cache",
+    # Scales from a file: SGLang 0.5.12 divides by them, and its attention multiplies by none.
+    "quantization_param_path": "rollout.kv_cache",
+}
 
 
 def _validates_by(name: str) -> Any:
@@ -104,9 +109,15 @@ def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict
     Raises ConfigError like ``check_engine_args``.
     """
     check_engine_args(config, platform)
-    argument = platform.rollout.engine.seed_argument
+    engine = platform.rollout.engine
+    argument = engine.seed_argument
     seed = {argument: config.run.seed} if argument else {}
-    return {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
+    found = {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
+    if isinstance(config, RlConfig) and config.rollout.kv_cache == "fp8":
+        assert engine.fp8_cache is not None, f"platform {platform.name} refuses a cache that its engine has not"
+        name, value = engine.fp8_cache
+        found[name] = value
+    return found
 
 
 def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> None:
