@@ -28,6 +28,7 @@ class TrainMemory:
     activations: float
     logits: float
     buffers: float
+    whole_matrix: float = 0.0  # the one of a base in FP8 that a layer computes with
 
     @property
     def total(self) -> float:
@@ -119,7 +120,8 @@ def train_memory(
 ) -> TrainMemory:  # fmt: skip
     """Memory of training; ``micro_batch_tokens`` is the budget of one rank, not times cp.
 
-    With ``lora`` gradients and the optimizer's states are the adapters' alone.
+    With ``lora`` gradients and the optimizer's states are the adapters' alone. A base in FP8 has a
+    byte for each of the layers' weights.
     """
     tp, pp = parallel.tp, parallel.pp
     params = sum(params_of_rank(shape, parallel))
@@ -138,13 +140,14 @@ def train_memory(
     own = adapters / (dp * parallel.cp) if lora.rank else state_params_of_rank(shape, parallel, dp)
     states = own * STATE_BYTES[memory.adam_states] * (1 - memory.optimizer_on_cpu)
     return TrainMemory(
-        weights=2 * (params + adapters) / GIB,
+        weights=(2 * (params + adapters) - (sum(layer_params_of_rank(shape, parallel)) if lora.in_fp8 else 0)) / GIB,
         fp8_copies=2 * sum(layer_params_of_rank(shape, parallel)) / GIB if fp8 else 0.0,
         gradients=4 * (adapters if lora.rank else params) / GIB,
         optimizer=states / GIB,
         activations=micro_batch_tokens * (kept * layers * in_flight + working) / GIB,
         logits=micro_batch_tokens * shape.vocab / tp * logits_bytes / GIB,
         buffers=calibrated("buffers_gib") + group_gib * groups_of_rank(parallel, dp),
+        whole_matrix=2 * shape.largest_matrix / tp / GIB if lora.in_fp8 else 0.0,
     )
 
 

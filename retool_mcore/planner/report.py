@@ -71,6 +71,7 @@ def _layout(plan: Plan) -> str:
     layers = f" of {m.recompute_layers} layers a stage" if m.recompute_layers else ""
     words = [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}", f"recompute {m.recompute}{layers}"]
     words += [f"adapters of rank {config.lora.rank}"] if config.lora.rank else []
+    words += ["base in FP8"] if config.lora.in_fp8 else []
     words += [f"optimizer {m.optimizer_on_cpu:.0%} on the host"] if m.optimizer_on_cpu else []
     words += [f"{plan.micro_batch_tokens} tokens a micro-batch"]
     if isinstance(config, RlConfig):
