@@ -118,7 +118,9 @@ class AdaptedBridge:
         load_weights(models, *args)
         for chunk in _unwrapped(models):
             store(chunk)
-        get_torch_device().empty_cache()  # of what the weights took as they were loaded
+        device = get_torch_device()
+        device.empty_cache()
+        device.reset_peak_memory_stats()  # or the peak of a run would be that of its start, with all weights whole
 
     def _adapt(self, model: Any, **_: Any) -> None:
         adapt(model, self._adapters)

@@ -20,7 +20,10 @@ from tests.numerics.lora_ranks import adapters
 from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
 from tests.numerics.test_lora import FFN, HIDDEN, KV, LAYERS, RANK, SEQUENCES, SOME, weights
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator"),
+]
 FP8 = adapters(RANK, *SOME, base="fp8")
 MATRICES = LAYERS * (2 * HIDDEN * (HIDDEN + KV) + 3 * HIDDEN * FFN)
 TWINS = {name: name.replace("fp8", "rounded") for name in ("fp8", "fp8_recompute", "fp8_tp2", "fp8_pp2")}
