@@ -47,6 +47,7 @@ class RolloutMemory:
     training: float  # the idle actor's; if it is offloaded, what offloading does not free
     beyond: float  # the engine's activations and graphs, if they are outside its share
     asleep: float  # what the engine keeps while the actor trains beside it
+    syncing: float  # while weights are sent: the actor and the engine's weights, whose cache comes after
     kv_tokens: int  # of one engine
 
     @property
@@ -163,6 +164,7 @@ def rollout_memory(
     weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
     stays = train.fp8_copies if memory.offload_idle else train.idle  # verl does not know of Transformer Engine's copies
     training = 0.0 if rollout.gpus else stays + train.buffers
+    beside = train.weights + train.fp8_copies if memory.offload_idle else train.idle
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
     return RolloutMemory(
@@ -172,5 +174,6 @@ def rollout_memory(
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib"),
         # vLLM's groups of an engine's ranks: all of them, and those that split its layers
         asleep=0.0 if rollout.gpus else calibrated("asleep_gib") + 2 * (rollout.engine_tp > 1) * device.group_gib,
+        syncing=0.0 if rollout.gpus else beside + train.whole_matrix + train.buffers + weights,
         kv_tokens=max(0, int(cache * GIB * rollout.engine_tp / shape.kv_bytes)),
     )

@@ -51,6 +51,12 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
             f"rollout does not fit: an engine's weights are {rollout.weights:.1f} GiB of each {device}, "
             f"{-rollout.kv_cache:.1f} GiB more than rollout.engine_memory_fraction leaves. Raise rollout.engine_tp"
         )
+    if rollout is not None and rollout.syncing > plan.device_gib:
+        return (
+            f"the weight sync does not fit: the actor's weights and an engine's are {rollout.syncing:.1f} GiB of each "
+            f"{device}, {rollout.syncing - plan.device_gib:.1f} GiB more than its {plan.device_gib:.1f} GiB. Raise "
+            'parallel.tp and rollout.engine_tp, or take rollout.precision = "fp8", or train adapters on a base in FP8'
+        )
     if rollout is not None and rollout.total > plan.device_gib:
         return (
             f"rollout does not fit: it needs {rollout.total:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB more "
@@ -94,6 +100,8 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
             yield f"  rollout    {name:<14}{getattr(plan.rollout, name):8.1f}"
         room = f"room for {plan.rollout.kv_tokens:,} tokens in each engine"
         yield f"  rollout    {'total':<14}{plan.rollout.total:8.1f}   {room}"
+        if plan.rollout.syncing:
+            yield f"  sync       {'total':<14}{plan.rollout.syncing:8.1f}   the actor beside an engine's weights"
 
 
 def _time_lines(plan: Plan) -> Iterator[str]:
