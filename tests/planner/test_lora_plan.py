@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from retool_mcore.config import Memory, Parallel
@@ -79,7 +81,7 @@ def test_a_base_in_fp8_takes_a_byte_a_weight_and_one_matrix_more():
 def test_a_base_in_fp8_is_made_whole_once_for_each_way_through_a_micro_batch():
     work, hardware = Work.of(64, 2048, 1.0), parse("h100x1")
 
-    def seconds(passes: float, count: int, base: str) -> float:
+    def seconds(passes: float, count: int, base: Literal["model", "fp8"]) -> float:
         lora = Lora(rank=32, base_precision=base)
         return pass_s(SEVEN, hardware, Parallel(), work, passes=passes, micro_batches=count, fp8=False, lora=lora)
 
