@@ -39,9 +39,10 @@ class _Stored:
         del whole  # it ends with this call
 
         def pack(saved: torch.Tensor) -> Any:
-            if saved.untyped_storage().data_ptr() != address:
-                return saved
-            return _Noted(self, saved)
+            if saved.untyped_storage().data_ptr() == address:
+                return _Noted(self, saved)
+            # A function that kept its own output through a hook would never be freed.
+            return saved if saved.is_leaf else saved.detach()
 
         try:
             with saved_tensors_hooks(pack, _unpack):

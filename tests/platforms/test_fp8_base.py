@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -35,6 +36,11 @@ class _Product(torch.autograd.Function):
         one, other = ctx.saved_tensors
         assert one.data_ptr() == other.data_ptr(), "made twice"
         return gradients[0] @ one, None
+
+
+class SavesItsOutput(Plain):
+    def forward(self, x: torch.Tensor) -> tuple[Any, None]:
+        return torch.nn.functional.linear(x, self.weight).tanh(), None
 
 
 def stored(chunk: Any) -> Any:
@@ -84,7 +90,7 @@ def test_rounding_moves_a_value_by_a_sixteenth_at_most_and_only_once(dtype: torc
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
-@pytest.mark.parametrize("kind", [Plain, Fused, SavedTwice])
+@pytest.mark.parametrize("kind", [Plain, Fused, SavedTwice, SavesItsOutput])
 def test_a_stored_layer_computes_and_learns_as_one_with_rounded_weights(
     alone: None, kind: type[Plain], recomputed: bool
 ):
@@ -138,6 +144,32 @@ def test_a_weight_that_was_moved_is_read_where_it_is(alone: None):
         old, one.weight.data = one.weight.data, one.weight.data.clone()
         old.view(torch.uint8).zero_()
     assert torch.equal(run(chunk, x)[0], want)
+
+
+def test_what_has_no_backward_pass_is_freed(alone: None):
+    layer = stored(adapted(SavesItsOutput, "o_proj")).decoder.layers[0].self_attention.linear_qkv
+    output = layer(torch.randn(4, 2, HIDDEN, requires_grad=True))[0]
+    held = weakref.ref(output.untyped_storage())
+    del output
+    assert held() is None and layer.made() is None
+
+
+def test_ranks_that_have_parts_of_a_row_agree_on_its_scale(alone: None, monkeypatch: pytest.MonkeyPatch):
+    """The other rank's columns are a thousand times larger."""
+    from megatron.core import parallel_state
+
+    from retool_mcore.platforms import fp8_base
+
+    chunk, twin = adapted(Plain, "q_proj"), adapted(Plain, "q_proj")
+    twin.load_state_dict(chunk.state_dict())
+    stored(twin)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_world_size", lambda: 2)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_group", lambda: "both")
+    monkeypatch.setattr(fp8_base.dist, "all_reduce", lambda largest, op, group: largest.mul_(1024))
+    times = [
+        float(one.scales[0] / other.scales[0]) for one, other in zip(linears(stored(chunk)), linears(twin), strict=True)
+    ]
+    assert times == [1.0, 1024.0, 1.0, 1024.0]
 
 
 def test_an_error_in_a_layer_leaves_its_weight_stored(alone: None):
