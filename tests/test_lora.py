@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.model.adapter import merge, peft_config, read_adapter, write_adapter
+from retool_mcore.model.adapter import merge, merged, peft_config, read_adapter, write_adapter
+from retool_mcore.model.fp8 import rounded
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import checkpoint, saving
 from retool_mcore.run.export import export
@@ -37,6 +38,10 @@ def test_targets_are_matrices_by_name_or_as_a_group():
         ((RANK, "algorithm.name=ppo"), 'lora.rank = 8 with algorithm.name = "ppo": its critic has no adapters'),
         ((RANK, "model.fp8=tensorwise"), 'lora.rank = 8 with model.fp8 = "tensorwise": adapters are not trained'),
         ((RANK, "memory.optimizer_on_cpu=0.5"), "lora.rank = 8 with memory.optimizer_on_cpu = 0.5"),
+        (
+            ("lora.base_precision=fp8",),
+            'base_precision = "fp8" with rank = 0: without adapters all weights are trained',
+        ),
         (("lora.rank=-1",), "lora.rank = -1: input should be greater than or equal to 0"),
         (("lora.dropout=1.0",), "lora.dropout = 1.0: input should be less than 1"),
         (("lora.targets=[]",), "lora.targets = []: list should have at least 1 item"),
@@ -91,7 +96,9 @@ def save(run: SftConfig, step: int, **adapter: Any) -> None:
         saver.save(step)
 
 
-@pytest.mark.parametrize("changed", ["lora.rank=0", "lora.rank=16", "lora.alpha=8", 'lora.targets=["mlp"]'])
+@pytest.mark.parametrize(
+    "changed", ["lora.rank=0", "lora.rank=16", "lora.alpha=8", 'lora.targets=["mlp"]', "lora.base_precision=fp8"]
+)
 def test_adapters_belong_to_their_run(tmp_path: Path, changed: str):
     save(run_in(tmp_path, RANK), 5)
     assert checkpoint.find_resume(run_in(tmp_path, RANK)) is not None
@@ -136,6 +143,15 @@ def adapter_on(base: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]
 
 def load_all(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+
+
+def test_an_export_of_a_base_in_fp8_has_the_rounded_matrix_and_the_rest_as_it_is(tmp_path: Path, base: Path):
+    made = adapter_on(base)
+    save(run_in(tmp_path, RANK), 5, **made, base_in_fp8=True)
+    got, had = load_all(export(tmp_path / "sft_tiny_cpu", tmp_path / "out")), load_all(base)
+    assert torch.equal(got[f"{Q}.weight"], merged(rounded(had[f"{Q}.weight"]), *made["weights"][Q], 1.5))
+    assert not torch.equal(got[f"{Q}.weight"], merged(had[f"{Q}.weight"], *made["weights"][Q], 1.5))
+    assert torch.equal(got[BIAS], had[BIAS]) and torch.equal(got[NORM], had[NORM])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from retool_mcore.config.base import PositiveInt, Section
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+FP8 = "fp8"
 GROUPS: dict[str, tuple[str, ...]] = {"attention": ATTENTION, "mlp": MLP}
 
 
@@ -31,6 +32,25 @@ class Lora(Section):
         Literal["attention", "mlp", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     ] = Field(default=["attention", "mlp"], min_length=1)
     """The matrices of each layer that get an adapter, by name or as a group."""
+
+    base_precision: Literal["model", "fp8"] = "model"
+    """Numbers that the frozen matrices of the layers are kept in; "model": those of model.dtype.
+
+    "fp8" rounds them to a byte each, for training, engines and export alike.
+    """
+
+    @model_validator(mode="after")
+    def _rounded_beside_adapters(self) -> Lora:
+        if self.base_precision != "model" and not self.rank:
+            raise ValueError(
+                f'base_precision = "{self.base_precision}" with rank = 0: without adapters all weights are trained, '
+                'and none is frozen. Set a rank, or "model"'
+            )
+        return self
+
+    @property
+    def in_fp8(self) -> bool:
+        return self.base_precision == FP8
 
     @property
     def matrices(self) -> list[str]:

@@ -2,12 +2,14 @@
 
 adapter_model.safetensors   base_model.model.<matrix>.lora_A.weight [r, in] and lora_B [out, r]
 adapter_config.json         peft's LoraConfig; names the base
-adapter_base.json           a hash of each of the base's files, by which another base is known
+adapter_base.json           a hash of each of the base's files, by which another base is known, and
+                            "precision": "fp8" where its layers' matrices were rounded: model/fp8.py
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -16,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.files import INDEX, file_hash, safe_open, tensor_files
+from retool_mcore.model.fp8 import rounded
 
 if TYPE_CHECKING:
     import torch
 
 WEIGHTS, CONFIG, BASE = "adapter_model.safetensors", "adapter_config.json", "adapter_base.json"
 FILES = (WEIGHTS, CONFIG, BASE)
-_PREFIX = "base_model.model."
+_PREFIX, _PRECISION = "base_model.model.", "precision"
+_MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight")
 
 
 def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
@@ -59,7 +63,11 @@ def base_hashes(model: str) -> dict[str, str]:
 
 
 def write_adapter(
-    folder: str, weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]], config: Mapping[str, Any]
+    folder: str,
+    weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    config: Mapping[str, Any],
+    *,
+    base_in_fp8: bool = False,
 ) -> None:
     """Write adapters, whole and on the host, by the name of their matrix."""
     to = Path(folder)
@@ -71,7 +79,7 @@ def write_adapter(
     }
     _save(tensors, to / WEIGHTS)
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    hashes = base_hashes(str(config["base_model_name_or_path"]))
+    hashes = base_hashes(str(config["base_model_name_or_path"])) | ({_PRECISION: "fp8"} if base_in_fp8 else {})
     (to / BASE).write_text(json.dumps(hashes, indent=2) + "\n", encoding="utf-8")
 
 
@@ -94,6 +102,7 @@ def read_adapter(folder: Path, model: str = "") -> tuple[dict[str, tuple[Any, An
     """
     config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     hashes: dict[str, str] = json.loads((folder / BASE).read_text(encoding="utf-8"))
+    hashes.pop(_PRECISION, None)
     named = str(config["base_model_name_or_path"])
     found = base_hashes(model or named)
     if differing := sorted(name for name in {**hashes, **found} if hashes.get(name) != found.get(name)):
@@ -113,8 +122,9 @@ def read_adapter(folder: Path, model: str = "") -> tuple[dict[str, tuple[Any, An
 def merge(adapter: Path, to: Path) -> None:
     """Write the model that an adapter and its base make, in the adapter's number type.
 
-    One file of the base is in memory at a time. The tokenizer and what else lies beside the adapter
-    is copied, the base's config.json too. Raises CheckpointError.
+    The base's matrices are rounded if they were so in training. One file of the base is in memory
+    at a time. The tokenizer and what else lies beside the adapter is copied, the base's config.json
+    too. Raises CheckpointError.
     """
     pairs, config = read_adapter(adapter)
     located = tensor_files(str(config["base_model_name_or_path"]))
@@ -122,6 +132,7 @@ def merge(adapter: Path, to: Path) -> None:
     base, files = located
     scale = config["lora_alpha"] / config["r"]
     dtype = next(iter(pairs.values()))[0].dtype
+    in_fp8 = _PRECISION in json.loads((adapter / BASE).read_text(encoding="utf-8"))
     to.mkdir(parents=True, exist_ok=True)
     size = 0
     for shard in sorted(set(files.values())):
@@ -129,6 +140,7 @@ def merge(adapter: Path, to: Path) -> None:
         with safe_open()(base / shard, "pt") as file:
             for name in file.keys():  # noqa: SIM118  no mapping
                 weight = file.get_tensor(name).to(dtype)
+                weight = rounded(weight) if in_fp8 and _MATRIX.fullmatch(name) else weight
                 pair = pairs.get(name.removesuffix(".weight"))
                 tensors[name] = weight if pair is None else merged(weight, *pair, scale)
         size += sum(each.numel() * each.element_size() for each in tensors.values())

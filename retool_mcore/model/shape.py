@@ -56,6 +56,11 @@ class ModelShape:
         return sum(rank * (whole + cut / tp) for whole, cut in map(whole_and_cut.__getitem__, matrices))
 
     @property
+    def largest_matrix(self) -> int:
+        """Weights of a dense layer's largest linear; Megatron joins gate and up, and q, k and v."""
+        return self.hidden * max(2 * self.ffn, self.head_dim * (self.heads + 2 * self.kv_heads))
+
+    @property
     def head_params(self) -> int:
         """Weights of the embedding table, or of the output matrix."""
         return self.hidden * self.vocab

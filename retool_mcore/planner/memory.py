@@ -28,6 +28,7 @@ class TrainMemory:
     activations: float
     logits: float
     buffers: float
+    whole_matrix: float = 0.0  # the one of a base in FP8 that a layer computes with
 
     @property
     def total(self) -> float:
@@ -46,6 +47,7 @@ class RolloutMemory:
     training: float  # the idle actor's; if it is offloaded, what offloading does not free
     beyond: float  # the engine's activations and graphs, if they are outside its share
     asleep: float  # what the engine keeps while the actor trains beside it
+    syncing: float  # while weights are sent: the actor and the engine's weights, whose cache comes after
     kv_tokens: int  # of one engine
 
     @property
@@ -119,7 +121,8 @@ def train_memory(
 ) -> TrainMemory:  # fmt: skip
     """Memory of training; ``micro_batch_tokens`` is the budget of one rank, not times cp.
 
-    With ``lora`` gradients and the optimizer's states are the adapters' alone.
+    With ``lora`` gradients and the optimizer's states are the adapters' alone. A base in FP8 has a
+    byte for each of the layers' weights.
     """
     tp, pp = parallel.tp, parallel.pp
     params = sum(params_of_rank(shape, parallel))
@@ -138,13 +141,14 @@ def train_memory(
     own = adapters / (dp * parallel.cp) if lora.rank else state_params_of_rank(shape, parallel, dp)
     states = own * STATE_BYTES[memory.adam_states] * (1 - memory.optimizer_on_cpu)
     return TrainMemory(
-        weights=2 * (params + adapters) / GIB,
+        weights=(2 * (params + adapters) - (sum(layer_params_of_rank(shape, parallel)) if lora.in_fp8 else 0)) / GIB,
         fp8_copies=2 * sum(layer_params_of_rank(shape, parallel)) / GIB if fp8 else 0.0,
         gradients=4 * (adapters if lora.rank else params) / GIB,
         optimizer=states / GIB,
         activations=micro_batch_tokens * (kept * layers * in_flight + working) / GIB,
         logits=micro_batch_tokens * shape.vocab / tp * logits_bytes / GIB,
         buffers=calibrated("buffers_gib") + group_gib * groups_of_rank(parallel, dp),
+        whole_matrix=2 * shape.largest_matrix / tp / GIB if lora.in_fp8 else 0.0,
     )
 
 
@@ -160,6 +164,7 @@ def rollout_memory(
     weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
     stays = train.fp8_copies if memory.offload_idle else train.idle  # verl does not know of Transformer Engine's copies
     training = 0.0 if rollout.gpus else stays + train.buffers
+    beside = train.weights + train.fp8_copies if memory.offload_idle else train.idle
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
     kv_bytes = shape.kv_bytes(fp8=rollout.kv_cache == "fp8")
@@ -170,5 +175,6 @@ def rollout_memory(
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib"),
         # vLLM's groups of an engine's ranks: all of them, and those that split its layers
         asleep=0.0 if rollout.gpus else calibrated("asleep_gib") + 2 * (rollout.engine_tp > 1) * device.group_gib,
+        syncing=0.0 if rollout.gpus else beside + train.whole_matrix + train.buffers + weights,
         kv_tokens=max(0, int(cache * GIB * rollout.engine_tp / kv_bytes)),
     )

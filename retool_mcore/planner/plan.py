@@ -93,7 +93,12 @@ class Plan:
     @property
     def need_gib(self) -> float:
         """Memory of the fullest device at its fullest moment."""
-        return max(self.training_gib, self.rollout.total if self.rollout else 0.0)
+        return max(self.training_gib, self.rollouts_gib)
+
+    @property
+    def rollouts_gib(self) -> float:
+        """Memory of a device during rollouts or the weight sync before them; 0 without."""
+        return max(self.rollout.total, self.rollout.syncing) if self.rollout else 0.0
 
     @property
     def training_fits(self) -> bool:
@@ -108,7 +113,7 @@ class Plan:
         """
         missing = self.training_gib - calibrated("usable_memory") * self.device_gib
         if self.rollout is not None:
-            missing = max(missing, self.rollout.total - self.device_gib, -self.rollout.kv_cache)
+            missing = max(missing, self.rollouts_gib - self.device_gib, -self.rollout.kv_cache)
         return missing
 
     @property

@@ -51,6 +51,12 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
             f"rollout does not fit: an engine's weights are {rollout.weights:.1f} GiB of each {device}, "
             f"{-rollout.kv_cache:.1f} GiB more than rollout.engine_memory_fraction leaves. Raise rollout.engine_tp"
         )
+    if rollout is not None and rollout.syncing > plan.device_gib:
+        return (
+            f"the weight sync does not fit: the actor's weights and an engine's are {rollout.syncing:.1f} GiB of each "
+            f"{device}, {rollout.syncing - plan.device_gib:.1f} GiB more than its {plan.device_gib:.1f} GiB. Raise "
+            'parallel.tp and rollout.engine_tp, or take rollout.precision = "fp8", or train adapters on a base in FP8'
+        )
     if rollout is not None and rollout.total > plan.device_gib:
         return (
             f"rollout does not fit: it needs {rollout.total:.1f} GiB of each {device}, {plan.missing_gib:.1f} GiB more "
@@ -71,6 +77,7 @@ def _layout(plan: Plan) -> str:
     layers = f" of {m.recompute_layers} layers a stage" if m.recompute_layers else ""
     words = [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}", f"recompute {m.recompute}{layers}"]
     words += [f"adapters of rank {config.lora.rank}"] if config.lora.rank else []
+    words += ["base in FP8"] if config.lora.in_fp8 else []
     words += [f"optimizer {m.optimizer_on_cpu:.0%} on the host"] if m.optimizer_on_cpu else []
     words += [f"{plan.micro_batch_tokens} tokens a micro-batch"]
     if isinstance(config, RlConfig):
@@ -93,6 +100,8 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
             yield f"  rollout    {name:<14}{getattr(plan.rollout, name):8.1f}"
         room = f"room for {plan.rollout.kv_tokens:,} tokens in each engine"
         yield f"  rollout    {'total':<14}{plan.rollout.total:8.1f}   {room}"
+        if plan.rollout.syncing:
+            yield f"  sync       {'total':<14}{plan.rollout.syncing:8.1f}   the actor beside an engine's weights"
 
 
 def _time_lines(plan: Plan) -> Iterator[str]:

@@ -15,6 +15,7 @@ from retool_mcore.planner.memory import (
     TrainMemory,
     activation_bytes,
     adapters_of_rank,
+    layer_params_of_rank,
     params_of_rank,
     state_params_of_rank,
 )
@@ -52,7 +53,20 @@ def pass_s(
     layer_s = calibrated("expert_layer_s") + calibrated("expert_launch_s") * shape.experts / parallel.ep
     launch_s = micro_batches * shape.layers / parallel.pp * passes * (layer_s if shape.experts else 0.0)
     launch_s *= calibrated("fp8_launches") if fp8 else 1.0
-    return max(_device_s(shape, hardware, parallel, work, passes=passes, fp8=fp8, lora=lora), launch_s)
+    device_s = _device_s(shape, hardware, parallel, work, passes=passes, fp8=fp8, lora=lora)
+    if lora.in_fp8:
+        device_s += micro_batches * _whole_s(shape, hardware, parallel, passes)
+    return max(device_s, launch_s)
+
+
+def _whole_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, passes: float) -> float:
+    """Seconds to make a rank's weights whole for a micro-batch, in each direction and again where
+    recomputed.
+
+    A byte is read and two are written; then a row's scale multiplies those in their place.
+    """
+    moved = (1 + 2 + 2 + 2) * sum(layer_params_of_rank(shape, parallel)) * _directions(passes)
+    return moved / (hardware.device.bandwidth * calibrated("memory"))
 
 
 def _device_s(
@@ -65,7 +79,7 @@ def _device_s(
     attention_s = attention / (devices * flops * calibrated("attention"))
     kept, _ = activation_bytes(shape, Memory(), 1, fused=hardware.device.fused)
     moved = kept * shape.layers * work.tokens * calibrated("elementwise") * passes / 3
-    moved += calibrated("permute") * _copies_of_token(shape) * shape.layers * work.tokens * _exchanges(passes)
+    moved += calibrated("permute") * _copies_of_token(shape) * shape.layers * work.tokens * _directions(passes)
     elementwise_s = moved / (devices * hardware.device.bandwidth * calibrated("memory"))
     busy_s = products + attention_s + elementwise_s
     ring = calibrated("ring") if parallel.cp > 1 else 0.0
@@ -86,7 +100,7 @@ def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work:
     ep = parallel.ep
     ep_bytes = 2 * _copies_of_token(shape) * tokens_of_rank * shape.layers / parallel.pp * (ep - 1) / ep
     rate = calibrated("link")
-    ep_s = ep_bytes * _exchanges(passes) / (hardware.link(ep) * rate)
+    ep_s = ep_bytes * _directions(passes) / (hardware.link(ep) * rate)
     return tp_bytes / (hardware.link(tp) * rate) + cp_bytes * passes / (hardware.link(tp * cp) * rate) + ep_s
 
 
@@ -95,8 +109,8 @@ def _copies_of_token(shape: ModelShape) -> int:
     return 2 * shape.hidden * shape.experts_per_token
 
 
-def _exchanges(passes: float) -> float:
-    """How often tokens go to their experts and back: once in backward, which counts twice."""
+def _directions(passes: float) -> float:
+    """How often a layer is gone through: once in backward, which counts twice."""
     return passes - 1 if passes >= 3 else passes
 
 

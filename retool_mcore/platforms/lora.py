@@ -48,6 +48,7 @@ class Adapters:
     dropout: float
     matrices: tuple[str, ...]  # "q_proj" ...
     seed: int
+    base_in_fp8: bool = False  # the frozen weights of the layers: fp8_base.py
 
     @property
     def scale(self) -> float:
@@ -201,8 +202,7 @@ def _start_gradients(module: Any, args: Any, output: torch.Tensor) -> None:
 
 
 def _adapt_linear(layer: Any, path: str, held: Sequence[str], adapters: Adapters) -> None:
-    owner, _, name = path.partition(".")
-    one = getattr(getattr(layer, owner), name)
+    one, name = dict(linears_of(layer))[path], path.rpartition(".")[2]
     config, ranks = layer.config, parallel_state.get_tensor_model_parallel_world_size()
     groups = 1
     if name == "linear_qkv":
@@ -216,6 +216,13 @@ def _adapt_linear(layer: Any, path: str, held: Sequence[str], adapters: Adapters
     one.__class__ = type(f"Adapted{type(one).__name__}", (_Adapted, type(one)), {})
     if hasattr(one, "return_layernorm_output"):
         one.return_layernorm_output = True
+
+
+def linears_of(layer: Any) -> Iterator[tuple[str, Any]]:
+    """The linears of one of Megatron's layers, by their path in it."""
+    for path in HELD:
+        owner, _, name = path.partition(".")
+        yield path, getattr(getattr(layer, owner), name)
 
 
 def _adapters_of(chunks: Iterable[Any]) -> Iterator[Adapter]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from retool_mcore.model.adapter import merged
+from retool_mcore.platforms.fp8_base import store, whole_parameters
 from retool_mcore.platforms.lora import HELD, MODULE, Adapters, Factor, adapt, factors_of
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # A [r, in] and B [out, r], whole
@@ -78,7 +79,7 @@ class _WithoutAdapters:
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         adapted = {name.partition(f".{MODULE}.")[0] for name, _ in self._chunk.named_parameters() if _is_adapter(name)}
-        for name, parameter in self._chunk.named_parameters():
+        for name, parameter in whole_parameters(self._chunk):
             layer, _, last = name.rpartition(".")
             if not _is_adapter(name) and (not self._only or (last == "weight" and layer in adapted)):
                 yield name, parameter
@@ -102,12 +103,24 @@ class AdaptedBridge:
         self._export: Callable[..., Iterator[tuple[str, torch.Tensor]]] = bridge.export_weights
         names, build = bridge._weight_name_mapping_mcore_local_to_global, bridge.get_model
         bridge.get_model = partial(self._get_model, build)
+        if adapters.base_in_fp8:
+            bridge.load_weights = partial(self._load_and_store, bridge.load_weights)
         bridge._weight_name_mapping_mcore_local_to_global = _known(names)
         bridge.export_weights = lambda models: self._merged(_unwrapped(models), self.only_changed)
 
     def _get_model(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         callbacks = [*kwargs.pop("post_model_creation_callbacks", []), self._adapt]
         return build(*args, post_model_creation_callbacks=callbacks, **kwargs)
+
+    def _load_and_store(self, load_weights: Callable[..., None], models: Sequence[Any], *args: Any) -> None:
+        from verl.utils.device import get_torch_device
+
+        load_weights(models, *args)
+        for chunk in _unwrapped(models):
+            store(chunk)
+        device = get_torch_device()
+        device.empty_cache()
+        device.reset_peak_memory_stats()  # or the peak of a run would be that of its start, with all weights whole
 
     def _adapt(self, model: Any, **_: Any) -> None:
         adapt(model, self._adapters)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from retool_mcore.config.lora import FP8
 from retool_mcore.model.adapter import peft_config, read_adapter, write_adapter
 from retool_mcore.platforms.lora import Adapters, switched_off
 from retool_mcore.platforms.lora_weights import AdaptedBridge, gather, load
@@ -43,6 +44,7 @@ class EngineAdapters:
             dropout=model.lora.get("dropout", 0.0),
             matrices=tuple(model.target_modules),
             seed=engine.engine_config.seed,
+            base_in_fp8=model.lora.get("base_precision") == FP8,
         )
         self._build_module, self._initialize = engine._build_megatron_module, engine.initialize
         engine._build_megatron_module, engine.initialize = self._build, self._start
@@ -75,7 +77,8 @@ class EngineAdapters:
             return None
         a = self._adapters
         config = peft_config(self._base, rank=a.rank, alpha=a.alpha, dropout=a.dropout, matrices=a.matrices)
-        return partial(write_adapter, path, {name: (A.cpu(), B.cpu()) for name, (A, B) in pairs.items()}, config)
+        weights = {name: (A.cpu(), B.cpu()) for name, (A, B) in pairs.items()}
+        return partial(write_adapter, path, weights, config, base_in_fp8=a.base_in_fp8)
 
     def save(self, path: str) -> None:
         if job := self.staged(path):

@@ -8,10 +8,12 @@ from typing import Any
 from tests.numerics.megatron_ranks import Engine, as_tensordict
 
 
-def adapters(rank: int = 4, *matrices: str, alpha: int = 8, dropout: float = 0.0) -> dict[str, Any]:
+def adapters(
+    rank: int = 4, *matrices: str, alpha: int = 8, dropout: float = 0.0, base: str = "model"
+) -> dict[str, Any]:
     """verl's keys, as verl/keys/engine.py makes them of [lora]."""
     every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    lora = {"merge": True, "dropout": dropout}
+    lora = {"merge": True, "dropout": dropout, "base_precision": base}
     return {"lora_rank": rank, "lora_alpha": alpha, "target_modules": list(matrices or every), "lora": lora}
 
 
@@ -48,6 +50,16 @@ class LoraEngine(Engine):
                     found["moments"] += sum(
                         value.numel() for name, value in part.optimizer.state[each].items() if name.startswith("exp")
                     )
+        return found
+
+    def frozen_bytes(self) -> dict[str, int]:
+        """Of the storages of the frozen matrices in layers, and of all other weights."""
+        found = {"matrices": 0, "others": 0}
+        for chunk in self.engine.module:
+            for name, each in chunk.named_parameters():
+                if not each.requires_grad:
+                    matrix = ".linear_" in name and name.endswith(".weight") and "layer_norm" not in name
+                    found["matrices" if matrix else "others"] += each.untyped_storage().nbytes()
         return found
 
     def save_adapter(self, folder: str) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from retool_mcore.model.fp8 import rounded
 from tests.numerics.lora_ranks import adapters
 from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
 from tests.numerics.test_gpu_parity import SHAPE, assert_close, two_gpus
@@ -29,11 +31,14 @@ ONE: dict[str, dict[str, Any]] = {
     "recompute": {"recompute_above": MICRO_BATCH_TOKENS // 2},
     "fused": {"fused": True},
     "some": {"adapters": adapters(4, "q_proj", "v_proj", "up_proj")},
+    "fp8": {"adapters": adapters(4, base="fp8")},
+    "fp8_recompute": {"adapters": adapters(4, base="fp8"), "recompute_above": MICRO_BATCH_TOKENS // 2},
 }
 TWO: dict[str, dict[str, Any]] = {
     "tp2": {"layout": {"tp": 2}},
     "tp2_no_sp": {"layout": {"tp": 2}, "transformer": {"sequence_parallel": False}},
     "pp2": {"layout": {"pp": 2}},
+    "fp8_tp2": {"layout": {"tp": 2}, "adapters": adapters(4, base="fp8")},
 }
 
 
@@ -61,6 +66,7 @@ def jobs(model: str, folder: Path, settings: dict[str, dict[str, Any]]) -> list[
                 ["base_logprobs", SEQUENCES],
                 ["held"],
                 ["export", str(folder / name / "merged")],
+                ["frozen_bytes"],
             ],
             **more,
         }
@@ -70,7 +76,14 @@ def jobs(model: str, folder: Path, settings: dict[str, dict[str, Any]]) -> list[
 
 @pytest.fixture(scope="module")
 def one(model: str, folder: Path) -> dict[str, list[Any]]:
-    return launch(jobs(model, folder, ONE), 1, folder / "ranks1", timeout_s=400)
+    rounded_model = folder / "rounded"
+    make_model(rounded_model, platform="cuda", **SHAPE)
+    for file in rounded_model.glob("*.safetensors"):
+        made = {name: rounded(weight.bfloat16()) if "_proj.weight" in name else weight
+                for name, weight in load_file(file).items()}  # fmt: skip
+        save_file(made, file, metadata={"format": "pt"})
+    rounded_job = {"rounded": {"model": str(rounded_model)}}
+    return launch(jobs(model, folder, ONE | rounded_job), 1, folder / "ranks1", timeout_s=400)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +111,7 @@ def plain(folder: Path) -> list[list[float]]:
     return rows
 
 
-@pytest.mark.parametrize("name", ["one", "some"])
+@pytest.mark.parametrize("name", ["one", "some", "fp8"])
 def test_adapters_mean_what_the_merged_model_does(one: dict[str, list[Any]], folder: Path, name: str):
     before, _, after, base, *_ = one[name]
     assert base == before, "the reference is the base, with the adapters off"
@@ -122,6 +135,14 @@ def test_nothing_but_adapters_has_gradients_moments_or_master_weights(one: dict[
     assert held["moments"] == 2 * held["trained"]
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_recompute"])
+def test_a_base_in_fp8_trains_as_one_that_was_rounded_before(one: dict[str, list[Any]], name: str):
+    want = one["rounded"]
+    assert_close(one[name][1], [step["loss"] for step in want[1]], [step["grad_norm"] for step in want[1]])
+    assert one[name][0] == want[0] != one["one"][0], "log-probabilities before training"
+    assert 2 * one[name][6]["matrices"] == want[6]["matrices"]
+
+
 class TestTwoGpus:
     pytestmark = two_gpus
 
@@ -129,8 +150,9 @@ class TestTwoGpus:
     def test_every_layout_trains_like_one_process(
         self, one: dict[str, list[Any]], two: dict[str, list[Any]], folder: Path, name: str
     ):
-        want = one["one"][1]
+        alike = "fp8" if name.startswith("fp8") else "one"
+        want = one[alike][1]
         assert_close(two[name][1], [step["loss"] for step in want], [step["grad_norm"] for step in want])
-        error = apart(plain(folder / name / "merged"), plain(folder / "one" / "merged"))
+        error = apart(plain(folder / name / "merged"), plain(folder / alike / "merged"))
         print(name, "merged models apart by", error)
         assert error <= 0.01

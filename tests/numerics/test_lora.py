@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 MODELS = {"qwen2": ("qwen2", False), "tied": ("qwen2", True), "qwen3": ("qwen3", False)}
 TWO = {"tp2": {"tp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 SEQUENCES = [list(range(2, 40)), list(range(50, 61))]
+DOWN = "model.layers.0.mlp.down_proj.weight"
 SOME = ("q_proj", "v_proj", "up_proj")
 LAYERS, HIDDEN, FFN, KV, RANK = 4, 64, 96, 32, 4
 WEIGHT = LAYERS * RANK * (2 * (HIDDEN + HIDDEN) + 2 * (HIDDEN + KV) + 3 * (HIDDEN + FFN))  # of all adapters
@@ -52,6 +53,7 @@ def runs(folder: Path) -> dict[str, list[Any]]:
     two += [job("tied_pp2", "tied", layout={"pp": 2}), job("qwen3_tp2", "qwen3", layout={"tp": 2})]
     two += [job("some_tp2", layout={"tp": 2}, adapters=adapters(RANK, *SOME))]
     two += [job("tp2_fused", layout={"tp": 2}, fused=True)]
+    two += [job("fp8_tp2", layout={"tp": 2}, adapters=adapters(RANK, *SOME, base="fp8"))]  # more in test_fp8_base.py
     save = ["save", str(folder / "saved")]
     two.append(job("saved", layout={"tp": 2}, reshardable=True, actions=[["train", 1, 2], save, ["train", 3, 4]]))
     for name, layout, where in (("saved_pp2", {"pp": 2}, two), ("saved_dp2", {}, two)):
@@ -133,6 +135,15 @@ def test_the_export_has_the_adapters_in_the_weights(runs: dict[str, list[Any]], 
     assert set(first) == set(anew) == set(base)
     assert set(second) == set(fourth) == changed, "what a weight sync may leave out is what did not change"
     assert len(changed) == LAYERS * (3 if name.startswith("some") else 7)
+
+
+def test_a_base_in_fp8_is_exported_as_it_was_trained_on(runs: dict[str, list[Any]], folder: Path):
+    """The row scales of what is cut by its input are of whole rows, as the file's are."""
+    got = weights(folder / "out" / "fp8_tp2" / "merged")
+    merge(folder / "out" / "fp8_tp2" / "adapter", folder / "out" / "fp8_tp2" / "offline")
+    offline = weights(folder / "out" / "fp8_tp2" / "offline")
+    assert [weight for weight in got if not torch.equal(offline[weight], got[weight])] == []
+    assert not torch.equal(got[DOWN], weights(folder / "qwen2")[DOWN]), "one without an adapter"
 
 
 def models_of(name: str) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from retool_mcore.config import Memory, Parallel
 from retool_mcore.config.lora import Lora
 from retool_mcore.model.shape import ModelShape
+from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, parse
 from retool_mcore.planner.memory import train_memory
-from retool_mcore.planner.plan import make_plan
+from retool_mcore.planner.plan import Plan, make_plan
+from retool_mcore.planner.report import refusal
 from retool_mcore.planner.steptime import Work, pass_s
 from tests.planner.plans import CONFIGS, SEVEN, THIRTY_TWO, rl
 
@@ -58,6 +62,49 @@ def test_a_frozen_weight_takes_two_products_where_a_trained_one_takes_three():
     )
     assert saved == pytest.approx(forward * per_flop, rel=1e-3)
     assert seconds(1, thin) == pytest.approx(seconds(1, Lora()), rel=1e-3)
+
+
+def test_a_base_in_fp8_takes_a_byte_a_weight_and_one_matrix_more():
+    """All but embedding and head; gate and up are one matrix to Megatron."""
+    thin, fp8 = Lora(rank=32), Lora(rank=32, base_precision="fp8")
+    for tp in (1, 2):
+        whole, stored = (
+            train_memory(SEVEN, Parallel(tp=tp), Memory(), dp=1, micro_batch_tokens=64, lora=lora)
+            for lora in (thin, fp8)
+        )
+        layer = 2 * HIDDEN * (HIDDEN + KV) + 3 * HIDDEN * FFN
+        assert whole.weights - stored.weights == pytest.approx(LAYERS * layer / tp / GIB)
+        assert stored.whole_matrix == pytest.approx(2 * HIDDEN * 2 * FFN / tp / GIB) and not whole.whole_matrix
+        assert whole.total - stored.total == pytest.approx(whole.weights - stored.weights - stored.whole_matrix)
+
+
+def test_a_base_in_fp8_is_made_whole_once_for_each_way_through_a_micro_batch():
+    work, hardware = Work.of(64, 2048, 1.0), parse("h100x1")
+
+    def seconds(passes: float, count: int, base: Literal["model", "fp8"]) -> float:
+        lora = Lora(rank=32, base_precision=base)
+        return pass_s(SEVEN, hardware, Parallel(), work, passes=passes, micro_batches=count, fp8=False, lora=lora)
+
+    made = {each: seconds(each, 8, "fp8") - seconds(each, 8, "model") for each in (1, 3, 4)}
+    layer = 2 * HIDDEN * (HIDDEN + KV) + 3 * HIDDEN * FFN
+    at_full_rate = 8 * 7 * LAYERS * layer / 3.35e12
+    assert made[1] == pytest.approx(at_full_rate / calibrated("memory"))
+    assert (made[3], made[4]) == (pytest.approx(2 * made[1]), pytest.approx(3 * made[1]))
+    assert seconds(3, 4, "fp8") - seconds(3, 4, "model") == pytest.approx(made[3] / 2)
+
+
+def test_thirty_two_billions_fit_one_card_of_80_gb_with_actor_and_engine_in_fp8():
+    def plan(*settings: str) -> Plan:
+        return make_plan(rl("rl_qwen2.5_32b_lora_h100x1", *settings), THIRTY_TWO, parse("h100x1"))
+
+    fits = plan()
+    assert fits.fits
+    assert not plan("lora.base_precision=model").training_fits
+    # Without a cache, which comes later: the actor's 32.5 + 0.5 + 3.7, and the engine's 61.
+    beside = plan("rollout.precision=model", "rollout.engine_memory_fraction=0.9")
+    assert beside.rollout is not None and beside.rollout.syncing == pytest.approx(98, abs=1)
+    assert not beside.fits and "the weight sync does not fit" in refusal(beside, parse("h100x1"))
+    assert fits.rollout is not None and fits.rollout.syncing == pytest.approx(98 - 29, abs=1)
 
 
 def test_rl_of_seven_billions_fits_one_card_of_80_gb_and_thirty_two_fit_two():

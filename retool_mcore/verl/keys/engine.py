@@ -43,6 +43,10 @@ def _has_adapters(run: RunConfig, *_: Any) -> bool:
     return run.lora.rank > 0
 
 
+def _lora(run: RunConfig, *_: Any) -> dict[str, Any]:
+    return {"merge": True, "dropout": run.lora.dropout, "base_precision": run.lora.base_precision}
+
+
 def _in_fp8(run: RunConfig, *_: Any) -> bool:
     return run.model.fp8 != "off"
 
@@ -204,7 +208,7 @@ MODEL = (
     Key("lora_rank", OWN_LORA, lambda run, _: run.lora.rank, when=_has_adapters),
     Key("lora_alpha", OWN_LORA, lambda run, _: run.lora.alpha, when=_has_adapters),
     Key("target_modules", OWN_LORA, lambda run, _: run.lora.matrices, when=_has_adapters),
-    Key("lora", OWN_LORA, lambda run, _: {"merge": True, "dropout": run.lora.dropout}, when=_has_adapters),
+    Key("lora", OWN_LORA, _lora, when=_has_adapters),
     *(Key(name, OWN_LORA) for name in ("lora_adapter_path", "exclude_modules")),
 )
 # Of SFT's engine alone.
