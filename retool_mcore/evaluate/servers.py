@@ -157,11 +157,11 @@ def _ends(folder: Path, tokenizer: Any) -> list[Any]:
     """What SGLang ends a turn at, beside the ids in config.json."""
     path = folder / "generation_config.json"
     try:
-        generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        generation: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    named = generation.get("eos_token_id")
-    ends = sorted(named) if isinstance(named, list) else [named]
+    named: Any = generation.get("eos_token_id")
+    ends: list[Any] = sorted(named) if isinstance(named, list) else [named]  # pyright: ignore[reportUnknownArgumentType]
     return [ends, tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|eom_id|>")]
 
 
