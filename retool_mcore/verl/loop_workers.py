@@ -24,7 +24,8 @@ from retool_mcore.verl.run_settings import settings_of_run
 logger = logging.getLogger(__name__)
 
 # verl exports its worker as a Ray actor class; a subclass needs the plain class behind it.
-_Worker: Any = AgentLoopWorkerTQ.__ray_actor_class__
+_remote: Any = AgentLoopWorkerTQ
+_Worker: Any = _remote.__ray_actor_class__
 
 
 class EarlyLoops(_Worker):

@@ -373,34 +373,3 @@ def test_the_router_remembers_as_many_trajectories_as_the_run_has_in_flight(tmp_
     router = Router({"a": None, "b": None}, file)
     first = {name: router.acquire_server(name) for name in map(str, range(12_000))}
     assert {name: router.acquire_server(name) for name in first} == first
-
-
-class Here:
-    """Ray's handle of an actor, which is in this process."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=getattr(self.held, name))
-
-
-def test_the_first_router_that_gets_engines_is_the_one_started_before_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from verl.workers.rollout.router import get_router_handle
-
-    from retool_mcore.verl import router
-
-    imported: list[RlConfig] = []
-    ray = SimpleNamespace(remote=lambda cls: SimpleNamespace(remote=lambda: Here(cls())), get=lambda answer: answer)
-    monkeypatch.setattr(router, "ray", ray)
-    monkeypatch.setattr(router, "import_server_class", imported.append)
-    monkeypatch.setattr(router.ROUTER, "remote", lambda *given: Here(router.Router(*given)), raising=False)
-    file = tree_of_run(*HERE[1:], f"run.root={tmp_path}").actor_rollout_ref.rollout.router_config_path
-    router.start_early(load_config(RlConfig, RL, [f"run.root={tmp_path}"]))
-    assert len(imported) == 1, "an engine's handle would import the engine's class when the first prompt waits"
-    made = [get_router_handle(servers, file).held for servers in ({}, {"here": 1}, {"there": 2})]
-    assert [type(each).__name__ for each in made] == ["Router", "LateEngines", "Router"]
-    assert [each.get_all_servers() for each in made] == [[], ["here"], ["there"]]
-    assert made[1].acquire_server("a trajectory") == ("here", 1)
