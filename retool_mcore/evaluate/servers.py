@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,16 @@ from typing import Any, Self
 from zlib import crc32
 
 from retool_mcore.config import EvaluationConfig
-from retool_mcore.errors import CheckpointError
-from retool_mcore.model.files import fetch_config, is_hub_name
+from retool_mcore.data.templates import tokenizer_of
+from retool_mcore.errors import CheckpointError, RolloutError
+from retool_mcore.model.files import fetch_config, is_hub_name, safe_open, tensor_files
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.verl.keys.rollout import engine_args
+
+logger = logging.getLogger(__name__)
 
 # Entries of a model's configuration that do not concern what a server computes with the weights.
 NOT_ARCHITECTURE = {
@@ -47,7 +51,7 @@ class SpreadEngine:
 class Servers:
     """The servers of one model at a time.
 
-    They are kept while only the weights change, and replaced when the architecture changes.
+    They are kept while only the weights change, and replaced when ``kind_of`` does.
     ``url``: a running server that holds the only model; no server is started then.
     """
 
@@ -58,7 +62,6 @@ class Servers:
         self._groups: list[list[int]] = [[]] if url is not None else self._platform.server_devices(config)
         self._stack = contextlib.ExitStack()
         self._running: list[SglangServer] = []
-        self._architecture: dict[str, Any] = {}
         self._model = ""
 
     def __len__(self) -> int:
@@ -76,13 +79,24 @@ class Servers:
         """URLs of servers that hold this model's weights."""
         if self._url is not None:
             return [self._url]
-        architecture = architecture_of(model)
-        if not self._running or architecture != self._architecture:
+        if not self._running:
+            architecture_of(model)
             self._restart(model)
         elif model != self._model:
-            asyncio.run(_load([server.url for server in self._running], model))
-        self._architecture, self._model = architecture, model
+            self._replace(model)
+        self._model = model
         return [server.url for server in self._running]
+
+    def _replace(self, model: str) -> None:
+        """New weights for the running servers, or new servers where that would not be enough."""
+        now, then = (kind_of(each, tokenizer_of(self._config.model, each)) for each in (self._model, model))
+        other = [name for name in then if then[name] is None or then[name] != now[name]]
+        if other:
+            logger.info("%s differs from %s in its %s, so servers are started anew", model, self._model, other)
+            self._restart(model)
+        else:
+            asyncio.run(_load([server.url for server in self._running], model))
+            logger.info("the servers hold the weights of %s in place of %s", model, self._model)
 
     def _restart(self, model: str) -> None:
         self._stack.close()
@@ -108,9 +122,47 @@ class Servers:
 
 
 async def _load(urls: Sequence[str], model: str) -> None:
+    """Give the servers these weights. Raises RolloutError unless each says that it has them."""
     async with contextlib.AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(SglangEngine(url)) for url in urls]
         await asyncio.gather(*(engine.load(model) for engine in engines))
+        for engine in engines:
+            held = (await engine.model_info()).get("model_path")
+            if held != model:
+                raise RolloutError(
+                    f"{engine.url} was to load {model} and says that it holds {held}. Run the same command again: "
+                    "the finished samples are kept."
+                )
+
+
+def kind_of(model: str, tokenizer: Any) -> dict[str, Any]:
+    """What two models must have in common for a server of the one to take the other's weights.
+
+    The server sends and takes token ids, so of the tokenizer only the ids that end a turn matter.
+    A tensor that only one of the models has would keep its value. None: not known, as of a hub name
+    whose files are not here, and equal to nothing.
+    """
+    architecture, found = architecture_of(model), tensor_files(model)
+    if found is None:
+        return {"architecture": architecture, "tensors": None, "end of turn": None}
+    folder, files = found
+    tensors: dict[str, tuple[int, ...]] = {}
+    for file in sorted(set(files.values())):
+        with safe_open()(folder / file, framework="np") as shard:
+            tensors |= {name: tuple(shard.get_slice(name).get_shape()) for name in shard.keys()}  # noqa: SIM118  no mapping
+    return {"architecture": architecture, "tensors": tensors, "end of turn": _ends(folder, tokenizer)}
+
+
+def _ends(folder: Path, tokenizer: Any) -> list[Any]:
+    """What SGLang ends a turn at, beside the ids in config.json."""
+    path = folder / "generation_config.json"
+    try:
+        generation: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    named: Any = generation.get("eos_token_id")
+    ends: list[Any] = sorted(named) if isinstance(named, list) else [named]  # pyright: ignore[reportUnknownArgumentType]
+    return [ends, tokenizer.eos_token_id, tokenizer.get_added_vocab().get("<|eom_id|>")]
 
 
 def architecture_of(model: str) -> dict[str, Any]:

@@ -126,23 +126,29 @@ class _Shared:
 def _shared(run_config: str, tokenizer: Any, engine: str) -> _Shared:
     config = settings_of_run(run_config)
     alive.belong_to(Path(run_config).parent)
-    sandbox = None
-    if config.rollout.tool:
-        # The numbers are per node, and verl spreads its agent workers evenly over the nodes.
-        per_node = max(1, config.rollout.agent_workers // config.cluster.nodes)
-        workers = max(1, config.sandbox.workers // per_node)
-        sandbox = open_sandbox(
-            config.sandbox.where,
-            min_level=config.sandbox.min_level,
-            workers=workers,
-            sessions=max(workers, config.sandbox.sessions // per_node) if config.sandbox.sessions else 0,
-            python=config.sandbox.python,
-            preload=config.sandbox.preload,
-        )
     hermes = config.rollout.tool and config.rollout.protocol == "hermes"
     first_reader = sglang_reader(tools_of(config.rollout)) if ENGINES[engine].reads_calls and hermes else None
     protocol = protocol_of(config.rollout, tokenizer, first_reader=first_reader)
-    return _Shared(config, protocol, sandbox, Limits.of(config.rollout, config.sandbox))
+    return _Shared(config, protocol, sandbox_of(run_config), Limits.of(config.rollout, config.sandbox))
+
+
+@lru_cache(maxsize=1)
+def sandbox_of(run_config: str) -> Sandbox | None:
+    """The sandbox of this process's trajectories, not open yet; None in a run without the tool."""
+    config = settings_of_run(run_config)
+    if not config.rollout.tool:
+        return None
+    # The numbers are per node, and verl spreads its agent workers evenly over the nodes.
+    per_node = max(1, config.rollout.agent_workers // config.cluster.nodes)
+    workers = max(1, config.sandbox.workers // per_node)
+    return open_sandbox(
+        config.sandbox.where,
+        min_level=config.sandbox.min_level,
+        workers=workers,
+        sessions=max(workers, config.sandbox.sessions // per_node) if config.sandbox.sessions else 0,
+        python=config.sandbox.python,
+        preload=config.sandbox.preload,
+    )
 
 
 class VerlEngine:

@@ -218,6 +218,18 @@ SEAMS = (
         applies_to=requirement("verl"),
         remove_when="verl's registry of engines hands out the loader of one",
     ),
+    _verl(
+        "verl.experimental.agent_loop.agent_loop.AgentLoopManager._init_agent_loop_workers",
+        (),
+        "the processes of the agent loops are there already, and have imported what they need",
+        "verl starts them while it builds the model",
+    ),
+    Seam(
+        target="verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ.__ray_actor_class__",
+        reason="verl hands out its worker of the agent loops as a Ray actor class, and a subclass needs the plain one",
+        applies_to=requirement("ray"),
+        remove_when="verl exports the plain class of its worker",
+    ),
     Seam(
         target="verl.trainer.main_ppo.TaskRunnerV1.__ray_metadata__",
         reason="verl hands out its task runner as a Ray actor class, and a subclass needs the plain one",

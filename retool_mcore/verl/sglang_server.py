@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5  # counts that SGLang keeps anyway; 0.5.14's are up to 15 decoding steps old
 KINDS = ("running", "waiting")  # SGLang's names
 CONTROL = "control"  # Ray's group of the calls that do not wait behind requests
+WARM_UP_TOKENS = 8
 CONTROL_CALLS = 16  # of them at the same time; `until_it_dies` is one
 
 
@@ -78,8 +79,19 @@ class MeasuredServer(SGLangHttpServer):
         self._polls: list[tuple[int, int]] = []
         self._cached_tokens: dict[str, int] = {}
         self.tokenizer_manager.generate_request = self._noting(self.tokenizer_manager.generate_request)
+        await self._warm_up()
         self._poller = asyncio.create_task(self._poll())
         self._poller.add_done_callback(_tell)
+
+    async def _warm_up(self) -> None:
+        """A short request, for the kernels that the first one compiles; then nothing of it is kept.
+
+        verl leaves SGLang's own out. With adapters there is none to ask for yet.
+        """
+        if not self.lora_as_adapter:
+            params = {"max_new_tokens": WARM_UP_TOKENS, "temperature": 1.0, "ignore_eos": True, "logprobs": True}
+            await self.generate([0] * WARM_UP_TOKENS, params, "warm-up")
+            await self.tokenizer_manager.flush_cache()
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
         """verl's, with ``num_cached_tokens`` among the answer's extra fields.

@@ -34,7 +34,7 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.platforms.pickles import files_are_data
 from retool_mcore.run import checkpoint, saving, start
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, memory_by_rank, require_finite, token_rates
-from retool_mcore.verl import start_stages
+from retool_mcore.verl import loop_workers, router, start_stages
 from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
@@ -144,6 +144,8 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         for role, remote in self.role_worker_mapping.items():
             self.role_worker_mapping[role] = ray.remote(worker_class(remote.__ray_actor_class__, self._run.memory))
         start.begin(self._run.run.dir, "workers")
+        loop_workers.start_early(self._run)
+        router.start_early(self._run)
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()

@@ -7,14 +7,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from retool_mcore.config import EvaluationConfig, load_evaluation
-from retool_mcore.errors import ConfigError
+from retool_mcore.data.task_model import write_model
+from retool_mcore.data.templates import load_tokenizer
+from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate import servers
-from retool_mcore.evaluate.servers import Servers, SpreadEngine
+from retool_mcore.evaluate.servers import Servers, SpreadEngine, kind_of
 from retool_mcore.platforms.base import get_platform, sglang_options
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
@@ -154,6 +156,100 @@ def test_sglang_reads_the_options_as_verl_gives_the_arguments():
     ServerArgs.add_cli_args(parser)
     parsed = parser.parse_args(["--model-path", "x", *sglang_options(args)])
     assert {name: getattr(parsed, name) for name in args} == args
+
+
+class Holding:
+    """A server in the place of SGLang's, which says that it holds what it was started with."""
+
+    held: ClassVar[dict[str, str]] = {}  # by URL
+    started: ClassVar[list[str]] = []
+    deaf = False  # takes weights and keeps its own
+
+    def __init__(self, model: str, platform: Any, **_: Any) -> None:
+        self.url, self.model = f"http://{len(Holding.started)}", model
+
+    def start(self) -> None:
+        Holding.started.append(self.model)
+        Holding.held[self.url] = self.model
+
+    def wait_until_healthy(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Client:
+    """The client of a ``Holding`` server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def load(self, model: str) -> None:
+        if not Holding.deaf:
+            Holding.held[self.url] = model
+
+    async def model_info(self) -> dict[str, Any]:
+        return {"model_path": Holding.held[self.url]}
+
+
+@pytest.fixture
+def tiny(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Servers, Path, Path]:
+    """Servers of one device, and two folders of one shape with other weights."""
+    Holding.held, Holding.started, Holding.deaf = {}, [], False
+    monkeypatch.setattr(servers, "SglangServer", Holding)
+    monkeypatch.setattr(servers, "SglangEngine", Client)
+    for seed, name in enumerate(("first", "second")):
+        write_model(tmp_path / name, tokenizer, seed=seed)
+    config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", [])
+    return Servers(config, tmp_path, None), tmp_path / "first", tmp_path / "second"
+
+
+def test_the_next_models_weights_go_to_the_running_server(tiny: tuple[Servers, Path, Path]):
+    running, first, second = tiny
+    urls = running.urls_of(str(first))
+    assert running.urls_of(str(first)) == urls  # the same model without its tool
+    assert running.urls_of(str(second)) == urls
+    assert (Holding.started, Holding.held) == ([str(first)], {urls[0]: str(second)})
+
+
+def _more_ends(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+
+
+def _another_end(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<|endoftext|>"}))
+
+
+def _a_tensor_less(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]  # the server would keep the other model's
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("change", [_more_ends, _another_end, _a_tensor_less])
+def test_what_weights_alone_do_not_change_starts_a_server_anew(tiny: tuple[Servers, Path, Path], change: Any):
+    running, first, second = tiny
+    before = kind_of(str(second), load_tokenizer(str(second)))
+    change(second)
+    assert kind_of(str(second), load_tokenizer(str(second))) != before, "nothing was changed"
+    urls = running.urls_of(str(first))
+    assert running.urls_of(str(second)) != urls
+    assert Holding.started == [str(first), str(second)]
+
+
+def test_a_server_that_keeps_its_weights_is_an_error(tiny: tuple[Servers, Path, Path]):
+    running, first, second = tiny
+    running.urls_of(str(first))
+    Holding.deaf = True
+    with pytest.raises(RolloutError, match=r"was to load .*second and says that it holds .*first"):
+        running.urls_of(str(second))
 
 
 PUBLISHED = {

@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from retool_mcore.data.task_model import write_model
 from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling, TurnRequest
@@ -260,6 +262,28 @@ async def test_weights_can_be_replaced(server, model_dir):
         assert turn.version == 7
         with pytest.raises(RolloutError, match="refuses the request"):
             await engine.load(str(model_dir / "missing"))
+
+
+async def test_replaced_weights_answer_as_a_model_of_their_own(server, model_dir, tokenizer, tmp_path):
+    """Greedily, as transformers does with the same weights, and as before when they are back."""
+    from transformers import AutoModelForCausalLM
+
+    write_model(tmp_path / "other", tokenizer, seed=7)
+    request = replace(plain_request([5, 6, 7, 8]), max_new_tokens=12, sampling=Sampling(temperature=0.0))
+
+    def alone(folder) -> list[int]:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+        ids = model.generate(torch.tensor([request.token_ids]), do_sample=False, max_new_tokens=12)
+        return ids[0, len(request.token_ids) :].tolist()
+
+    async with SglangEngine(server.url) as engine:
+        seen = []
+        for folder in (model_dir, tmp_path / "other", model_dir):
+            await engine.load(str(folder))
+            assert (await engine.model_info())["model_path"] == str(folder)
+            seen.append((await engine.generate(request)).token_ids)
+    assert seen == [alone(model_dir), alone(tmp_path / "other"), seen[0]]
+    assert seen[0] != seen[1]
 
 
 async def test_an_unreachable_engine_drops_the_trajectory(tokenizer):

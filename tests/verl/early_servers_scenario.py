@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -120,6 +122,69 @@ def answers(module: Any) -> dict[str, list[int]]:
         return {path: [client.post(path, json={}, headers=key).status_code for key in keys] for path in PATHS}
 
 
+def launched(module: Any, *, adapters: bool) -> list[str]:
+    """What SGLang is asked before verl knows that the server is there."""
+    asked: list[str] = []
+
+    class Manager:
+        async def generate_request(self, request: Any, _: Any) -> Any:
+            asked.append(f"{len(request.input_ids)} tokens")
+            ids = [1] * request.sampling_params["max_new_tokens"]
+            meta = {"id": request.rid, "output_token_logprobs": [(-1.0, each, None) for each in ids]}
+            yield {"output_ids": ids, "meta_info": meta}
+
+        async def flush_cache(self) -> None:
+            asked.append("flush")
+
+    async def launch(self: Any) -> None:
+        self.tokenizer_manager = Manager()
+
+    async def run() -> None:
+        server = object.__new__(module.MeasuredServer)
+        server.node_rank, server.global_steps, server.replica_rank = 0, 0, 0
+        server._disaggregation_role = "null"
+        server.config = SimpleNamespace(max_model_len=320, enable_rollout_routing_replay=False, mtp=None)
+        await server.launch_server()
+        assert (server._in_flight, server._polls, server._cached_tokens) == (0, [], {})
+        server._poller.cancel()
+
+    with (
+        mock.patch.object(module.SGLangHttpServer, "launch_server", launch),
+        mock.patch.object(module.MeasuredServer, "lora_as_adapter", adapters),
+    ):
+        asyncio.run(run())
+    return asked
+
+
+def loops(folder: str) -> dict[str, Any]:
+    """The process of the agent loops, started before the engines, and what it gets."""
+    from retool_mcore.verl import loop_workers
+    from retool_mcore.verl.keys.rollout import write_settings
+
+    class Told(loop_workers.EarlyLoops):
+        def construct(self, *settings: Any) -> None:
+            self.settings = settings
+
+        def told(self) -> list[Any]:
+            from retool_mcore.verl.agent_loop import sandbox_of
+
+            level = sandbox_of(str(config.run.config_file)).level  # raises before the sandbox is open
+            return [self.settings, bool(level), "retool_mcore.verl.sglang_replica" in sys.modules]
+
+    config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={folder}", "rollout.agent_workers=1"])
+    config.run.dir.mkdir()
+    write_settings(config)
+    loop_workers.EarlyLoops = Told
+    loop_workers.start_early(config)
+    [(early, _)] = loop_workers._waiting
+    manager = object.__new__(loop_workers.LoopManager)
+    manager.config, manager.llm_client, manager.teacher_client = {"a": 1}, "client", None
+    manager.reward_loop_worker_handles = []
+    asyncio.run(manager._init_agent_loop_workers())
+    [worker] = manager.agent_loop_workers
+    return {"same": worker._actor_id == early._actor_id, "told": ray.get(worker.told.remote())}
+
+
 def _named() -> list[str]:
     return [name for name in list_named_actors() if name.startswith("sglang_server_")]
 
@@ -149,7 +214,10 @@ def main() -> dict[str, Any]:
     many = sglang_server.actor_class(busy).options(max_concurrency=ours.requests_at_once(paper)).remote()
     found["started of 1536"] = controlled(many, 1536)
     found |= {"before": before, "after": ray.get(server.told.remote()), "same": same}
-    return {**found, "seeds": seeds_of(ours), "answers": answers(sglang_server)}
+    found |= {"seeds": seeds_of(ours), "answers": answers(sglang_server)}
+    found["launch"] = [launched(sglang_server, adapters=adapters) for adapters in (False, True)]
+    with tempfile.TemporaryDirectory() as folder:
+        return {**found, "loops": loops(folder)}
 
 
 if __name__ == "__main__":

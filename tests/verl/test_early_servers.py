@@ -48,3 +48,13 @@ def test_none_starts_where_its_node_is_not_known_yet(found: dict[str, Any]):
 
 def test_each_replica_has_a_seed_of_its_own_though_verl_hands_all_the_same_settings(found: dict[str, Any]):
     assert found["seeds"] == [7, 8, 9, 7]
+
+
+def test_a_servers_first_request_is_its_own_and_leaves_nothing_in_the_cache(found: dict[str, Any]):
+    """What the first request compiles is compiled before a trajectory asks; adapters come later."""
+    assert found["launch"] == [["8 tokens", "flush"], []]
+
+
+def test_verl_gets_the_early_agent_loops_with_sandbox_and_engine_class_at_hand(found: dict[str, Any]):
+    assert found["loops"]["same"]
+    assert found["loops"]["told"] == [[{"a": 1}, "client", None, []], True, True]

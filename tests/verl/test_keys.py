@@ -52,7 +52,14 @@ def test_each_key_of_rl_is_in_verls_tree(megatrons_classes: dict[str, type]):
     from omegaconf import OmegaConf
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo import reward
-    from verl.workers.config import HFModelConfig, McoreActorConfig, McoreCriticConfig, PolicyLossConfig, RolloutConfig
+    from verl.workers.config import (
+        AgentLoopConfig,
+        HFModelConfig,
+        McoreActorConfig,
+        McoreCriticConfig,
+        PolicyLossConfig,
+        RolloutConfig,
+    )
 
     assert 'get("reward_kwargs"' in inspect.getsource(reward)
     tree = ppo_defaults()
@@ -64,6 +71,7 @@ def test_each_key_of_rl_is_in_verls_tree(megatrons_classes: dict[str, type]):
         *(f"critic.{name}" for name in fields(McoreCriticConfig)),
         *(f"actor_rollout_ref.model.{name}" for name in fields(HFModelConfig)),
         *(f"actor_rollout_ref.rollout.{name}" for name in fields(RolloutConfig)),
+        *(f"actor_rollout_ref.rollout.agent.{name}" for name in fields(AgentLoopConfig)),
         *(f"algorithm.rollout_correction.{name}" for name in fields(RolloutCorrectionConfig)),
         *(f"ray_kwargs.ray_init.{name}" for name in (*inspect.signature(ray.init).parameters, "runtime_env.env_vars")),
     }

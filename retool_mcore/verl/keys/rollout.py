@@ -85,6 +85,7 @@ ROLLOUT = (
     Key("router_config_path", OWN_PART, lambda run, _: str(router_file(run))),
     Key("agent.num_workers", "rollout.agent_workers", lambda run, _: run.rollout.agent_workers),
     Key("agent.default_agent_loop", OWN_PART, AGENT_NAME),
+    Key("agent.agent_loop_manager_class", OWN_PART, "retool_mcore.verl.loop_workers.LoopManager"),
     Key("agent.agent_loop_config_path", None, lambda run, _: str(agent_loop_file(run))),  # perf/bench.py's own wins
     Key("multi_turn.enable", None, True),
     Key("multi_turn.max_assistant_turns", "rollout.max_turns", lambda run, _: run.rollout.max_turns),
@@ -246,7 +247,7 @@ def write_settings(config: RlConfig) -> None:
     """Write what Ray workers read: the run's settings; how to make our agent loop and router."""
     config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
     run_config = {RUN_CONFIG: str(config.run.config_file)}
-    router = {"router_class": "retool_mcore.verl.router.Router", **run_config}
+    router = {"router_class": "retool_mcore.verl.router.ROUTER", **run_config}
     router_file(config).write_text(yaml.safe_dump(router, sort_keys=False), encoding="utf-8")
     entry = {"name": AGENT_NAME, "_target_": "retool_mcore.verl.agent_loop.ReToolAgentLoop", **run_config}
     agent_loop_file(config).write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")

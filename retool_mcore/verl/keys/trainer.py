@@ -25,6 +25,14 @@ def _without_devices(_: RlConfig, platform: Platform) -> bool:
     return not platform.host.has_devices
 
 
+def _of_one_device(run: RlConfig, platform: Platform) -> bool:
+    return not platform.host.has_devices or run.cluster.num_gpus == 1
+
+
+def _storage_units(_: RlConfig, platform: Platform) -> int:
+    return 2 if platform.host.has_devices else 1
+
+
 def _local_ray(run: RlConfig, platform: Platform) -> bool:
     """verl starts Ray on one machine; on several nodes the launch scripts do."""
     return run.cluster.nodes == 1 and not platform.host.has_devices
@@ -127,8 +135,8 @@ TRAINER = (
     Key("trainer.val_before_train", "validation.before", lambda run, _: run.validation.before),
     Key("trainer.v1.trainer_mode", "train.mode", lambda run, _: TRAINER_MODES[run.train.mode]),
     Key(RUN_CONFIG_KEY, FOLDER, _run_config),
-    # The transfer queue on a machine where every process counts.
-    Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", None, 1, when=_without_devices),
+    # The transfer queue where every process counts: verl's 8 are imported while the driver waits.
+    Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", None, _storage_units, when=_of_one_device),
     Key("transfer_queue.backend.SimpleStorage.total_storage_size", None, 4_000, when=_without_devices),
 )
 RAY = (

@@ -1,0 +1,60 @@
+"""The router is there before the engines are; the Ray of these tests is in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.plugin import assert_loaded
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+
+RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def verl_imports_here() -> None:
+    get_platform("cpu").activate()
+    assert_loaded()
+
+
+class Here:
+    """Ray's handle of an actor, which is in this process."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self.held, name))
+
+
+def test_the_first_router_that_gets_engines_is_the_one_started_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from verl.workers.rollout.router import get_router_handle
+
+    from retool_mcore.verl import router
+    from retool_mcore.verl.keys.rollout import router_file, write_settings
+
+    imported: list[RlConfig] = []
+    ray = SimpleNamespace(remote=lambda cls: SimpleNamespace(remote=lambda: Here(cls())), get=lambda answer: answer)
+    monkeypatch.setattr(router, "ray", ray)
+    monkeypatch.setattr(router, "import_server_class", imported.append)
+    monkeypatch.setattr(router.ROUTER, "remote", lambda *given: Here(router.Router(*given)), raising=False)
+    config = load_config(RlConfig, RL, [f"run.root={tmp_path}"])
+    config.run.dir.mkdir()
+    write_settings(config)
+    file = str(router_file(config))
+    router.start_early(config)
+    assert len(imported) == 1, "an engine's handle would import the engine's class when the first prompt waits"
+    made = [get_router_handle(servers, file).held for servers in ({}, {"here": 1}, {"there": 2})]
+    assert [type(each).__name__ for each in made] == ["Router", "LateEngines", "Router"]
+    assert [each.get_all_servers() for each in made] == [[], ["here"], ["there"]]
+    assert made[1].acquire_server("a trajectory") == ("here", 1)
