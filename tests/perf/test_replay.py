@@ -201,7 +201,7 @@ def test_each_measured_wave_finds_the_caches_empty(perf: Any, run: Path):
 
     async def served(url: str) -> Any:
         work.asked = replace(work.asked, url=url)
-        return await bench.measured(work, 2, kernels=False)
+        return await bench.measured(work, 2)
 
     found = server.play(served)
     assert server.flushed == 2
