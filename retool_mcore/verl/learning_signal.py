@@ -18,7 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import kl_penalty
 
 from retool_mcore.config import Algorithm
-from retool_mcore.verl.blocks import blocks
+from retool_mcore.verl.blocks import Block, blocks
 from retool_mcore.verl.correction import Correction
 from retool_mcore.verl.measure import uid_of
 from retool_mcore.verl.token_advantages import Whitening, discounted, generalized
@@ -45,6 +45,7 @@ class LearningSignal:
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self.rows: dict[str, Told] = {}
+        self._whole: Block | None = None  # a batch that is one block, read once for rewards and advantages
         self._sums = {name: _Sums() for name in ("advantages", "returns", "values", "errors")}
 
     def prepare(self, batch: KVBatchMeta, controller: Any = None) -> dict[str, float]:
@@ -75,6 +76,7 @@ class LearningSignal:
                 block.put(**stored)
             learnt = block.sums(stored.get(MASK, mask_N))
             told = zip(scores.tolist(), rewards.tolist(), learnt.tolist(), strict=True)
+            self._whole = block if block.keys == batch.keys and MASK not in stored else None
             self.rows |= {key: Told(*each) for key, each in zip(block.keys, told, strict=True)}
         return correction.metrics() | (_penalty(controller, np.concatenate(divergence)) if controller else {})
 
@@ -95,7 +97,8 @@ class LearningSignal:
         learnt_R = np.array([row.learnt for row in rows])
         value_R = torch.from_numpy(self._compared(batch.keys, reward_R, learnt_R)).float()
         row = 0
-        for block in blocks(batch, MASK):
+        whole = [self._whole] if self._whole is not None and self._whole.keys == batch.keys else None
+        for block in whole or blocks(batch, MASK):
             part = slice(row, row := row + len(block.keys))
             block.put(advantages=value_R[part].repeat_interleave(block.lengths) * block.tokens(MASK))
         some = torch.from_numpy(learnt_R > 0)

@@ -56,6 +56,7 @@ class Run:
         trainer._saver = saving.Saver(trainer._run, trainer._write_checkpoint)
         trainer.global_steps, trainer.trainer_mode, trainer.local_trigger_step = 0, kind.verl_mode, 0
         trainer.hybrid_rollout_config = SimpleNamespace(enable_switch=False)
+        trainer.config, trainer.total_training_steps = SimpleNamespace(trainer=SimpleNamespace(test_freq=-1)), 9
         trainer.prev_step_profile, trainer._step_sample_wait_seconds = False, 0.0
         trainer.use_critic, trainer.timing_raw, trainer._detach_dead = False, {}, lambda: None
         trainer._start_lost = lambda: []
@@ -73,6 +74,7 @@ class Run:
         trainer.train_dataloader = SimpleNamespace(state_dict=lambda: self.state)  # which goes on changing
         self.at: Callable[[str, int], None] = lambda phase, step: None
         monkeypatch.setattr(PPOTrainer, "fit", self._fit)
+        monkeypatch.setattr(PPOTrainer, "_add_batch_to_generate", lambda trainer: self._add())
         monkeypatch.setattr(PPOTrainer, "_save_checkpoint", self._save)
         monkeypatch.setattr(PPOTrainer, "_update_critic", lambda trainer, batch, metrics: self._update("critic"))
         monkeypatch.setattr(PPOTrainer, "_update_actor", lambda trainer, batch, metrics: self._update("actor"))
@@ -98,12 +100,15 @@ class Run:
         torch.save(trainer.train_dataloader.state_dict(), folder / "data.pt")
         torch.save(self.queue, folder / "queue.pt")
 
+    def _add(self) -> None:
+        self.state["given"] += 1
+        self.queue.append(self.state["given"])
+
     def _fit(self, agent_loop_manager: Any) -> None:
         trainer = self.trainer
         for step in range(1, 10):
             trainer.global_steps = step
-            self.state["given"] += 1
-            self.queue.append(self.state["given"])
+            trainer._add_batch_to_generate()
             self.at("fetch", step)
             trainer.on_sample_begin()
             for _ in range(5):

@@ -211,6 +211,27 @@ def test_every_signal_and_its_metrics_are_verls(settings: tuple[str, ...], monke
             assert told[1][name] == pytest.approx(value, rel=5e-5, abs=5e-6), name
 
 
+@pytest.mark.parametrize(("settings", "reads"), [((), 1), (("algorithm.rejection=token_k1", *RATIO), 2)])
+def test_one_block_is_read_once_for_rewards_and_advantages(
+    settings: tuple[str, ...], reads: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Unless tokens were rejected: then the mask is no longer the one that was read."""
+    from retool_mcore.verl import blocks
+
+    found = list[torch.Tensor]()
+    for tokens in (97, 1 << 20):
+        monkeypatch.setattr(blocks, "BLOCK_TOKENS", tokens)
+        rows, asked = Rows(monkeypatch), list[list[str]]()
+        get = rows.kv_batch_get
+        rows.kv_batch_get = lambda select_fields, asked=asked, get=get, **given: (
+            asked.append(select_fields) or get(select_fields=select_fields, **given)
+        )
+        step(rows, *settings, verls=False)
+        found.append(flat(rows, "advantages"))
+    assert len([names for names in asked if names[0] == "response_mask" and "entropy" not in names]) == reads
+    assert torch.equal(*found) and found[0].abs().sum() > 1
+
+
 def flat(rows: Rows, name: str) -> torch.Tensor:
     return torch.cat([row[name] for row in rows.rows.values()])
 
