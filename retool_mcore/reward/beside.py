@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from retool_mcore.reward.node import Term, name, put
 from retool_mcore.reward.points import names
+from retool_mcore.reward.value import exact
 
 _PLACES = ("tuple", "matrix")
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
@@ -16,7 +17,9 @@ _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
-    node = _without_notes(node, other, is_truth)
+    node = _without_notes(_family(node), _family(other), is_truth)
+    if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
+        node = _mixed(node)
     if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == other.op == "tuple":
         return node.args[0]  # the one solution that a solver prints
     if node.op in _PLACES and other.op == "relation" and other.text == "=" and other.args[0].op == "name":
@@ -31,10 +34,33 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     if node.op == "relation":
         return _stated(node, other)
     if node.op in _PLACES:
-        return _listed(_vector(node, other), other, is_truth)
+        return _listed(_vector(_rows(node, other), other), other, is_truth)
     if other.op in _PLACES:
         return _placed(node, other)
     return _of_one_letter(node) if node.op == "list" and _lists_values(other) else node
+
+
+def _family(node: Term) -> Term:
+    r"""``\{k\pi \mid k \in \mathbb{Z}\}``, also as values of ``x``, as ``k\pi`` with its note."""
+    if node.op != "builder":
+        return node
+    element, condition = node.args
+    parts = condition.args if condition.op == "list" and condition.text != "or" else (condition,)
+    notes = tuple(each for each in parts if _is_membership(each) and each.args[0] != element)
+    said = [each for each in parts if each not in notes]
+    if notes and len(said) == 1 and said[0].op == "relation" and said[0].text == "=" and said[0].args[0] == element:
+        element, said = said[0].args[-1], []
+    return Term("list", (element, *notes)) if notes and not said else node
+
+
+def _mixed(node: Term) -> Term:
+    """``13 and 1/3`` as the mixed number."""
+    whole, *rest = node.args
+    part = rest[0].args[0] if len(rest) == 1 and rest[0].op == "group" else rest[0]
+    proper = part.op == "div" and all(each.op == "number" for each in part.args)
+    if len(rest) > 1 or whole.op != "number" or not whole.text.isdigit() or not proper:
+        return node
+    return Term("group", (Term("add", (whole, part)),)) if part.args[0].value < part.args[1].value else node
 
 
 def _is_line(node: Term) -> bool:
@@ -142,6 +168,8 @@ def _stated(node: Term, other: Term) -> Term:
     r"""``5 = x`` as ``x = 5``; beside a value ``2:3`` as 2/3, ``x \equiv 5 \pmod 7`` as 5 mod 7."""
     if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
         return Term("relation", node.args[::-1], "=")
+    if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
+        node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
     node = _ratio_behind_names(node)
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
         return Term("relation", (node.args[0], _vector(node.args[1], other)), "=")
@@ -150,6 +178,11 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _is_curve(node: Term) -> bool:
+    """Whether the left side of an equation behind a colon is no part of a ratio."""
+    return node == name("y") or (node.op == "add" and bool(names(node)))
 
 
 def _ratio_behind_names(node: Term) -> Term:
@@ -182,6 +215,15 @@ def _vector(node: Term, other: Term) -> Term:
     return node
 
 
+def _rows(node: Term, other: Term) -> Term:
+    """``((1, 2), (3, 4))`` beside a matrix as one."""
+    if node.op != "tuple" or other.op != "matrix" or any(each.op != "tuple" for each in node.args):
+        return node
+    cells = tuple(cell for row in node.args for cell in row.args)
+    alike = len({len(row.args) for row in node.args}) == 1
+    return Term("matrix", cells, f"matrix {len(node.args)}") if alike else node
+
+
 def _held(node: Term, some: tuple[Term, ...]) -> bool:
     return node in some or any(_held(each, some) for each in node.args)
 
@@ -190,10 +232,16 @@ def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     """The list that Python prints, ``[1, 2]``, as a set or list where the truth is one."""
     if is_truth or node.op != "tuple" or node.text != "[]":
         return node
-    if len(node.args) > 2 and other.op == "tuple" and other.text == "()":
-        return Term("tuple", node.args, "()")  # of two it may be an interval
+    if other.op == "tuple" and other.text == "()" and not _is_interval(node):
+        return Term("tuple", node.args, "()")
     listed = _lists_values(other) and other.op != "pm"
     return Term(other.op, node.args) if listed else node
+
+
+def _is_interval(node: Term) -> bool:
+    """Whether ``[a, b]`` may be an interval: ``[8, -3]`` is none."""
+    ends = [exact(each) for each in node.args]
+    return len(ends) == 2 and (ends[0] is None or ends[1] is None or ends[0] <= ends[1])
 
 
 def _placed(node: Term, other: Term) -> Term:

@@ -18,11 +18,16 @@ _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
     ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]",
 }  # fmt: skip
+_WIDE |= dict.fromkeys([*range(0x2000, 0x200B), 0x202F, 0x205F], " ") | {
+    0xBA: "°", 0x2DA: "°", ord("Ø"): "∅", ord("∧"): r"\wedge ", ord("∨"): r"\vee ",
+    **{code: unicodedata.normalize("NFKC", chr(code)) for code in range(0x1D400, 0x1D800)},
+}  # fmt: skip
 _POWERS = str.maketrans("23", "²³")
 # Units of one character, such as those of cm and of km²: the digit in the latter is raised.
 _UNITS = {code: unicodedata.normalize("NFKC", chr(code)).translate(_POWERS) for code in range(0x3380, 0x33D8)}
 _FOLDED = _INVISIBLE | _UNITS | _WIDE
 _DOTTED = re.compile("(\\d)\u0307")  # 0.3̇6̇: repeating digits
+_BARRED = re.compile("(?:\\d\u0305){1,40}")  # 0.16̅
 _ENDLESS = re.compile(r"(?<=\d)\.{3}")
 _SIZES = "tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
 _STYLES = "displaystyle|textstyle|scriptstyle|scriptscriptstyle|bfseries|itshape|sffamily|ttfamily|rmfamily|strut|relax"
@@ -38,6 +43,7 @@ def folded(text: str) -> str:
     r"""The text without invisible characters, sizes, colours; its wide forms as ASCII."""
     if not text.isascii():
         text = lowered(_DOTTED.sub(r"\\dot{\1}", text.translate(_FOLDED)))
+        text = _BARRED.sub(lambda match: rf"\overline{{{match[0].replace(chr(0x305), '')}}}", text)
     if "..." in text:
         text = _ENDLESS.sub(r"\\ldots ", text)  # or it would go with a full stop
     return _LOOKS.sub(" ", text) if "\\" in text else text

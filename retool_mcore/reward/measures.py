@@ -26,11 +26,15 @@ _COMPOUNDS = tuple(
     (re.compile(rf"(\d{{1,6}})\s{{0,3}}{large}{_AND}(\d{{1,4}})\s{{0,3}}{small}\.?"), times, name)
     for large, small, times, name in (
         (_HOURS, _MINUTES, 60, "minutes"),
+        ("h", "m", 60, "minutes"),
         (_MINUTES, _SECONDS, 60, "seconds"),
         (r"(?:days?|天)", _HOURS, 24, "hours"),
         (r"(?:feet|foot|ft)", r"(?:inches|inch|in)", 12, "inches"),
         (r"(?:lbs?|pounds?)", r"(?:oz|ounces?)", 16, "ounces"),
         (r"dollars?", r"cents?", 100, "cents"),
+        (r"(?:met(?:er|re)s?|m|米)", r"(?:centimet(?:er|re)s?|cm|厘米)", 100, "cm"),
+        (r"(?:kilomet(?:er|re)s?|km|千米|公里)", r"(?:met(?:er|re)s?|m|米)", 1000, "m"),
+        (r"(?:kilograms?|kg|千克|公斤)", r"(?:grams?|g|克)", 1000, "g"),
     )
 )
 

@@ -16,6 +16,7 @@ from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted
 from retool_mcore.reward.node import Term
+from retool_mcore.reward.notes import with_notes, without_words
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
@@ -33,12 +34,12 @@ _SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers 
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")
 _FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
-_GROUPED = re.compile(r"(?<=\d)(?:,\\!|\\!,|\{,\}|\\,)\s?(?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"(?<=\d)(?:,\\!|\\!,|\{,\}|,?\\,)\s?(?=\d{3}(?!\d))")
 _SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\displaystyle(?![a-zA-Z])")
 _CURRENCY = re.compile(r"\\\$|[$€£¥₹₩₽₫₺₱฿]|\\(?:euro|pounds)(?![a-zA-Z])")
 _WRAPPED = re.compile(
     r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox|boldsymbol|fbox|underline|emph"
-    r"|textsf|texttt|mathsf|mathtt|textsc|ensuremath)\s*+\{"
+    r"|textsf|texttt|mathsf|mathtt|textsc|ensuremath|num|framebox)\s*+\{"
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
@@ -55,16 +56,20 @@ MAX_NAME_CHARS = 60
 _IN_BASE = re.compile(
     r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
 )
-_ROUGHLY = re.compile(r"(?:\\ )?\((?:\\approx|\\text\{approximately \})\s{0,2}(-?[\d.]{1,40})\)$")
+_ROUGHLY = re.compile(
+    r"(?:\\ )?\s?\((?:\\approx|≈|~|about|approximately|approx\.?|\\text\{(?:approximately|approx\.?) \})\s{0,2}"
+    r"(-?[\d.]{1,40})\)$"
+)
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
+_LIMIT = re.compile(r"\\(?:lim|i{0,2}int|sum|prod)(?![a-z])[^<>!]{1,60}")
 _DENIES = re.compile(
     r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
 )
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
-    r"|(?:[Oo]ption|[Cc]hoice|(?:[Tt]he )?[Aa]nswer(?: is)?):?\s\(?([A-J])\)?"
+    r"|(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:?\s\(?([A-J])\)?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
@@ -140,17 +145,20 @@ def _plainer(text: str) -> str:
     """The text with what stands around numbers as mathematics: ``1011 (base 2)``, ``USD 5``."""
     if "base" in text:
         text = _IN_BASE.sub(r"\1_{\2}", text)
-    if "approx" in text:
+    if text[-1:] == ")" and ("approx" in text or "about" in text or "≈" in text):
         text = _ROUGHLY.sub(r"\\approx \1", text)
     if "C" in text or "P" in text or "A" in text:
         text = chosen(text)
-    return respelled(_MINUS.sub("-", _BEFORE.sub("", text)))
+    bare = _BEFORE.sub("", without_words(text))
+    bare = bare if bare == text else _joined(bare)
+    return respelled(_MINUS.sub("-", with_notes(bare)))
 
 
 def _named_by_text(text: str) -> Term | None:
     """``P(A|B) = 0.25`` as what a name says: before "=" there is no number, and nothing denies."""
     head, _, tail = text.rpartition("=")
-    if not head or len(head) > MAX_NAME_CHARS or not _PLAIN_NAME.fullmatch(head) or _DENIES.search(head):
+    named = _PLAIN_NAME.fullmatch(head) or (head.startswith("\\") and _LIMIT.match(head))
+    if not head or len(head) > MAX_NAME_CHARS or not named or _DENIES.search(head):
         return None
     try:
         value = read(tail)
@@ -255,8 +263,8 @@ def _unwrapped(text: str) -> str:
     """Without delimiters, boxes, text commands around all of it, and a full stop behind it."""
     while True:
         before, text = text, trimmed(unquoted(text.strip()).rstrip(",;.").rstrip())
-        if text.endswith("\\") and not text.endswith("\\\\"):
-            text = text[:-1].rstrip()  # half of a "\\ "
+        if text.endswith("\\"):
+            text = text.rstrip("\\ ")  # a new line, or half of a "\\ "
         for opening, closing in _DELIMITERS:
             inside = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
             if inside and opening not in text[len(opening) : -len(closing)]:

@@ -45,7 +45,7 @@ _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
 _OUT_OF = re.compile(r"(-?\d{1,9}|[a-z])\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?(-?\d{1,9}|[a-z])")
 _WORDS_BEHIND = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?) ([A-Za-z]{2,15}(?: [A-Za-z]{2,15}){1,4})")
 _COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
-_NUMERAL = re.compile(r"\\(?:over|under)line\s?\{(\d{1,40})\}(?=_)")
+_NUMERAL = re.compile(r"\\(?:over|under)line\s?\{([\dA-F]{1,40})\}(?=_)")
 _SYSTEM = re.compile(
     r"(?:\\left\s?)?\\\{\s*\\begin\{(?:array|aligned|matrix|gathered)\}(?:\{[lcr| ]{1,9}\})?(.*?)"
     r"\\end\{(?:array|aligned|matrix|gathered)\}(?:\s*\\right\s?\.)?",
@@ -100,6 +100,8 @@ def respelled(text: str) -> str:
         text = text.replace("{:}", ":")
     if "==" in text:
         text = text.replace("==", "=")
+    if "+/-" in text:
+        text = text.replace("+/-", r"\pm ")
     if text[:1] == "<" and _ANGLES.fullmatch(text):
         text = rf"\langle {text[1:-1]} \rangle"
     if r".\overline" in text:

@@ -75,7 +75,7 @@ _COMMANDS = {
     r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",
     r"\widehat": r"\hat", r"\bar": r"\overline", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\lg": r"\log",
-    r"\implies": r"\iff", r"\approx": r"\approx", r"\|": "|", r"\neg": r"\neg", r"\degree": r"\degree",
+    r"\Pr": "P", r"\implies": r"\iff", r"\approx": r"\approx", r"\|": "|", r"\neg": r"\neg", r"\degree": r"\degree",
     r"\textdegree": r"\degree", r"\euro": "", r"\pounds": "", r"\ell": r"\ell", r"\prime": "'",
 }  # fmt: skip
 # Letters that stand for a function, constant or word where they stand together.
@@ -87,10 +87,13 @@ WORDS = {
     "abs": r"\abs", "gcd": r"\gcd", "lcm": r"\lcm", "max": r"\max", "min": r"\min", "theta": r"\theta",
     "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\log",
     "percent": r"\%", "pct": r"\%", "arcctg": r"\arccot", "arccot": r"\arccot", "det": r"\det", "mod": r"\bmod",
-    "cis": r"\cis",
+    "cis": r"\cis", "union": r"\cup",
 }  # fmt: skip
 
 
+# What stands for itself as text, too; other words may be units or names there.
+_FUNCTIONS = "cis choose sin cos tan cot csc arcsin arccos arctan ln log lg gcd lcm exp"
+_SPELT = frozenset(_FUNCTIONS.split())
 # A function of several values has a bracket behind it; letters without one are a product.
 BRACKETED = ("abs", "max", "gcd", "lcm", "det")
 
@@ -171,7 +174,7 @@ def _text(command: str, content: str, glued: bool) -> Token:
         return Token("command", "\\" + plain, glued)
     if (
         (command.startswith("operatorname") and plain not in UNITS)
-        or (command == "text" and plain == "cis")
+        or (command == "text" and plain in _SPELT)
         or (command == "mathrm" and plain in WORDS and plain not in ("min", "sec"))
     ):
         return Token("command", WORDS.get(plain, "\\" + plain), glued)

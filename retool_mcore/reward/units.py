@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from retool_mcore.reward.measures import scale
 from retool_mcore.reward.tokens import UNITS, Token
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
@@ -119,11 +120,12 @@ def _joins(tokens: list[Token], at: int) -> bool:
     return all(each.kind == "text" and _known(each.text) is not None for each in around)
 
 
-def bare_unit(tokens: list[Token], unit: str) -> int | None:
-    """Where letters at the end spell a unit: ``m`` in ``6 m``; None where they do not.
+def bare_unit(tokens: list[Token], unit: str) -> tuple[int, str] | None:
+    """Where letters at the end spell a unit, and which: ``m`` in ``6 m``; None where they do not.
 
     ``unit``: the one that the other answer has. "" where it has none: then only letters that are
-    hardly ever names behind a number and a space, such as ``m`` and ``m/s``, are a unit.
+    hardly ever names behind a number and a space, such as ``m`` and ``m/s``, are a unit. They are
+    also one beside a unit of their kind: ``7000 g`` beside kilograms.
     """
     spelt = [Token("text", each.text, each.glued) if each.text in _MARKED else each for each in tokens]
     for start in range(max(1, len(tokens) - MAX_UNIT_TOKENS), len(tokens)):
@@ -136,7 +138,9 @@ def bare_unit(tokens: list[Token], unit: str) -> int | None:
         letters = [each.text for each in tokens[start:] if each.kind == "letter"]
         alone = not tokens[start].glued and set(letters) <= _PLAIN_LETTERS and len(letters) < 3
         if same_unit(named, unit) if unit else alone:
-            return start
+            return start, unit
+        if unit and alone and scale(named, unit) is not None:
+            return start, named
     return None
 
 
