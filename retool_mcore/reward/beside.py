@@ -28,8 +28,10 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return node.args[0]  # [[34]]
     if node == name("R") and (other.op in ("space", "union", "without") or _is_line(other)):
         return Term("space", text="R")
-    if node.op == "matrix" and not is_truth and (pairs := _pairs(node, other)):
+    if not is_truth and (pairs := _pairs(node, other)):
         return Term(other.op, pairs)
+    if node.op == "set" and len(node.args) == 1 and _is_value(other):
+        return node.args[0]
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other)
@@ -37,7 +39,7 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return _listed(_vector(_rows(node, other), other), other, is_truth)
     if other.op in _PLACES:
         return _placed(node, other)
-    return _of_one_letter(node) if node.op == "list" and _lists_values(other) else node
+    return _of_one_letter(node) if node.op == "list" and (_lists_values(other) or _is_of_one(other)) else node
 
 
 def _family(node: Term) -> Term:
@@ -71,12 +73,21 @@ def _endless(node: Term) -> bool:
     return node == Term("constant", text="infinity") or (node.op in ("neg", "group") and _endless(node.args[0]))
 
 
+def _is_value(node: Term) -> bool:
+    """Whether it is no collection: ``\\{3\\}`` beside 3 and ``x = 3`` is 3."""
+    if node.op == "relation":
+        return node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and _is_value(node.args[1])
+    return node.op not in ("list", "set", "builder", "union", "intersection", "without", "space", "pm", *_PLACES)
+
+
 def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
     """The rows of ``[[1, 2], [3, 4]]`` beside a list of pairs, as Python prints them."""
     if other.op not in ("list", "set") or not other.args or any(each.op != "tuple" for each in other.args):
         return ()
+    if node.op == "tuple" and node.args and all(each.op == "tuple" for each in node.args):
+        return node.args
     wide = len(other.args[0].args)
-    if len(node.args) % wide or node.text != f"matrix {len(node.args) // wide}":
+    if node.op != "matrix" or len(node.args) % wide or node.text != f"matrix {len(node.args) // wide}":
         return ()
     rows = (node.args[at : at + wide] for at in range(0, len(node.args), wide))
     return tuple(Term("tuple", row, other.args[0].text) for row in rows)
@@ -104,6 +115,13 @@ def _is_named_tuple(node: Term) -> bool:
 
 def _lists_values(node: Term) -> bool:
     return node.op in ("list", "set", "pm") and not any(each.op == "relation" for each in node.args)
+
+
+def _is_of_one(node: Term) -> bool:
+    """``x = 1, 2``."""
+    first = node.args[0] if node.op == "list" else node
+    named = first.op == "relation" and first.text == "=" and first.args[0].op == "name"
+    return named and node.op == "list" and not any(each.op == "relation" for each in node.args[1:])
 
 
 def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:

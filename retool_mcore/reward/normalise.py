@@ -50,6 +50,7 @@ _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
 _ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
+_AND = re.compile(r",|&|(?<=[a-z.,] )and(?= [a-z])")  # Alice, Bob; Alice and Bob
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 MAX_NAME_CHARS = 60
@@ -325,4 +326,5 @@ def _words(text: str) -> str | None:
         return None
     if any(run in WORDS for run in runs):
         return None
-    return _ARTICLE.sub("", " ".join(text.casefold().replace(".", "").replace(",", " ").split()))
+    plain = _AND.sub(" ", text.casefold()).replace(".", "")
+    return _ARTICLE.sub("", " ".join(plain.split()))

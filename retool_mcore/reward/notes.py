@@ -26,40 +26,63 @@ _EXCEPT = re.compile(
 _LINE_WITHOUT = re.compile(r"(?:\\mathbb\s?\{R\}|ℝ|R)\s?(?:\\setminus|\\backslash|∖|-|\\)\s?\\?\{([^{}]{1,80}?)\\?\}")
 _AND = re.compile(r"\\text\s?\{\s?and\s?\}|(?<![a-z])and(?![a-z])")
 _ALL = re.compile(r"(?:\\text\s?\{\s?)?all\s{0,2}(?:\}\s{0,2})?(?=[a-z]\s?(?:[<>≤≥]|\\(?:le|ge|in)))", re.IGNORECASE)
-_CHINESE = re.compile(r"(?:一?共有?|总共有?|合计|答案[是为]?[::]?|等于)\s?(?=[-\d\\$])")
+_SO = re.compile(
+    r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|finally)\s?,?\s?(?:\}\s?)?(?=[-\d(\[{\\$]|[a-z]\s?=)", re.IGNORECASE
+)
+_CHINESE = re.compile(
+    r"(?:\\text\s?\{\s?)?(?:[故则]?答案?[是为]?:?|一?共有?|总共有?|合计|等于)\s?(?:\}\s?)?(?=[-\d\\$])"
+)
+_FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20})")
+_ONLY = re.compile(r"(?:\s|~|\\[ ,;])?\s?(?:\\text\s?\{\s?)?\(?(?:only|exactly|exact|only solution)\)?\s?\}?$")
+
 _QUANTITY = re.compile(r"\\(?:SI|qty)\s?\{([^{}]{1,60})\}\s?\{([A-Za-z/^\d. ]{1,30})\}")
 _EQUATION = re.compile(r"\s{0,9}[A-Za-z](?:_?\w|_\{\w{1,9}\})?\s{0,3}=")
 _ROWS = re.compile(r"\n|\\\\")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm)\s?\{([^{}]{0,80})\}|\\q?quad(?![a-z])|\\[ ,;:]|[$~]")
 _CUT = re.compile(r"[,(]|\\(?:text|mathrm|quad)(?![a-z])|\s(?=for |where |with )")
+_LAST = ("only", "nly}", "nly)", "ctly", "tly}", "tly)", "act)", "ion)", "y)}", "n)}", "ly }")
+_CHANGING = ("тыс", "мил", "млн", "сот", "полов", "трет", "четверт", "или", "μισ", "χιλ", "εκατ")  # thousands, halves
 _ANY = r"(?:any |all |some |every |each |an? |an arbitrary )?"
-_INTEGER = re.compile(
-    rf"[,(]?\s?(?:where |with |for |and )?(?:{_ANY}integers? (?:values? of )?([A-Za-z])"
-    rf"|([A-Za-z]) (?:is |be |being |= ?){_ANY}integers?)\s?\)?"
+_OF_NUMBERS = r"(integers?|(?:real )?constants?|reals?|real numbers?)"
+_NUMBER_NOTE = re.compile(
+    rf"[,(]?\s?(?:where |with |for |and )?(?:{_ANY}{_OF_NUMBERS} (?:values? of )?([A-Za-z])"
+    rf"|([A-Za-z]) (?:is |be |being |= ?){_ANY}{_OF_NUMBERS})\s?\)?"
 )
 
 
 def without_words(text: str) -> str:
     """The answer without a word before it that says what it is: ``the point (3, 7)``."""
-    if not text[:1].isascii():
-        return _CHINESE.sub("", text, count=1) if "\u4e00" <= text[0] <= "\u9fff" else text
+    if not text.isascii():
+        text = _FOREIGN.sub(_foreign_unit, text) if text[-1].isalpha() else text
+        text = text[match.end() :] if (match := _CHINESE.match(text)) else text
+    if text[-4:] in _LAST and (match := _ONLY.search(text)) and match.start():
+        text = text[: match.start()]
     if text[:1].isalpha() or text[:1] == "\\":
         if match := _EXCEPT.fullmatch(text) or _LINE_WITHOUT.fullmatch(text):
             return rf"\mathbb{{R}} \setminus \{{{_AND.sub(',', match[1])}\}}"
-        if match := _BEFORE.match(text) or _ALL.match(text) or _LABEL.match(text):
+        if match := _BEFORE.match(text) or _ALL.match(text) or _LABEL.match(text) or _SO.match(text):
             return text[match.end() :]
         if text[:3] in (r"\SI", r"\qt") and (match := _QUANTITY.fullmatch(text)):
             return rf"{match[1]}\text{{ {match[2]}}}"
     return text
 
 
+def _foreign_unit(match: re.Match[str]) -> str:
+    """A word in another alphabet behind a number as a unit, but for words that change it."""
+    said = match[2].casefold()
+    if said.isascii() or "\u4e00" <= said[0] <= "\u9fff" or said.startswith(_CHANGING):
+        return match[0]
+    return rf"{match[1]}\text{{ {match[2]}}}"
+
+
 def with_notes(text: str) -> str:
     r"""``k\pi, where k is an integer`` as ``k\pi, k \in \mathbb{Z}``; equations below as a list."""
-    if "integer" in text and len(text) <= MAX_NOTE_CHARS:
+    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "constant", "real")):
         for cut in _CUT.finditer(text):
             plain = " ".join(_TEXT.sub(lambda match: f" {match[1] or ''} ", text[cut.start() :]).split())
-            if cut.start() and (match := _INTEGER.fullmatch(plain.replace(" ,", ","))):
-                return rf"{text[: cut.start()].rstrip()}, {match[1] or match[2]} \in \mathbb{{Z}}"
+            if cut.start() and (match := _NUMBER_NOTE.fullmatch(plain.replace(" ,", ","))):
+                space = "Z" if (match[1] or match[4]).startswith("integer") else "R"
+                return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in \mathbb{{{space}}}"
     if ("\n" in text or "\\\\" in text) and "begin" not in text and len(text) <= MAX_NOTE_CHARS:
         rows = [row.strip(" ,;") for row in _ROWS.split(text)]
         if len(rows) > 1 and all(map(_EQUATION.match, rows)):

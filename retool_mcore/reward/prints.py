@@ -24,7 +24,7 @@ _PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
 _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
-    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|Add|Mul|set|frozenset|dict"
+    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|Add|Mul|set|frozenset|dict"
     r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
@@ -186,6 +186,7 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("real_root", 2): r"\sqrt[{1}]{{{0}}}".format,
     ("Pow", 2): "({})^{{{}}}".format,
     ("pow", 2): "({})^{{{}}}".format,
+    ("hypot", 2): r"\sqrt{{({})^2+({})^2}}".format,
     ("radians", 1): r"({})^\circ".format,
     ("Complement", 2): r"{} \setminus {}".format,
     ("Eq", 2): "{} = {}".format,

@@ -33,7 +33,7 @@ _UNION = re.compile(r"(?<=[)\]])\s{0,2}U\s{0,2}(?=[(\[])")
 _LOG = re.compile(r"(?<![\w\\])log(2|10)\(")
 _BASED_LOG = re.compile(r"(?<![\w\\])log\(([^(),]{1,30}), ?([^(),]{1,30})\)")
 _UNIT_BRACKETS = re.compile(
-    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:[a-z]{2,12}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
+    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:[a-z]{2,12}|[\u4e00-\u9fff]{1,6}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
 )
 _PAIR = r"[A-Za-z]\w{0,9}\s?:\s?[^,:{}<>|]{1,60}"
 _KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
@@ -64,7 +64,9 @@ _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: 
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
-_LEADING = re.compile(r"^(?:=|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])")
+_LEADING = re.compile(
+    r"^(?:=|→|#{1,6}(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
+)
 
 
 def bare_braces(inner: str) -> str:
@@ -91,13 +93,13 @@ def trimmed(text: str) -> str:
         if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
             text = text[len(quad) :].lstrip()
         text = text.removesuffix(quad).rstrip()
-    return _LEADING.sub("", text) if text[:1] in ("=", "\\") else text
+    return _LEADING.sub("", text) if text[:1] in ("=", "\\", "→", "#") else text
 
 
 def respelled(text: str) -> str:
     """The text in the spellings that the reader knows; any other text as it is."""
-    if "{:}" in text:
-        text = text.replace("{:}", ":")
+    if "{:}" in text or "{.}" in text:
+        text = text.replace("{:}", ":").replace("{.}", ".")
     if "==" in text:
         text = text.replace("==", "=")
     if "+/-" in text:
@@ -174,7 +176,8 @@ def _repeating(match: re.Match[str]) -> str:
 def _unbracketed(match: re.Match[str]) -> str:
     """A known unit, or one that is marked, without the brackets around it."""
     plain = match[1].partition("^")[0].rstrip("²³")
-    return f" {match[1]}" if plain in UNITS or plain.startswith("\\") else match[0]
+    marked = plain.startswith("\\") or not plain.isascii()
+    return f" {match[1]}" if plain in UNITS or marked else match[0]
 
 
 def _suffix(value: int) -> str:

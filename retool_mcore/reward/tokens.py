@@ -178,6 +178,8 @@ def _text(command: str, content: str, glued: bool) -> Token:
         or (command == "mathrm" and plain in WORDS and plain not in ("min", "sec"))
     ):
         return Token("command", WORDS.get(plain, "\\" + plain), glued)
+    if plain == ":":
+        return Token("sign", ":", glued)
     if plain.lower() in ("%", r"\%", "percent", "pct", "per cent"):
         return Token("command", r"\%", glued)
     if (
@@ -211,7 +213,7 @@ def _units() -> dict[str, str]:
         "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
         "mph, cent cents, dollar dollars usd USD, euro euros EUR, "
         "rupee rupees INR, yuan CNY RMB, degree degrees deg, radian radians rad, unit units, "
-        "square squares sq, cubic, people persons person, student students, way ways, point points, times, bucks, "
+        "square squares sq, cubic, people persons person, student students, way ways, point points pts, times, bucks, "
         "Hz hertz, kJ, eV, Pa, mol, joule joules, watt watts, newton newtons, volt volts, dozen, hundred, thousand, "
         "million, billion, trillion, per, sec secs"
     )

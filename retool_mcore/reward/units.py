@@ -73,8 +73,10 @@ _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千
             "千克": "kg", "公斤": "kg", "毫克": "mg", "吨": "ton", "升": "liter", "毫升": "ml", "秒": "second",
             "分": "minute", "分钟": "minute", "时": "hr", "小时": "hr", "天": "day", "日": "day", "周": "week",
             "公顷": "hectare", "亩": "mu", "摄氏度": "degreeC", "斤": "jin", "角": "jiao", "里": "li",
-            "月": "month", "个月": "month", "年": "year", "元": "yuan", "度": "degree"}  # fmt: skip
-_COUNTED = set("个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍")
+            "月": "month", "个月": "month", "年": "year", "元": "yuan", "円": "yen", "度": "degree"}  # fmt: skip
+_COUNTED = set(
+    "个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍個枚匹冊杯隻張條頁塊顆歲號間層"
+)
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
