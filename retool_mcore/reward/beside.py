@@ -20,8 +20,10 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     node = _without_notes(_family(node), _family(other), is_truth)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
-    if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == other.op == "tuple":
-        return node.args[0]  # the one solution that a solver prints
+    if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == "tuple" and _is_one(other):
+        node = node.args[0]  # the one solution that a solver prints
+    if other.op == "set" and is_truth and len(other.args) == 1 and other.args[0].op == "tuple" and _is_one(node):
+        other = other.args[0]
     if node.op in _PLACES and other.op == "relation" and other.text == "=" and other.args[0].op == "name":
         other = other.args[-1]  # v = (1, 2)
     if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
@@ -73,6 +75,11 @@ def _endless(node: Term) -> bool:
     return node == Term("constant", text="infinity") or (node.op in ("neg", "group") and _endless(node.args[0]))
 
 
+def _is_one(node: Term) -> bool:
+    """A pair, or the equations that name it: ``x = 1, y = 2``."""
+    return node.op in ("tuple", "relation") or (node.op == "list" and all(each.op == "relation" for each in node.args))
+
+
 def _is_value(node: Term) -> bool:
     """Whether it is no collection: ``\\{3\\}`` beside 3 and ``x = 3`` is 3."""
     if node.op == "relation":
@@ -118,10 +125,12 @@ def _lists_values(node: Term) -> bool:
 
 
 def _is_of_one(node: Term) -> bool:
-    """``x = 1, 2``."""
-    first = node.args[0] if node.op == "list" else node
-    named = first.op == "relation" and first.text == "=" and first.args[0].op == "name"
-    return named and node.op == "list" and not any(each.op == "relation" for each in node.args[1:])
+    """``x = 1, 2``, or ``x = 1, x = 2``."""
+    if node.op != "list" or node.args[0].op != "relation":
+        return False
+    said = [each for each in node.args if each.op == "relation"]
+    named = len(said) in (1, len(node.args)) and all(each.text == "=" and len(each.args) == 2 for each in said)
+    return named and said[0].args[0].op == "name" and len({each.args[0] for each in said}) == 1
 
 
 def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:

@@ -40,6 +40,7 @@ _READ_IN_BASE = re.compile(r"int\(['\"]([\dA-Za-z]{1,160})['\"], (?:base=)?(\d{1
 _LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: ")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
+_ASSIGNED = re.compile(r"[A-Za-z]\w{0,9}\s?[=:]")  # x = 2*I
 _ROWS = re.compile(r"\[\s*+(?:\[[^][]{1,400}\][\s,]*+){1,40}\]")
 _WITH_I = re.compile(r"(?:-|[-+]?\d[\d./]{0,20} [-+] )I")  # 3 - I
 _OPERATOR = re.compile(r"\\(?:operatorname|mathrm|text)\s?\{(floor|ceil|ceiling|diag)\}(?=\()")
@@ -135,9 +136,9 @@ def _solutions(text: str) -> str:
 def _constants(text: str) -> str:
     """SymPy's ``I`` and ``E`` in a product or power, where no other letter is a name."""
     text = _EULER.sub("e**", text)
-    letters = set(_LETTER.findall(text))
+    letters = set(_LETTER.findall(_ASSIGNED.sub("", text)))
     if letters and letters <= {"I", "E"}:
-        return _LETTER.sub(lambda match: {"I": "i", "E": "e"}[match[0]], text)
+        return _LETTER.sub(lambda match: {"I": "i", "E": "e"}.get(match[0], match[0]), text)
     return text
 
 

@@ -242,7 +242,7 @@ def _printed(answer: Normal, truth: Normal) -> bool:
     """Whether one is a float as Python prints it and the other the fraction that it stands for."""
     for decimal, other in ((answer, truth), (truth, answer)):
         if "." not in written(tree_of(other)) and decimal.number and other.number and decimal.number * other.number > 0:
-            return printed(decimal.text.lstrip("+-"), other.number, tree_of(other))
+            return printed(written(tree_of(decimal)), other.number, tree_of(other))
     return False
 
 

@@ -35,9 +35,11 @@ _BASED_LOG = re.compile(r"(?<![\w\\])log\(([^(),]{1,30}), ?([^(),]{1,30})\)")
 _UNIT_BRACKETS = re.compile(
     r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:[a-z]{2,12}|[\u4e00-\u9fff]{1,6}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
 )
-_PAIR = r"[A-Za-z]\w{0,9}\s?:\s?[^,:{}<>|]{1,60}"
+_PAIR = r"[A-Za-z]\w{0,9}\s?:\s?(?:[^,:{}<>|()]|\([^(){}]{0,60}\)){1,60}"
 _KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
 _DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
+_ITEM = r"[A-Za-z]\s?:\s?[-\d\\][^,:]{0,60}"
+_ITEMS = re.compile(rf"{_ITEM}(?:,\s?{_ITEM}){{1,9}}")  # x: 1, y: 2
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
@@ -98,6 +100,8 @@ def trimmed(text: str) -> str:
 
 def respelled(text: str) -> str:
     """The text in the spellings that the reader knows; any other text as it is."""
+    if text.count(":") > 1 and len(text) < 400 and _ITEMS.fullmatch(text):
+        text = text.replace(":", " =")
     if "{:}" in text or "{.}" in text:
         text = text.replace("{:}", ":").replace("{.}", ".")
     if "==" in text:
