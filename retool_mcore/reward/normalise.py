@@ -8,9 +8,9 @@ of the checkers' limits.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
@@ -76,8 +76,7 @@ _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,4
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
 
 
-@dataclass(frozen=True)
-class Normal:
+class Normal(NamedTuple):
     """An answer without what surrounds it.
 
     ``number`` is its value if it is rational and ``percent`` says that a percent sign stood behind
@@ -103,10 +102,10 @@ def normalise(answer: str) -> Normal:
         return Normal(plain, number=Fraction(plain))
     text = _unwrapped(folded(answer))
     if _DOLLARS.fullmatch(text):
-        return replace(_read(_joined(text)), dollars=True)
+        return _read(_joined(text))._replace(dollars=True)
     text = bare_choice(_joined(printed(text)).rstrip(".,; "))
     letter, rest = label(text)
-    return replace(_read(_joined(_unwrapped(rest)).rstrip(".,; ")), label=letter) if letter else _read(text)
+    return _read(_joined(_unwrapped(rest)).rstrip(".,; "))._replace(label=letter) if letter else _read(text)
 
 
 def _read(text: str) -> Normal:
@@ -121,7 +120,7 @@ def _read(text: str) -> Normal:
         return Normal("", problem="it is empty")
     if (date := date_or_time(text)) is not None:
         hours = date.endswith("m") and ":" not in text  # 9 am is 9 beside a number
-        return replace(_expression(text), words=date) if hours else Normal(text, words=date)
+        return _expression(text)._replace(words=date) if hours else Normal(text, words=date)
     if (words := _words(text)) is not None:
         tree = read(PHRASES[words]) if words in PHRASES else None
         return Normal(text, tree=tree, words=SAYINGS.get(words, words))

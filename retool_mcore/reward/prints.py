@@ -61,7 +61,7 @@ _ROW = re.compile(r"\[([^][]{1,400})\]")
 
 def printed(text: str) -> str:
     """The text with what Python prints as LaTeX; any other text as it is."""
-    if match := _BASED.fullmatch(text):
+    if "0" in text[:2] and (match := _BASED.fullmatch(text)):
         value = int(match[2], 16) if match[2] else int(match[3], 2) if match[3] else int(match[4], 8)
         return f"{match[1]}{value}"
     if ("_" in text or "'" in text) and _UNDERSCORED.fullmatch(text):
@@ -77,7 +77,7 @@ def printed(text: str) -> str:
     if "(" in text or "." in text:
         text = _MODULE.sub("", text)
         text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
-    if _NAMED.search(text):
+    if "Reals" in text or "EmptySet" in text or "GoldenRatio" in text:
         text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
     return _laid_out(_called(text))
 

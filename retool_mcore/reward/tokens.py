@@ -40,6 +40,8 @@ _TOKEN = re.compile(
     r"|(?P<sign>\*\*|<=|>=|!=|.)",
     re.DOTALL,
 )
+_SIMPLE = {sign: (Token("sign", sign), Token("sign", sign, True)) for sign in "+-=()[]{}|,;:^_/'"}
+_ALONE = re.compile(r"[0-9]+(?![0-9.eEA-F])|[A-Za-z](?![A-Za-z0-9])")
 _GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega"
 )
@@ -111,6 +113,15 @@ def _tokens(text: str) -> tuple[Token, ...]:
     found: list[Token] = []
     position, glued = 0, False
     while position < len(text):
+        at = text[position]
+        if at in _SIMPLE:  # most tokens are one sign, one letter or digits, and need no search
+            found.append(_SIMPLE[at][glued])
+            position, glued = position + 1, True
+            continue
+        if at.isalnum() and (match := _ALONE.match(text, position)):
+            found.append(Token("number" if at.isdigit() else "letter", match[0], glued))
+            position, glued = match.end(), True
+            continue
         match = _TOKEN.match(text, position)
         if match is None:  # pragma: no cover  the last alternative takes any character
             raise Unreadable(f"{text[position]!r} is no part of an answer")
