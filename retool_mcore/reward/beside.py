@@ -11,6 +11,7 @@ from retool_mcore.reward.points import names
 from retool_mcore.reward.value import exact
 
 _PLACES = ("tuple", "matrix")
+_BIG_C, _SMALL_C = name("C"), name("c")
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
              *(tuple(name(f"\\{sign}{letter}") for letter in "ijk") for sign in ("hat", "vec")))  # fmt: skip
 
@@ -34,6 +35,8 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return Term(other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
+    if node.op == other.op == "add" and _BIG_C in other.args and _SMALL_C in node.args and _BIG_C not in node.args:
+        return Term("add", tuple(_BIG_C if each == _SMALL_C else each for each in node.args))  # of integration
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other)
@@ -141,7 +144,7 @@ def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     if first.op == "relation" and first.text != "=":
         return node  # x > 1, x \ne 3 is a set
     symbols = names(first)
-    if all(_is_exclusion(each) and names(each) <= symbols for each in notes):
+    if all((_is_exclusion(each) or _is_counted(each)) and names(each) <= symbols for each in notes):
         return first
     if not all(map(_is_membership, notes)):
         return node
@@ -165,6 +168,12 @@ def _members(node: Term) -> list[Term]:
 
 def _is_exclusion(node: Term) -> bool:
     return node.op == "relation" and set(node.text.split()) == {r"\ne"}
+
+
+def _is_counted(node: Term) -> bool:
+    r"""``n \ge 1``, a note that n counts from there."""
+    low = node.args[-1] if node.op == "relation" and node.text in (r"\ge", ">") else node
+    return low.op == "number" and low is not node and node.args[0] == name("n") and low.value in (0, 1, 2)
 
 
 def _excludes(node: Term) -> bool:
@@ -191,10 +200,25 @@ def plain(node: Term) -> Term:
     return Term("matrix", turned, f"matrix {columns}")
 
 
+def _function_of(node: Term, other: Term) -> Term:
+    """``y(x) = 2x`` and ``f(x) = 2x`` beside ``y = 2x``, ``a(n)`` beside ``a_n``, by that name."""
+    if other.op != "relation" or node.text != "=" or len(node.args) != 2 or other.args[0].op != "name":
+        return node
+    left, right = node.args
+    called = left.op == "mul" and len(left.args) == 2 and left.args[0].op == "name" and left.args[1].op == "group"
+    mine, of = (left.args[0].text, left.args[1].args[0]) if called else (left.text, left.args[0] if left.args else left)
+    if not (called or (left.op == "call" and len(left.args) == 1)) or of.op != "name" or of.text not in names(right):
+        return node
+    theirs = other.args[0].text
+    same = theirs in (mine, f"{mine}_{of.text}") or (mine == "f" and theirs == "y")
+    return Term("relation", (other.args[0], right), "=") if same else node
+
+
 def _stated(node: Term, other: Term) -> Term:
     r"""``5 = x`` as ``x = 5``; beside a value ``2:3`` as 2/3, ``x \equiv 5 \pmod 7`` as 5 mod 7."""
     if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
         return Term("relation", node.args[::-1], "=")
+    node = _function_of(node, other)
     if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
         node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
     node = _ratio_behind_names(node)

@@ -58,8 +58,8 @@ _IN_BASE = re.compile(
     r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
 )
 _ROUGHLY = re.compile(
-    r"(?:\\ )?\s?\((?:\\approx|≈|~|about|approximately|approx\.?|\\text\{(?:approximately|approx\.?) \})\s{0,2}"
-    r"(-?[\d.]{1,40})\)$"
+    r"(?<=\S)(?:\\ |,)?\s?(?:\((?:\\approx|≈|about|approximately|approx\.?|\\text\{(?:approximately|approx\.?) \})"
+    r"|(?:\\text\{)?\s?(?:,|or|\()?\s?(?:approximately|about)\s?\}?)\s{0,2}(-?[\d.]{1,40})\)?$"
 )
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
@@ -145,7 +145,7 @@ def _plainer(text: str) -> str:
     """The text with what stands around numbers as mathematics: ``1011 (base 2)``, ``USD 5``."""
     if "base" in text:
         text = _IN_BASE.sub(r"\1_{\2}", text)
-    if text[-1:] == ")" and ("approx" in text or "about" in text or "≈" in text):
+    if "approx" in text or "about" in text or ("≈" in text and text[-1] == ")"):
         text = _ROUGHLY.sub(r"\\approx \1", text)
     if "C" in text or "P" in text or "A" in text:
         text = chosen(text)

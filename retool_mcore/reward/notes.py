@@ -25,7 +25,22 @@ _EXCEPT = re.compile(
 )
 _LINE_WITHOUT = re.compile(r"(?:\\mathbb\s?\{R\}|ℝ|R)\s?(?:\\setminus|\\backslash|∖|-|\\)\s?\\?\{([^{}]{1,80}?)\\?\}")
 _AND = re.compile(r"\\text\s?\{\s?and\s?\}|(?<![a-z])and(?![a-z])")
-_ALL = re.compile(r"(?:\\text\s?\{\s?)?all\s{0,2}(?:\}\s{0,2})?(?=[a-z]\s?(?:[<>≤≥]|\\(?:le|ge|in)))", re.IGNORECASE)
+_ALL = re.compile(
+    r"(?:\\text\s?\{\s?)?all(?: real)?\s{0,2}(?:\}\s{0,2})?(?=[a-z]\s?(?:[<>≤≥≠]|\\(?:le|ge|in|ne)))", re.IGNORECASE
+)
+_HALF_LINE = re.compile(
+    r"(?:^|(?<=\\in)\s?|(?<=∈)\s?)(?:\\mathbb\s?\{R\}|ℝ|R)\s?"
+    r"(?:[_^]\s?(?:\{\s?)?(\+|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)$"
+)
+_COUNTING = re.compile(
+    r"(?<=\\in)\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star))(?:\s?\})?"
+)
+_OUT_OF = re.compile(r"(\d{1,9}) out of (\d{1,9})")
+_OR_DECIMAL = re.compile(r"\s?\(or (-?[\d.]{1,40}\\?%?)\)$")
+_CASES = re.compile(r"\\begin\{cases\}([^<>≤≥]{1,100}?)\\end\{cases\}")
+_GROUPS = re.compile(r"\\text\s?\{\s?or\s?\}|(?<![A-Za-z])or(?![A-Za-z])|;|或")
+_PARTS = re.compile(r",|\\text\s?\{\s?and\s?\}|(?<![A-Za-z])and(?![A-Za-z])|\\\\")
+_VALUE = re.compile(r"\s?([A-Za-z])\s?=([^=]{1,60})")
 _SO = re.compile(
     r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|finally)\s?,?\s?(?:\}\s?)?(?=[-\d(\[{\\$]|[a-z]\s?=)", re.IGNORECASE
 )
@@ -85,6 +100,27 @@ def with_notes(text: str) -> str:
                 return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in \mathbb{{{space}}}"
     if ("\n" in text or "\\\\" in text) and "begin" not in text and len(text) <= MAX_NOTE_CHARS:
         rows = [row.strip(" ,;") for row in _ROWS.split(text)]
-        if len(rows) > 1 and all(map(_EQUATION.match, rows)):
+        pairs = all(row[:1] == "(" and row[-1:] == ")" for row in rows)
+        if len(rows) > 1 and (pairs or all(map(_EQUATION.match, rows))):
             return ", ".join(rows)
-    return text
+    if text.count("=") > 3 and len(text) <= MAX_NOTE_CHARS:
+        return _as_pairs(text)
+    if "\\in" in text:
+        text = _COUNTING.sub(r" \\mathbb{N}", text)
+    if "R" in text or "ℝ" in text:
+        text = _HALF_LINE.sub(lambda match: "[0, \\infty)" if "ge" in (match[1] or "") else "(0, \\infty)", text)
+    if " out of " in text and (match := _OUT_OF.fullmatch(text)):
+        return f"{match[1]}/{match[2]}"
+    return _OR_DECIMAL.sub(r" or \1", text) if "(or " in text else text
+
+
+def _as_pairs(text: str) -> str:
+    """``x=2, y=3 or x=3, y=2`` as ``(2, 3), (3, 2)``; any other text as it is."""
+    groups = [_PARTS.split(group) for group in _GROUPS.split(_CASES.sub(r"\1", text))]
+    found = [[_VALUE.fullmatch(part) for part in group] for group in groups]
+    said = [{match[1]: match[2].strip() for match in group if match} for group in found]
+    letters = sorted(said[0])
+    whole = all(sorted(each) == letters and len(each) == len(group) for each, group in zip(said, groups, strict=True))
+    if len(groups) < 2 or len(letters) < 2 or not whole:
+        return text
+    return ", ".join(f"({', '.join(each[letter] for letter in letters)})" for each in said)

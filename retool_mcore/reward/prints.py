@@ -37,6 +37,7 @@ _LETTERS_OF_VECTORS = re.compile(r"(?<![A-Za-z\\])[ik](?![A-Za-z])")  # 2i+3j
 _UNIT_I = re.compile(rf"({_REAL}\s?[-+]\s?)(?:[ij]\s?(\d[\d.]{{0,40}})|(\d[\d.]{{0,40}})\s?\*\s?j)")  # 2+i3, 2+3*j
 _UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:(?:_\d{3}){1,30}|(?:'\d{3}){1,30})(?:\.\d{1,40})?")
 _READ_IN_BASE = re.compile(r"int\(['\"]([\dA-Za-z]{1,160})['\"], (?:base=)?(\d{1,2})\)")
+_REMAINDER = re.compile(r"(\d{1,40}) ?% ?(\d{1,40})")
 _LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: ")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
@@ -72,6 +73,8 @@ def printed(text: str) -> str:
         text = _J.sub("i", text)
     if (text[:4] == "int(" and (match := _READ_IN_BASE.fullmatch(text))) and 1 < int(match[2]) < 37:
         return rf"{match[1].upper()}_{{{match[2]}}}"
+    if "%" in text and (match := _REMAINDER.fullmatch(text)):
+        return rf"{match[1]} \bmod {match[2]}"
     if text[:7] == "lambda ":
         text = _LAMBDA.sub("", text, count=1)
     if "(" in text or "." in text:

@@ -17,6 +17,10 @@ PHRASES = {
     **dict.fromkeys(("all real numbers", "all reals", "all real number", "the real numbers", "real numbers",
                      "the set of real numbers", "the set of all real numbers", "any real number", "all real x",
                      "all real values", "all real values of x"), r"\mathbb{R}"),
+    **dict.fromkeys(("positive real numbers", "all positive real numbers", "positive reals", "all positive reals"),
+                    r"(0, \infty)"),
+    **dict.fromkeys(("nonnegative real numbers", "all nonnegative real numbers", "non-negative real numbers",
+                     "all non-negative real numbers", "nonnegative reals", "all nonnegative reals"), r"[0, \infty)"),
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), r"\infty"),
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip
