@@ -140,9 +140,9 @@ def _spread(node: Term) -> Term:
         sides = [_named_value(each) for each in node.args]
         known = [side for side in sides if side is not None]
         if sides[0] is not None and not any(each.op == "relation" for each in node.args[1:]):
-            return Term("list", (sides[0][1], *node.args[1:]))  # x = 1, 2
+            return _spread(Term("list", (sides[0][1], *node.args[1:])))  # x = 1, 2
         if len(known) == len(sides) and len({side[0] for side in known}) == 1:
-            return Term("list", tuple(side[1] for side in known))
+            return _spread(Term("list", tuple(side[1] for side in known)))
         if node.text == "or" and all(_told_same(node.args[0], each) for each in node.args[1:]):
             return node.args[0]  # 3/4 or 0.75
     if _holds(node, "pm") and node.op not in FORMS[:-1]:
@@ -360,6 +360,8 @@ def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:
 
 
 def _close(value: Term, decimal: Term) -> bool:
+    if decimal.op == "percent" and value.op != "percent":
+        value, decimal = Term("mul", (value, number(100))), decimal.args[0]
     try:
         return close_to(value, decimal)
     except NoValue:

@@ -15,6 +15,7 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
         "weight": {"lb": "1", "oz": "1/16"},
         "time": {"second": "1", "ms": "1/1000", "minute": "60", "hr": "3600", "day": "86400", "week": "604800"},
         "money": {"dollar": "1", "cent": "1/100"},
+        "energy": {"joule": "1", "kJ": "1000"},
         "volume": {"liter": "1", "ml": "1/1000"},
     }.items()
     for unit, size in units.items()

@@ -27,8 +27,7 @@ SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
 DENYING = frozenset(("not", "no", "never", "wrong", "incorrect", "without", "except"))  # in a name of words
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
          "eleven": 11, "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "hex": 16}  # fmt: skip
-_JOINING = {"": "", "or": "or", "and": "and", "but": "and", "或": "or", "或者": "or", "且": "and", "和": "and",
-            "与": "and"}  # fmt: skip
+_JOINING = {"": "", "or": "or", "and": "and", "but": "and", "或": "or", "且": "and", "和": "and", "与": "and"}
 _SPACES = frozenset("RZNQC")
 _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
 

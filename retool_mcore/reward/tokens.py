@@ -223,7 +223,7 @@ def _units() -> dict[str, str]:
         "yards, mile miles, kg kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound pounds, oz ounce "
         "ounces, ton tons, ml milliliter milliliters, liter liters litre litres, gallon gallons, "
         "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
-        "mph, cent cents, dollar dollars usd USD, euro euros EUR, "
+        "mph, kph, cent cents, dollar dollars usd USD, euro euros EUR, "
         "rupee rupees INR, yuan CNY RMB, degree degrees deg, radian radians rad, unit units, "
         "square squares sq, cubic, people persons person, student students, way ways, point points pts, times, bucks, "
         "Hz hertz, kJ, eV, Pa, mol, joule joules, watt watts, newton newtons, volt volts, dozen, hundred, thousand, "

@@ -281,7 +281,14 @@ def _joined(parts: list[str]) -> str:
     """One name of a unit: "square inch" is inch^2, "m / s" and "m s^-1" are one."""
     powers: dict[str, int] = {}
     factor, sign = 1, 1
-    for word in " ".join(parts).replace("mph", "mile/hr").replace("/", " / ").replace(" per ", " / ").split():
+    for word in (
+        " ".join(parts)
+        .replace("mph", "mile/hr")
+        .replace("kph", "km/hr")
+        .replace("/", " / ")
+        .replace(" per ", " / ")
+        .split()
+    ):
         if word in ("/", "per"):
             sign = -1
         elif word in ("square", "cubic"):
