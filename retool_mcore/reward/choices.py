@@ -36,6 +36,11 @@ def bare_choice(text: str) -> str:
     return match[1] or match[2]
 
 
+def lists_choices(text: str) -> bool:
+    """Whether a text is several letters of choices with signs between them: ``A, C, D``."""
+    return "," in text and len(text) < 60 and _SEVERAL.fullmatch(text) is not None
+
+
 def same_choice(answer: str, truth: str) -> bool:
     """Whether two single letters, or groups of letters in any order, are the same choices.
 

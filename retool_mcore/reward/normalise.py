@@ -34,7 +34,7 @@ _SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers 
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")
 _FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
-_GROUPED = re.compile(r"(?<=\d)(?:,\\!|\\!,|\{,\}|,?\\,)\s?(?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"(?<=\d)(?:,\\!|\\!,|\{,\}|\\,)\s?(?=\d{3}(?!\d))")
 _SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\displaystyle(?![a-zA-Z])")
 _CURRENCY = re.compile(r"\\\$|[$€£¥₹₩₽₫₺₱฿]|\\(?:euro|pounds)(?![a-zA-Z])")
 _WRAPPED = re.compile(
@@ -64,7 +64,7 @@ _ROUGHLY = re.compile(
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
-_LIMIT = re.compile(r"\\(?:lim|i{0,2}int|sum|prod)(?![a-z])[^<>!]{1,60}")
+_LIMIT = re.compile(r"\\(?:lim|i{0,2}int|sum|prod)(?![a-z])(?:_\{[^{}]{1,30}\}|[^<>!=]){1,60}")
 _DENIES = re.compile(
     r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
 )
@@ -157,7 +157,7 @@ def _plainer(text: str) -> str:
 def _named_by_text(text: str) -> Term | None:
     """``P(A|B) = 0.25`` as what a name says: before "=" there is no number, and nothing denies."""
     head, _, tail = text.rpartition("=")
-    named = _PLAIN_NAME.fullmatch(head) or (head.startswith("\\") and _LIMIT.match(head))
+    named = _PLAIN_NAME.fullmatch(head) or (head.startswith("\\") and _LIMIT.fullmatch(head))
     if not head or len(head) > MAX_NAME_CHARS or not named or _DENIES.search(head):
         return None
     try:

@@ -35,6 +35,7 @@ _HALF_LINE = re.compile(
 _COUNTING = re.compile(
     r"(?<=\\in)\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star))(?:\s?\})?"
 )
+_NOTE = re.compile(r"[,(]")
 _OUT_OF = re.compile(r"(\d{1,9}) out of (\d{1,9})")
 _OR_DECIMAL = re.compile(r"\s?\(or (-?[\d.]{1,40}\\?%?)\)$")
 _CASES = re.compile(r"\\begin\{cases\}([^<>≤≥]{1,100}?)\\end\{cases\}")
@@ -56,7 +57,7 @@ _ROWS = re.compile(r"\n|\\\\")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm)\s?\{([^{}]{0,80})\}|\\q?quad(?![a-z])|\\[ ,;:]|[$~]")
 _CUT = re.compile(r"[,(]|\\(?:text|mathrm|quad)(?![a-z])|\s(?=for |where |with )")
 _LAST = ("only", "nly}", "nly)", "ctly", "tly}", "tly)", "act)", "ion)", "y)}", "n)}", "ly }")
-_CHANGING = ("тыс", "мил", "млн", "сот", "полов", "трет", "четверт", "или", "μισ", "χιλ", "εκατ")  # thousands, halves
+_CHANGING = ("тыс", "мил", "млн", "сот", "полов", "трет", "четверт", "или")  # thousands, halves
 _ANY = r"(?:any |all |some |every |each |an? |an arbitrary )?"
 _OF_NUMBERS = r"(integers?|(?:real )?constants?|reals?|real numbers?)"
 _NUMBER_NOTE = re.compile(
@@ -68,7 +69,7 @@ _NUMBER_NOTE = re.compile(
 def without_words(text: str) -> str:
     """The answer without a word before it that says what it is: ``the point (3, 7)``."""
     if not text.isascii():
-        text = _FOREIGN.sub(_foreign_unit, text) if text[-1].isalpha() else text
+        text = _foreign_unit(match) if text[-1].isalpha() and (match := _FOREIGN.fullmatch(text)) else text
         text = text[match.end() :] if (match := _CHINESE.match(text)) else text
     if text[-4:] in _LAST and (match := _ONLY.search(text)) and match.start():
         text = text[: match.start()]
@@ -83,9 +84,13 @@ def without_words(text: str) -> str:
 
 
 def _foreign_unit(match: re.Match[str]) -> str:
-    """A word in another alphabet behind a number as a unit, but for words that change it."""
+    """A word in another alphabet behind a number as a unit, but for words that change it.
+
+    Greek letters are names: ``2πr``.
+    """
     said = match[2].casefold()
-    if said.isascii() or "\u4e00" <= said[0] <= "\u9fff" or said.startswith(_CHANGING):
+    names = any("\u0370" <= letter <= "\u03ff" or "\u4e00" <= letter <= "\u9fff" for letter in said)
+    if said.isascii() or names or said.startswith(_CHANGING):
         return match[0]
     return rf"{match[1]}\text{{ {match[2]}}}"
 
@@ -105,8 +110,8 @@ def with_notes(text: str) -> str:
             return ", ".join(rows)
     if text.count("=") > 3 and len(text) <= MAX_NOTE_CHARS:
         return _as_pairs(text)
-    if "\\in" in text:
-        text = _COUNTING.sub(r" \\mathbb{N}", text)
+    if "\\in" in text and (match := _COUNTING.search(text)) and _NOTE.search(text, 0, match.start()):
+        text = rf"{text[: match.start()]} \mathbb{{N}}{text[match.end() :]}"
     if "R" in text or "ℝ" in text:
         text = _HALF_LINE.sub(lambda match: "[0, \\infty)" if "ge" in (match[1] or "") else "(0, \\infty)", text)
     if " out of " in text and (match := _OUT_OF.fullmatch(text)):

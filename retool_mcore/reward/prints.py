@@ -33,7 +33,7 @@ _NAMED = re.compile(r"(?<![\w\\.])(?:S\.Reals|S\.EmptySet|EmptySet|Reals|GoldenR
 _REAL = r"[-+]?\s{0,2}[\d.]{1,40}+(?:e[-+]?\d{1,4})?+"
 _COMPLEX = re.compile(rf"\(?(?:{_REAL}\s{{0,2}}(?=[-+]))?{_REAL}j\)?")
 _J = re.compile(r"(?<=[\d.])j(?![A-Za-z])")
-_LETTERS_OF_VECTORS = re.compile(r"(?<![A-Za-z\\])[ik](?![A-Za-z])")  # 2i+3j
+_BETWEEN = re.compile(r",|;|\band\b|\bor\b")
 _UNIT_I = re.compile(rf"({_REAL}\s?[-+]\s?)(?:[ij]\s?(\d[\d.]{{0,40}})|(\d[\d.]{{0,40}})\s?\*\s?j)")  # 2+i3, 2+3*j
 _UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:(?:_\d{3}){1,30}|(?:'\d{3}){1,30})(?:\.\d{1,40})?")
 _READ_IN_BASE = re.compile(r"int\(['\"]([\dA-Za-z]{1,160})['\"], (?:base=)?(\d{1,2})\)")
@@ -89,8 +89,9 @@ def _is_complex(text: str) -> bool:
     """Whether each j in a text stands for i, as Python prints it; in ``2i+3j`` none does."""
     if _COMPLEX.fullmatch(text):
         return True
-    alone = text[0] in "[({nca" or not ("^" in text or "**" in text or _LETTERS_OF_VECTORS.search(text))
-    return alone and text.count("j") == len(_J.findall(text))
+    if text[0] in "[({nca":
+        return text.count("j") == len(_J.findall(text))
+    return all(_COMPLEX.fullmatch(part.strip().replace("*1j", "j")) for part in _BETWEEN.split(text))
 
 
 def _called(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from retool_mcore.reward.beside import beside, is_point, plain
-from retool_mcore.reward.choices import same_choice
+from retool_mcore.reward.choices import lists_choices, same_choice
 from retool_mcore.reward.counts import COUNT_LETTERS, counted
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.measures import scale
@@ -219,7 +219,7 @@ def _is_cheap(node: Term) -> bool:
 
 def _same_choices(answer: Normal, truth: Normal) -> bool:
     """Whether both are the same letters, one of which can only be a choice: ``(g)`` and G."""
-    if answer.words is None and truth.words is None:
+    if answer.words is None and truth.words is None and not lists_choices(truth.text):
         return False
     said = [each.words if each.words and len(each.words) == 1 else each.text for each in (answer, truth)]
     return same_choice(*said)

@@ -8,7 +8,7 @@ from __future__ import annotations
 # fmt: off
 TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("4567009041", ("4\u202f567\u202f009\u202f041", "4\u2009567\u2009009\u2009041", "4'567'009'041",
-     r"4,\,567,\,009,\,041", r"\num{4567009041}", r"4567009041\\", r"\framebox{4567009041}"),
+     r"\num{4567009041}", r"4567009041\\", r"\framebox{4567009041}"),
      ("4'567'009'04", "45'67'009'041", "4'567'009'042", "4567'009'041")),
     ("12", ("共12种", "答案是12", "there are 12", "a total of 12", "exactly 12", "the number 12", "Ans: 12",
      r"\text{There are }12", r"\lim_{x\to 0} f(x) = 12", r"\int_0^1 f(x)\,dx = 12"),
@@ -131,6 +131,13 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
      r"\frac{7}{12}\approx 0.583\%")),
     (r"25\text{ km/h}", ("25 kph",), ("25 mph",)),
     (r"3600\text{ J}", ("3.6 kJ",), ("3600 kJ", "36 kJ")),
+    ("A,C,D", ("A C D", "(A)(C)(D)", "D, C, A", "ACD"), ("A C", "(A)(C)", "A+C+D", "A,C,E", "a c d")),
+    (r"2\pi r", ("2πr", "2 πr", "2·π·r"), ("2", "2πR", "2π")),
+    (r"2\cos\theta", ("2cosθ", "2 cosθ", "r = 2cosθ"), ("2", "2sinθ")),
+    ("2", ("2 яблока",), ("2πr", "2cosθ", "2αβ", "2тысячи")),
+    ("6", (r"\sum_{k=1}^{n} a_k = 6",), (r"\sum_{k=1}^{n} a_k = 5 = 6", r"\sum_{k=1}^{n} a_k = 6 = 5")),
+    ("2j+x", ("x+2j",), ("2i+x",)),
+    (r"n\in\mathbb{N}^*", (r"n\in\mathbb{N}^{*}",), (r"n\in\mathbb{N}", r"n\in\mathbb{Z}")),
     ("3^{2024}", ("pow(3, 2024)",), ("pow(2024, 3)", "pow(3, 2024, 7)")),
 ]
 # fmt: on
