@@ -14,7 +14,7 @@ from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, number, put
-from retool_mcore.reward.normalise import normalise
+from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
 from retool_mcore.reward.radicals import same_radicals
@@ -38,9 +38,12 @@ def equivalent(answer: str, truth: str) -> bool:
     """True when both are shown to be equal."""
     mine, theirs = normalise(answer), normalise(truth)
     known = quick_verdict(mine, theirs)
-    if known is not None:
-        return known
-    mine, theirs = map(tree_of, measured(mine, theirs))
+    return compared(mine, theirs) if known is None else known
+
+
+def compared(answer: Normal, truth: Normal) -> bool:
+    """``equivalent`` for two answers that ``quick_verdict`` leaves open."""
+    mine, theirs = map(tree_of, measured(answer, truth))
     try:
         return _says(mine, theirs) or same(mine, theirs)
     except NoValue:
