@@ -17,8 +17,7 @@ _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
     ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]",
-}  # fmt: skip
-_WIDE |= dict.fromkeys([*range(0x2000, 0x200B), 0x202F, 0x205F], " ") | {
+    **dict.fromkeys([*range(0x2000, 0x200B), 0x202F, 0x205F], " "),
     0xBA: "°", 0x2DA: "°", ord("Ø"): "∅", ord("∧"): r"\wedge ", ord("∨"): r"\vee ",
     ord("∴"): r"\therefore ", ord("⇒"): r"\Rightarrow ",
     **{code: unicodedata.normalize("NFKC", chr(code)) for code in range(0x1D400, 0x1D800)},
