@@ -12,6 +12,9 @@ from retool_mcore.reward.tokens import Token, Unreadable
 
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", r"\langle": r"\rangle"}
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "smallmatrix", "array")
+_ACCENTS = frozenset((
+    r"\overline", r"\vec", r"\hat", r"\tilde", r"\dot", r"\ddot", r"\underline", r"\angle", r"\triangle"
+))  # fmt: skip
 END = Token("sign", "")
 END_TERM = Term("")
 _NAME_GOES_ON = ("_", "'", "^", "(")
@@ -244,7 +247,8 @@ class Atoms(ABC):
         if closing not in (")", "]"):
             raise Unreadable(f"{opening!r} is never closed")
         if node.op == "list":
-            return Term("tuple", node.args, opening + closing)
+            stated = node.text in ("and", "or") and all(each.op in ("relation", "list") for each in node.args)
+            return node if stated else Term("tuple", node.args, opening + closing)
         if (opening, closing) not in (("(", ")"), ("[", "]")):
             raise Unreadable(f"{opening!r} is closed by {closing!r}")
         return Term("group", (node,)) if node.op not in ("relation",) else node
@@ -265,17 +269,7 @@ class Atoms(ABC):
             return forms[command]()
         if command in (r"\lfloor", r"\lceil", r"\langle"):
             return self._pair(command)
-        if command in (
-            r"\overline",
-            r"\vec",
-            r"\hat",
-            r"\tilde",
-            r"\dot",
-            r"\ddot",
-            r"\underline",
-            r"\angle",
-            r"\triangle",
-        ):
+        if command in _ACCENTS:
             said = command + self._raw()
             while command in (r"\angle", r"\triangle") and self.next.kind == "letter" and self.next.glued:
                 said += self._take().text
@@ -326,6 +320,9 @@ class Atoms(ABC):
             raise Unreadable("a set's condition could not be read")
         if first.op == "relation" and ":" in first.text.split():
             return _colon_builder(first)
+        if first.op == "list" and first.args[0].op == "relation" and ":" in first.args[0].text.split():
+            element, condition = _colon_builder(first.args[0]).args
+            return Term("builder", (element, Term("list", (condition, *first.args[1:]), first.text)))
         return Term("set", first.args if first.op == "list" else (first,))
 
     def _function(self, function: str) -> Term:

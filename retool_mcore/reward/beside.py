@@ -8,33 +8,66 @@ from __future__ import annotations
 
 from retool_mcore.reward.node import Term, name, put
 from retool_mcore.reward.points import names
+from retool_mcore.reward.value import exact
 
 _PLACES = ("tuple", "matrix")
+_BIG_C, _SMALL_C = name("C"), name("c")
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
              *(tuple(name(f"\\{sign}{letter}") for letter in "ijk") for sign in ("hat", "vec")))  # fmt: skip
 
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
-    node = _without_notes(node, other, is_truth)
-    if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == other.op == "tuple":
-        return node.args[0]  # the one solution that a solver prints
+    node = _without_notes(_family(node), _family(other), is_truth)
+    if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
+        node = _mixed(node)
+    if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == "tuple" and _is_one(other):
+        node = node.args[0]  # the one solution that a solver prints
+    if other.op == "set" and is_truth and len(other.args) == 1 and other.args[0].op == "tuple" and _is_one(node):
+        other = other.args[0]
     if node.op in _PLACES and other.op == "relation" and other.text == "=" and other.args[0].op == "name":
         other = other.args[-1]  # v = (1, 2)
     if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
         return node.args[0]  # [[34]]
     if node == name("R") and (other.op in ("space", "union", "without") or _is_line(other)):
         return Term("space", text="R")
-    if node.op == "matrix" and not is_truth and (pairs := _pairs(node, other)):
+    if not is_truth and (pairs := _pairs(node, other)):
         return Term(other.op, pairs)
+    if node.op == "set" and len(node.args) == 1 and _is_value(other):
+        return node.args[0]
+    if node.op == other.op == "add" and _BIG_C in other.args and _SMALL_C in node.args and _BIG_C not in node.args:
+        return Term("add", tuple(_BIG_C if each == _SMALL_C else each for each in node.args))  # of integration
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other)
     if node.op in _PLACES:
-        return _listed(_vector(node, other), other, is_truth)
+        return _listed(_vector(_rows(node, other), other), other, is_truth)
     if other.op in _PLACES:
         return _placed(node, other)
-    return _of_one_letter(node) if node.op == "list" and _lists_values(other) else node
+    return _of_one_letter(node) if node.op == "list" and (_lists_values(other) or _is_of_one(other)) else node
+
+
+def _family(node: Term) -> Term:
+    r"""``\{k\pi \mid k \in \mathbb{Z}\}``, also as values of ``x``, as ``k\pi`` with its note."""
+    if node.op != "builder":
+        return node
+    element, condition = node.args
+    parts = condition.args if condition.op == "list" and condition.text != "or" else (condition,)
+    notes = tuple(each for each in parts if _is_membership(each) and each.args[0] != element)
+    said = [each for each in parts if each not in notes]
+    if notes and len(said) == 1 and said[0].op == "relation" and said[0].text == "=" and said[0].args[0] == element:
+        element, said = said[0].args[-1], []
+    return Term("list", (element, *notes)) if notes and not said else node
+
+
+def _mixed(node: Term) -> Term:
+    """``13 and 1/3`` as the mixed number."""
+    whole, *rest = node.args
+    part = rest[0].args[0] if len(rest) == 1 and rest[0].op == "group" else rest[0]
+    proper = part.op == "div" and all(each.op == "number" for each in part.args)
+    if len(rest) > 1 or whole.op != "number" or not whole.text.isdigit() or not proper:
+        return node
+    return Term("group", (Term("add", (whole, part)),)) if part.args[0].value < part.args[1].value else node
 
 
 def _is_line(node: Term) -> bool:
@@ -45,12 +78,26 @@ def _endless(node: Term) -> bool:
     return node == Term("constant", text="infinity") or (node.op in ("neg", "group") and _endless(node.args[0]))
 
 
+def _is_one(node: Term) -> bool:
+    """A pair, or the equations that name it: ``x = 1, y = 2``."""
+    return node.op in ("tuple", "relation") or (node.op == "list" and all(each.op == "relation" for each in node.args))
+
+
+def _is_value(node: Term) -> bool:
+    """Whether it is no collection: ``\\{3\\}`` beside 3 and ``x = 3`` is 3."""
+    if node.op == "relation":
+        return node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and _is_value(node.args[1])
+    return node.op not in ("list", "set", "builder", "union", "intersection", "without", "space", "pm", *_PLACES)
+
+
 def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
     """The rows of ``[[1, 2], [3, 4]]`` beside a list of pairs, as Python prints them."""
     if other.op not in ("list", "set") or not other.args or any(each.op != "tuple" for each in other.args):
         return ()
+    if node.op == "tuple" and node.args and all(each.op == "tuple" for each in node.args):
+        return node.args
     wide = len(other.args[0].args)
-    if len(node.args) % wide or node.text != f"matrix {len(node.args) // wide}":
+    if node.op != "matrix" or len(node.args) % wide or node.text != f"matrix {len(node.args) // wide}":
         return ()
     rows = (node.args[at : at + wide] for at in range(0, len(node.args), wide))
     return tuple(Term("tuple", row, other.args[0].text) for row in rows)
@@ -80,6 +127,15 @@ def _lists_values(node: Term) -> bool:
     return node.op in ("list", "set", "pm") and not any(each.op == "relation" for each in node.args)
 
 
+def _is_of_one(node: Term) -> bool:
+    """``x = 1, 2``, or ``x = 1, x = 2``."""
+    if node.op != "list" or node.args[0].op != "relation":
+        return False
+    said = [each for each in node.args if each.op == "relation"]
+    named = len(said) in (1, len(node.args)) and all(each.text == "=" and len(each.args) == 2 for each in said)
+    return named and said[0].args[0].op == "name" and len({each.args[0] for each in said}) == 1
+
+
 def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``\frac{x+1}{x-1}, x \ne 1`` without its note, where the other has none."""
     if node.op != "list" or node.text == "or" or _excludes(other):
@@ -88,7 +144,7 @@ def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     if first.op == "relation" and first.text != "=":
         return node  # x > 1, x \ne 3 is a set
     symbols = names(first)
-    if all(_is_exclusion(each) and names(each) <= symbols for each in notes):
+    if all((_is_exclusion(each) or _is_counted(each)) and names(each) <= symbols for each in notes):
         return first
     if not all(map(_is_membership, notes)):
         return node
@@ -112,6 +168,12 @@ def _members(node: Term) -> list[Term]:
 
 def _is_exclusion(node: Term) -> bool:
     return node.op == "relation" and set(node.text.split()) == {r"\ne"}
+
+
+def _is_counted(node: Term) -> bool:
+    r"""``n \ge 1``, a note that n counts from there."""
+    low = node.args[-1] if node.op == "relation" and node.text in (r"\ge", ">") else node
+    return low.op == "number" and low is not node and node.args[0] == name("n") and low.value in (0, 1, 2)
 
 
 def _excludes(node: Term) -> bool:
@@ -138,10 +200,27 @@ def plain(node: Term) -> Term:
     return Term("matrix", turned, f"matrix {columns}")
 
 
+def _function_of(node: Term, other: Term) -> Term:
+    """``y(x) = 2x`` and ``f(x) = 2x`` beside ``y = 2x``, ``a(n)`` beside ``a_n``, by that name."""
+    if other.op != "relation" or node.text != "=" or len(node.args) != 2 or other.args[0].op != "name":
+        return node
+    left, right = node.args
+    called = left.op == "mul" and len(left.args) == 2 and left.args[0].op == "name" and left.args[1].op == "group"
+    mine, of = (left.args[0].text, left.args[1].args[0]) if called else (left.text, left.args[0] if left.args else left)
+    if not (called or (left.op == "call" and len(left.args) == 1)) or of.op != "name" or of.text not in names(right):
+        return node
+    theirs = other.args[0].text
+    same = theirs in (mine, f"{mine}_{of.text}") or (mine == "f" and theirs == "y")
+    return Term("relation", (other.args[0], right), "=") if same else node
+
+
 def _stated(node: Term, other: Term) -> Term:
     r"""``5 = x`` as ``x = 5``; beside a value ``2:3`` as 2/3, ``x \equiv 5 \pmod 7`` as 5 mod 7."""
     if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
         return Term("relation", node.args[::-1], "=")
+    node = _function_of(node, other)
+    if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
+        node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
     node = _ratio_behind_names(node)
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
         return Term("relation", (node.args[0], _vector(node.args[1], other)), "=")
@@ -150,6 +229,11 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _is_curve(node: Term) -> bool:
+    """Whether the left side of an equation behind a colon is no part of a ratio."""
+    return node == name("y") or (node.op == "add" and bool(names(node)))
 
 
 def _ratio_behind_names(node: Term) -> Term:
@@ -182,6 +266,15 @@ def _vector(node: Term, other: Term) -> Term:
     return node
 
 
+def _rows(node: Term, other: Term) -> Term:
+    """``((1, 2), (3, 4))`` beside a matrix as one."""
+    if node.op != "tuple" or other.op != "matrix" or any(each.op != "tuple" for each in node.args):
+        return node
+    cells = tuple(cell for row in node.args for cell in row.args)
+    alike = len({len(row.args) for row in node.args}) == 1
+    return Term("matrix", cells, f"matrix {len(node.args)}") if alike else node
+
+
 def _held(node: Term, some: tuple[Term, ...]) -> bool:
     return node in some or any(_held(each, some) for each in node.args)
 
@@ -190,10 +283,16 @@ def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     """The list that Python prints, ``[1, 2]``, as a set or list where the truth is one."""
     if is_truth or node.op != "tuple" or node.text != "[]":
         return node
-    if len(node.args) > 2 and other.op == "tuple" and other.text == "()":
-        return Term("tuple", node.args, "()")  # of two it may be an interval
+    if other.op == "tuple" and other.text == "()" and not _is_interval(node):
+        return Term("tuple", node.args, "()")
     listed = _lists_values(other) and other.op != "pm"
     return Term(other.op, node.args) if listed else node
+
+
+def _is_interval(node: Term) -> bool:
+    """Whether ``[a, b]`` may be an interval: ``[8, -3]`` is none."""
+    ends = [exact(each) for each in node.args]
+    return len(ends) == 2 and (ends[0] is None or ends[1] is None or ends[0] <= ends[1])
 
 
 def _placed(node: Term, other: Term) -> Term:

@@ -17,7 +17,8 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from retool_mcore.reward.equivalence import equivalent
+from retool_mcore.reward.equivalence import compared
+from retool_mcore.reward.normalise import normalise
 
 MEMORY_LIMIT_BYTES = 2 << 30
 # mpmath caches constants on first use. That must not count against the first answers' limits.
@@ -71,9 +72,12 @@ def _say(replies: int, reply: dict[str, Any]) -> None:
 
 @lru_cache(maxsize=4096)
 def _judge(answer: str, truth: str) -> dict[str, Any]:
-    """Reply {"equal": ...}. What has no value without an error is not equal."""
+    """Reply {"equal": ...}. What has no value without an error is not equal.
+
+    Whoever asks has found that ``quick_verdict`` leaves it open.
+    """
     try:
-        return {"equal": equivalent(answer, truth)}
+        return {"equal": compared(normalise(answer), normalise(truth))}
     except Exception:  # noqa: BLE001  arithmetic on hostile input raises whatever it likes
         return {"equal": False}
 

@@ -11,10 +11,11 @@ _LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathbf|mathrm|textrm|bf)\s*+\{\s*+(?=\(?[A-J][).:]\s*+\}))?"
     r"(?:\(([A-J])\)(?=\s|~|\\[ ,;:!q]|\}|[\d$]|\\(?:frac|sqrt))"
     r"|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
-    r"(?!(?:or|and)(?![a-z])|\\text\{\s*(?:or|and))(?=[^\s=^_!/*+)\]}<>,;.&|])"
+    r"(?!\([A-J]\)$)(?!(?:or|and)(?![a-z])|\\text\{\s*(?:or|and))(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
 _SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
 _CHINESE = re.compile(r"(?:故?应?选择?|答案[为是]?[::]?\s?|选项)\s?\(?([A-J])\)?|([A-J])选?项")
+_MARKED = re.compile(r"\\(?:text|textbf|mathbf|mathrm)\s?\{\s?(\(?[A-J]\)?)\s?\}")
 _RUN = re.compile(r"[A-J]{2,10}")
 
 
@@ -33,6 +34,11 @@ def bare_choice(text: str) -> str:
     if text.isascii() or len(text) > 10 or (match := _CHINESE.fullmatch(text)) is None:
         return text
     return match[1] or match[2]
+
+
+def lists_choices(text: str) -> bool:
+    """Whether a text is several letters of choices with signs between them: ``A, C, D``."""
+    return "," in text and len(text) < 60 and _SEVERAL.fullmatch(text) is not None
 
 
 def same_choice(answer: str, truth: str) -> bool:
@@ -56,6 +62,8 @@ def _letters(text: str) -> str | None:
     for opening, closing in ((r"\{", r"\}"), ("[", "]")):
         if text.startswith(opening) and text.endswith(closing):
             text = text[len(opening) : -len(closing)].strip()
+    if "\\" in text and len(text) < 200:
+        text = _MARKED.sub(r"\1", text)
     if len(text) < 60 and _SEVERAL.fullmatch(text):
         found = sorted(re.sub("[^A-J]", "", text))
         return "".join(found) if len(set(found)) == len(found) else None

@@ -16,7 +16,7 @@ _NUMBER = r"(?:\{(\d{1,4})\}|(\d))"
 _LETTER = r"(?:\\(?:mathrm|text|operatorname)\{([CPA])\}|([CPA]))"
 _BEFORE = re.compile(rf"(?:\{{\}}|(?<![\w)}}\]]))[_^]{_NUMBER}\s{{0,2}}{_LETTER}_{_NUMBER}")  # {}_{10}P_3
 _RAISED = re.compile(rf"(?<![A-Za-z]){_LETTER}\^{_NUMBER}_{_NUMBER}")  # A^2_5
-_BESIDE = re.compile(r"(\d{1,4})([CP])(\d{1,4})")  # 10C3
+_BESIDE = re.compile(r"(\d{1,4})\s?(?:\\(?:text|mathrm)\{)?([CP])\}?\s?_?(\d{1,4})")  # 10C3
 _ROMAN = re.compile(r"(?<![\d\s~}A-Za-z\\])\\(?:mathrm|text|operatorname)\{([CPA])\}\s{0,2}(?=[(_^])")
 _INDEX = re.compile(r"[CPA]_(?:(\d{1,4})|([a-z]))")
 

@@ -14,7 +14,7 @@ from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, number, put
-from retool_mcore.reward.normalise import normalise
+from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
 from retool_mcore.reward.radicals import same_radicals
@@ -38,9 +38,12 @@ def equivalent(answer: str, truth: str) -> bool:
     """True when both are shown to be equal."""
     mine, theirs = normalise(answer), normalise(truth)
     known = quick_verdict(mine, theirs)
-    if known is not None:
-        return known
-    mine, theirs = map(tree_of, measured(mine, theirs))
+    return compared(mine, theirs) if known is None else known
+
+
+def compared(answer: Normal, truth: Normal) -> bool:
+    """``equivalent`` for two answers that ``quick_verdict`` leaves open."""
+    mine, theirs = map(tree_of, measured(answer, truth))
     try:
         return _says(mine, theirs) or same(mine, theirs)
     except NoValue:
@@ -72,7 +75,16 @@ def same(a: Term, b: Term) -> bool:
         return False  # 5 mod 7 and 5 mod 8
     if a.op in FORMS or b.op in FORMS:
         return _same_forms(a, b)
-    return _same_expressions(a, b)
+    if _same_expressions(a, b):
+        return True
+    if _holds(a, "degree") == _holds(b, "degree"):
+        return False
+    return _same_expressions(_in_radians(a), _in_radians(b))  # 180^\circ - 2x and \pi - 2x
+
+
+def _in_radians(node: Term) -> Term:
+    args = tuple(map(_in_radians, node.args))
+    return Term("mul", (args[0], DEGREE)) if node.op == "degree" else Term(node.op, args, node.text, node.value)
 
 
 def _bare(node: Term) -> Term:
@@ -131,14 +143,22 @@ def _spread(node: Term) -> Term:
         sides = [_named_value(each) for each in node.args]
         known = [side for side in sides if side is not None]
         if sides[0] is not None and not any(each.op == "relation" for each in node.args[1:]):
-            return Term("list", (sides[0][1], *node.args[1:]))  # x = 1, 2
+            return _spread(Term("list", (sides[0][1], *node.args[1:])))  # x = 1, 2
         if len(known) == len(sides) and len({side[0] for side in known}) == 1:
-            return Term("list", tuple(side[1] for side in known))
+            return _spread(Term("list", tuple(side[1] for side in known)))
         if node.text == "or" and all(_told_same(node.args[0], each) for each in node.args[1:]):
             return node.args[0]  # 3/4 or 0.75
     if _holds(node, "pm") and node.op not in FORMS[:-1]:
         return Term("list", (_signed(node, 1), _signed(node, -1)))
+    if node.op in ("list", "set") and any(map(_is_double, node.args)):
+        both = [(_signed(each, 1), _signed(each, -1)) if _is_double(each) else (each,) for each in node.args]
+        return Term(node.op, tuple(each for pair in both for each in pair), node.text)
     return node
+
+
+def _is_double(node: Term) -> bool:
+    """An element with a sign of both: ``\\pm 2`` in a list."""
+    return node.op not in FORMS[:-1] and _holds(node, "pm")
 
 
 def _list_name(node: Term) -> Term | None:
@@ -158,6 +178,9 @@ def _signed(node: Term, sign: int) -> Term:
     if node.op != "pm":
         return Term(node.op, args, node.text, node.value)
     plus = (sign > 0) == (node.text == r"\pm")
+    if args[1].op == "tuple" and args[0] == number(0):  # \pm (2, -1)
+        each = args[1].args if plus else tuple(Term("neg", (one,)) for one in args[1].args)
+        return Term("tuple", each, args[1].text)
     return Term("add", (args[0], args[1] if plus else Term("neg", (args[1],))))
 
 
@@ -300,8 +323,11 @@ def _directed(relation: Term) -> Term:
 
 def _says(answer: Term, truth: Term) -> bool:
     """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
-    if answer.op == "tuple" and answer.text == "[]" and _spread(truth).op == "list":
-        return same(Term("list", answer.args), truth)  # the list that Python prints, of 1 \pm 2
+    if answer.op == "tuple" and answer.text == "[]":
+        named = _named_value(truth)  # z = 1 \pm 2
+        values = _spread(named[1] if named else truth)
+        if values.op == "list":
+            return same(Term("list", answer.args), values)  # the list that Python prints, of 1 \pm 2
     if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
         return False
     return _is_value_of(answer, truth, loose=True)
@@ -329,12 +355,16 @@ def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:
         return same(last, value)
     if first.op in FORMS or last.op in FORMS:
         return False
+    if names(first) and names(value):
+        return all(_told_same(each, value) for each in exactly)  # x^2 - 1 = (x-1)(x+1)
     if names(first):
         return loose and not names(last) and not has_constant_term(first) and same(last, value)
     return same(first, last) and same(last, value)
 
 
 def _close(value: Term, decimal: Term) -> bool:
+    if decimal.op == "percent" and value.op != "percent":
+        value, decimal = Term("mul", (value, number(100))), decimal.args[0]
     try:
         return close_to(value, decimal)
     except NoValue:

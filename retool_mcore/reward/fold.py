@@ -17,12 +17,17 @@ _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
     ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]",
+    **dict.fromkeys([*range(0x2000, 0x200B), 0x202F, 0x205F], " "),
+    0xBA: "°", 0x2DA: "°", ord("Ø"): "∅", ord("∧"): r"\wedge ", ord("∨"): r"\vee ",
+    ord("∴"): r"\therefore ", ord("⇒"): r"\Rightarrow ",
+    **{code: unicodedata.normalize("NFKC", chr(code)) for code in range(0x1D400, 0x1D800)},
 }  # fmt: skip
 _POWERS = str.maketrans("23", "²³")
 # Units of one character, such as those of cm and of km²: the digit in the latter is raised.
 _UNITS = {code: unicodedata.normalize("NFKC", chr(code)).translate(_POWERS) for code in range(0x3380, 0x33D8)}
 _FOLDED = _INVISIBLE | _UNITS | _WIDE
 _DOTTED = re.compile("(\\d)\u0307")  # 0.3̇6̇: repeating digits
+_BARRED = re.compile("(?:\\d\u0305){1,40}")  # 0.16̅
 _ENDLESS = re.compile(r"(?<=\d)\.{3}")
 _SIZES = "tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
 _STYLES = "displaystyle|textstyle|scriptstyle|scriptscriptstyle|bfseries|itshape|sffamily|ttfamily|rmfamily|strut|relax"
@@ -32,14 +37,23 @@ _LOOKS = re.compile(
     r"|\\[hv]space\*?\{[^{}]{1,20}\}|\\(?:hphantom|vphantom|phantom)\{[^{}]{0,40}\}"
 )
 _QUOTES = ("'", '"', "`")
+_FENCES = ("```", "'''", '"""')
+_TAILS = (r"\checkmark", r"\blacksquare", r"\square", r"\Box", r"\hfill", r"\qed", "✓", "✔", "∎", "■", "<br>", "<br/>",
+          "&nbsp;", r"\text{.}", r"\text{,}", r"\textbf{.}")  # fmt: skip
+_TAGS = re.compile(r"</?(?:b|i|u|p|em|strong|span)>")
 
 
 def folded(text: str) -> str:
     r"""The text without invisible characters, sizes, colours; its wide forms as ASCII."""
     if not text.isascii():
         text = lowered(_DOTTED.sub(r"\\dot{\1}", text.translate(_FOLDED)))
+        text = _BARRED.sub(lambda match: rf"\overline{{{match[0].replace(chr(0x305), '')}}}", text)
     if "..." in text:
         text = _ENDLESS.sub(r"\\ldots ", text)  # or it would go with a full stop
+    while (bare := text.rstrip()).endswith(_TAILS):
+        text = next(bare.removesuffix(tail) for tail in _TAILS if bare.endswith(tail))
+    if "</" in text:
+        text = _TAGS.sub("", text)
     return _LOOKS.sub(" ", text) if "\\" in text else text
 
 
@@ -47,5 +61,7 @@ def unquoted(text: str) -> str:
     """The text without one pair of quotes around all of it, as Python prints a string."""
     if len(text) > 2 and text.startswith("``") and text.endswith("''"):
         return text[2:-2].strip()
+    if len(text) > 6 and text[:3] in _FENCES and text[:3] == text[-3:]:
+        text = text[3:-3].strip()
     quoted = len(text) > 2 and text[0] in _QUOTES and text[0] == text[-1] and text[0] not in text[1:-1]
     return text[1:-1].strip() if quoted else text

@@ -15,6 +15,7 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
         "weight": {"lb": "1", "oz": "1/16"},
         "time": {"second": "1", "ms": "1/1000", "minute": "60", "hr": "3600", "day": "86400", "week": "604800"},
         "money": {"dollar": "1", "cent": "1/100"},
+        "energy": {"joule": "1", "kJ": "1000"},
         "volume": {"liter": "1", "ml": "1/1000"},
     }.items()
     for unit, size in units.items()
@@ -26,11 +27,15 @@ _COMPOUNDS = tuple(
     (re.compile(rf"(\d{{1,6}})\s{{0,3}}{large}{_AND}(\d{{1,4}})\s{{0,3}}{small}\.?"), times, name)
     for large, small, times, name in (
         (_HOURS, _MINUTES, 60, "minutes"),
+        ("h", "m", 60, "minutes"),
         (_MINUTES, _SECONDS, 60, "seconds"),
         (r"(?:days?|天)", _HOURS, 24, "hours"),
         (r"(?:feet|foot|ft)", r"(?:inches|inch|in)", 12, "inches"),
         (r"(?:lbs?|pounds?)", r"(?:oz|ounces?)", 16, "ounces"),
         (r"dollars?", r"cents?", 100, "cents"),
+        (r"(?:met(?:er|re)s?|m|米)", r"(?:centimet(?:er|re)s?|cm|厘米)", 100, "cm"),
+        (r"(?:kilomet(?:er|re)s?|km|千米|公里)", r"(?:met(?:er|re)s?|m|米)", 1000, "m"),
+        (r"(?:kilograms?|kg|千克|公斤)", r"(?:grams?|g|克)", 1000, "g"),
     )
 )
 

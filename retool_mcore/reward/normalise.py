@@ -8,14 +8,15 @@ of the checkers' limits.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted
 from retool_mcore.reward.node import Term
+from retool_mcore.reward.notes import with_notes, without_words
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
@@ -38,7 +39,7 @@ _SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\displaystyle(?![a-zA-Z])")
 _CURRENCY = re.compile(r"\\\$|[$€£¥₹₩₽₫₺₱฿]|\\(?:euro|pounds)(?![a-zA-Z])")
 _WRAPPED = re.compile(
     r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox|boldsymbol|fbox|underline|emph"
-    r"|textsf|texttt|mathsf|mathtt|textsc|ensuremath)\s*+\{"
+    r"|textsf|texttt|mathsf|mathtt|textsc|ensuremath|num|framebox)\s*+\{"
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
@@ -49,29 +50,33 @@ _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
 _ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
+_AND = re.compile(r",|&|(?<=[a-z.,] )and(?= [a-z])")  # Alice, Bob; Alice and Bob
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 MAX_NAME_CHARS = 60
 _IN_BASE = re.compile(
     r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
 )
-_ROUGHLY = re.compile(r"(?:\\ )?\((?:\\approx|\\text\{approximately \})\s{0,2}(-?[\d.]{1,40})\)$")
+_ROUGHLY = re.compile(
+    r"(?<=\S)(?:\\ |,)?\s?(?:\((?:\\approx|≈|about|approximately|approx\.?|\\text\{(?:approximately|approx\.?) \})"
+    r"|(?:\\text\{)?\s?(?:,|or|\()?\s?(?:approximately|about)\s?\}?)\s{0,2}(-?[\d.]{1,40})\)?$"
+)
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
+_LIMIT = re.compile(r"\\(?:lim|i{0,2}int|sum|prod)(?![a-z])(?:_\{[^{}]{1,30}\}|[^<>!=]){1,60}")
 _DENIES = re.compile(
     r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
 )
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
-    r"|(?:[Oo]ption|[Cc]hoice|(?:[Tt]he )?[Aa]nswer(?: is)?):?\s\(?([A-J])\)?"
+    r"|(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:?\s\(?([A-J])\)?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
 
 
-@dataclass(frozen=True)
-class Normal:
+class Normal(NamedTuple):
     """An answer without what surrounds it.
 
     ``number`` is its value if it is rational and ``percent`` says that a percent sign stood behind
@@ -97,10 +102,10 @@ def normalise(answer: str) -> Normal:
         return Normal(plain, number=Fraction(plain))
     text = _unwrapped(folded(answer))
     if _DOLLARS.fullmatch(text):
-        return replace(_read(_joined(text)), dollars=True)
+        return _read(_joined(text))._replace(dollars=True)
     text = bare_choice(_joined(printed(text)).rstrip(".,; "))
     letter, rest = label(text)
-    return replace(_read(_joined(_unwrapped(rest)).rstrip(".,; ")), label=letter) if letter else _read(text)
+    return _read(_joined(_unwrapped(rest)).rstrip(".,; "))._replace(label=letter) if letter else _read(text)
 
 
 def _read(text: str) -> Normal:
@@ -115,7 +120,7 @@ def _read(text: str) -> Normal:
         return Normal("", problem="it is empty")
     if (date := date_or_time(text)) is not None:
         hours = date.endswith("m") and ":" not in text  # 9 am is 9 beside a number
-        return replace(_expression(text), words=date) if hours else Normal(text, words=date)
+        return _expression(text)._replace(words=date) if hours else Normal(text, words=date)
     if (words := _words(text)) is not None:
         tree = read(PHRASES[words]) if words in PHRASES else None
         return Normal(text, tree=tree, words=SAYINGS.get(words, words))
@@ -140,17 +145,20 @@ def _plainer(text: str) -> str:
     """The text with what stands around numbers as mathematics: ``1011 (base 2)``, ``USD 5``."""
     if "base" in text:
         text = _IN_BASE.sub(r"\1_{\2}", text)
-    if "approx" in text:
+    if "approx" in text or "about" in text or ("≈" in text and text[-1] == ")"):
         text = _ROUGHLY.sub(r"\\approx \1", text)
     if "C" in text or "P" in text or "A" in text:
         text = chosen(text)
-    return respelled(_MINUS.sub("-", _BEFORE.sub("", text)))
+    bare = _BEFORE.sub("", without_words(text))
+    bare = bare if bare == text else _joined(bare)
+    return respelled(_MINUS.sub("-", with_notes(bare)))
 
 
 def _named_by_text(text: str) -> Term | None:
     """``P(A|B) = 0.25`` as what a name says: before "=" there is no number, and nothing denies."""
     head, _, tail = text.rpartition("=")
-    if not head or len(head) > MAX_NAME_CHARS or not _PLAIN_NAME.fullmatch(head) or _DENIES.search(head):
+    named = _PLAIN_NAME.fullmatch(head) or (head.startswith("\\") and _LIMIT.fullmatch(head))
+    if not head or len(head) > MAX_NAME_CHARS or not named or _DENIES.search(head):
         return None
     try:
         value = read(tail)
@@ -255,8 +263,8 @@ def _unwrapped(text: str) -> str:
     """Without delimiters, boxes, text commands around all of it, and a full stop behind it."""
     while True:
         before, text = text, trimmed(unquoted(text.strip()).rstrip(",;.").rstrip())
-        if text.endswith("\\") and not text.endswith("\\\\"):
-            text = text[:-1].rstrip()  # half of a "\\ "
+        if text.endswith("\\"):
+            text = text.rstrip("\\ ")  # a new line, or half of a "\\ "
         for opening, closing in _DELIMITERS:
             inside = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
             if inside and opening not in text[len(opening) : -len(closing)]:
@@ -317,4 +325,5 @@ def _words(text: str) -> str | None:
         return None
     if any(run in WORDS for run in runs):
         return None
-    return _ARTICLE.sub("", " ".join(text.casefold().replace(".", "").replace(",", " ").split()))
+    plain = _AND.sub(" ", text.casefold()).replace(".", "")
+    return _ARTICLE.sub("", " ".join(plain.split()))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from retool_mcore.reward.piecewise import as_set
 
 _MAX_CALLS = 60
+MAX_DIAGONAL = 8  # of a matrix that is given by its diagonal
 _MODULE = re.compile(
     r"(?<![\w\\.])(?:math|cmath|np|numpy|sympy|sp|mp|mpmath|fractions|decimal|torch|scipy\.special)\.(?=[A-Za-z])"
 )
@@ -23,50 +24,74 @@ _PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
 _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
-    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Tuple|tuple|radians|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|Add|Mul|set|frozenset|dict"
+    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
           "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
 _NAMED = re.compile(r"(?<![\w\\.])(?:S\.Reals|S\.EmptySet|EmptySet|Reals|GoldenRatio)(?!\w)")
 _REAL = r"[-+]?\s{0,2}[\d.]{1,40}+(?:e[-+]?\d{1,4})?+"
 _COMPLEX = re.compile(rf"\(?(?:{_REAL}\s{{0,2}}(?=[-+]))?{_REAL}j\)?")
-_J = re.compile(r"(?<=\d)j(?![A-Za-z])")
-_UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:_\d{3}){1,30}(?:\.\d{1,40})?")
+_J = re.compile(r"(?<=[\d.])j(?![A-Za-z])")
+_BETWEEN = re.compile(r",|;|\band\b|\bor\b")
+_UNIT_I = re.compile(rf"({_REAL}\s?[-+]\s?)(?:[ij]\s?(\d[\d.]{{0,40}})|(\d[\d.]{{0,40}})\s?\*\s?j)")  # 2+i3, 2+3*j
+_UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:(?:_\d{3}){1,30}|(?:'\d{3}){1,30})(?:\.\d{1,40})?")
+_READ_IN_BASE = re.compile(r"int\(['\"]([\dA-Za-z]{1,160})['\"], (?:base=)?(\d{1,2})\)")
+_REMAINDER = re.compile(r"(\d{1,40}) ?% ?(\d{1,40})")
+_LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: ")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
+_ASSIGNED = re.compile(r"[A-Za-z]\w{0,9}\s?[=:]")  # x = 2*I
 _ROWS = re.compile(r"\[\s*+(?:\[[^][]{1,400}\][\s,]*+){1,40}\]")
 _WITH_I = re.compile(r"(?:-|[-+]?\d[\d./]{0,20} [-+] )I")  # 3 - I
-_OPERATOR = re.compile(r"\\(?:operatorname|mathrm|text)\s?\{(floor|ceil|ceiling)\}(?=\()")
+_OPERATOR = re.compile(r"\\(?:operatorname|mathrm|text)\s?\{(floor|ceil|ceiling|diag)\}(?=\()")
 _STRINGS = re.compile(r"""(?<=[\[{(,\s:])(['"])([^'"]{1,80})\1(?=[\]}),:])""")  # ['B', 'C']
 _PAIR = r"[A-Za-z]\w{0,9}:\s?(?:[^(),:{}<>|]|\([^(){}]{0,40}\)){1,60}"
 _DICT = rf"\{{{_PAIR}(?:,\s?{_PAIR}){{0,9}}\}}"
 _DICTS = re.compile(rf"\[{_DICT}(?:,\s?{_DICT}){{0,19}}\]")  # [{x: 1, y: 2}, {x: 3, y: 4}]
 _ITEM = re.compile(r"([A-Za-z]\w{0,9}):\s?((?:[^(),:{}]|\([^(){}]{0,40}\))+)")
-_SPACED = re.compile(rf"\[\s*{_REAL}(?:\s+{_REAL})+\s*\]")  # [ 1 -2  3], as NumPy prints it
+_VALUE = rf"{_REAL}(?:[-+][\d.]{{1,40}}+(?:e[-+]?\d{{1,4}})?+i)?+"
+_SPACED = re.compile(rf"\[\s*{_VALUE}(?:\s+{_VALUE})+\s*\]")  # [ 1 -2  3], as NumPy prints it
+_SEMICOLONS = re.compile(r"[\[(]([^][(){};]{3,200}(?:;[^][(){};]{3,200}){1,9})[\])]")  # [1 2; 3 4]
+_NAMED_ROWS = re.compile(r"([A-Za-z]\w{0,3}\s?=\s?)(?=\[\s*\[)")
 _OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\))//(\w{1,20}|\([^()]{1,60}\))")
-_BOUND = r"[^()&|<>=]{1,80}"
-_BETWEEN = re.compile(rf"\(({_BOUND}<=?) ([A-Za-z]\w?)\) & \(\2 (<=?{_BOUND})\)")  # (1 < x) & (x < 2)
-_STATED = re.compile(rf"\(({_BOUND}(?:[<>]=?|!=|\\ne){_BOUND})\)|\(({_BOUND}<=?{_BOUND}<=?{_BOUND})\)")
+_AND_OR = re.compile(r"(?<=\)) [&|] | [&|] (?=\()")  # (1 < x) & (x < 2)
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
 _ROW = re.compile(r"\[([^][]{1,400})\]")
 
 
 def printed(text: str) -> str:
     """The text with what Python prints as LaTeX; any other text as it is."""
-    if match := _BASED.fullmatch(text):
+    if "0" in text[:2] and (match := _BASED.fullmatch(text)):
         value = int(match[2], 16) if match[2] else int(match[3], 2) if match[3] else int(match[4], 8)
         return f"{match[1]}{value}"
-    if "_" in text and _UNDERSCORED.fullmatch(text):
-        return text.replace("_", "")
-    if "j" in text and (_COMPLEX.fullmatch(text) or (text.count("j") == len(_J.findall(text)) and text[0] in "[({nca")):
+    if ("_" in text or "'" in text) and _UNDERSCORED.fullmatch(text):
+        return text.replace("_", "").replace("'", "")
+    if ("i" in text or "j" in text) and (match := _UNIT_I.fullmatch(text)):
+        return f"{match[1]}{match[2] or match[3]}i"
+    if "j" in text and _is_complex(text):
         text = _J.sub("i", text)
+    if (text[:4] == "int(" and (match := _READ_IN_BASE.fullmatch(text))) and 1 < int(match[2]) < 37:
+        return rf"{match[1].upper()}_{{{match[2]}}}"
+    if "%" in text and (match := _REMAINDER.fullmatch(text)):
+        return rf"{match[1]} \bmod {match[2]}"
+    if text[:7] == "lambda ":
+        text = _LAMBDA.sub("", text, count=1)
     if "(" in text or "." in text:
         text = _MODULE.sub("", text)
         text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
-    if _NAMED.search(text):
+    if "Reals" in text or "EmptySet" in text or "GoldenRatio" in text:
         text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
     return _laid_out(_called(text))
+
+
+def _is_complex(text: str) -> bool:
+    """Whether each j in a text stands for i, as Python prints it; in ``2i+3j`` none does."""
+    if _COMPLEX.fullmatch(text):
+        return True
+    if text[0] in "[({nca":
+        return text.count("j") == len(_J.findall(text))
+    return all(_COMPLEX.fullmatch(part.strip().replace("*1j", "j")) for part in _BETWEEN.split(text))
 
 
 def _called(text: str) -> str:
@@ -83,6 +108,11 @@ def _laid_out(text: str) -> str:
     if text[:1] in "[{(" and (text[1:2] in ("'", '"', "{")):
         text = _STRINGS.sub(r"\2", text)
         text = _solutions(text) if _DICTS.fullmatch(text) else text
+    if ";" in text and (match := _SEMICOLONS.fullmatch(text)):
+        rows = ", ".join(f"[{row.strip()}]" for row in match[1].split(";"))
+        return _rows(f"[{rows}]", least=2) or text
+    if "[" in text and (match := _NAMED_ROWS.match(text)) and (rows := _rows(text[match.end() :])) is not None:
+        return match[1] + rows
     if text[:1] == "[":
         if text == "[]":
             return r"\emptyset"
@@ -92,9 +122,10 @@ def _laid_out(text: str) -> str:
             return f"[{', '.join(text[1:-1].split())}]"
     if "//" in text:
         text = _OVER.sub(r"\\lfloor \\frac{\1}{\2} \\rfloor", text)
-    if ") & (" in text or ") | (" in text:
-        text = _conditions(text)
-    return _constants(text) if "*" in text or _WITH_I.fullmatch(text) else text
+    if ") & " in text or ") | " in text or " & (" in text or " | (" in text:
+        text = _AND_OR.sub(lambda match: r" \wedge " if "&" in match[0] else r" \vee ", text)
+    listed = "-I" in text and "," in text
+    return _constants(text) if "*" in text or "/E" in text or listed or _WITH_I.fullmatch(text) else text
 
 
 def _solutions(text: str) -> str:
@@ -107,21 +138,12 @@ def _solutions(text: str) -> str:
     return ", ".join(f"({', '.join(value for _, value in sorted(each))})" for each in found)
 
 
-def _conditions(text: str) -> str:
-    """``((1 < x) & (x < 2)) | (3 < x)`` as ``1 < x < 2 or 3 < x``."""
-    text = _BETWEEN.sub(r"(\1 \2 \3)", text).replace("((", "(").replace("))", ")")
-    if re.sub(r" [&|] ", "", _STATED.sub("", text)) or ("&" in text and "|" in text):
-        return text
-    word = " and " if "&" in text else " or "
-    return _STATED.sub(lambda match: match[1] or match[2], text).replace(" & ", word).replace(" | ", word)
-
-
 def _constants(text: str) -> str:
     """SymPy's ``I`` and ``E`` in a product or power, where no other letter is a name."""
     text = _EULER.sub("e**", text)
-    letters = set(_LETTER.findall(text))
+    letters = set(_LETTER.findall(_ASSIGNED.sub("", text)))
     if letters and letters <= {"I", "E"}:
-        return _LETTER.sub(lambda match: {"I": "i", "E": "e"}[match[0]], text)
+        return _LETTER.sub(lambda match: {"I": "i", "E": "e"}.get(match[0], match[0]), text)
     return text
 
 
@@ -169,6 +191,8 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("root", 2): r"\sqrt[{1}]{{{0}}}".format,
     ("real_root", 2): r"\sqrt[{1}]{{{0}}}".format,
     ("Pow", 2): "({})^{{{}}}".format,
+    ("pow", 2): "({})^{{{}}}".format,
+    ("hypot", 2): r"\sqrt{{({})^2+({})^2}}".format,
     ("radians", 1): r"({})^\circ".format,
     ("Complement", 2): r"{} \setminus {}".format,
     ("Eq", 2): "{} = {}".format,
@@ -193,8 +217,8 @@ def _turned(name: str, args: list[str]) -> str | None:
     plain = [each for each in args if "=" not in each or each[0] in "([{"]  # without precision=53
     if name in (*_NUMBERS.split("|"), "Fraction", "Rational", "S", "array") and len(plain) == 1:
         return plain[0].strip("'\"")
-    if name == "Poly" and args:
-        return args[0]
+    if name in _SPECIAL:
+        return _SPECIAL[name](args)
     if name in _JOINED:
         joined = _JOINED[name].join(args)
         return joined if name in ("Union", "Intersection") else f"({joined})"
@@ -218,24 +242,74 @@ def _turned(name: str, args: list[str]) -> str | None:
     return None
 
 
+def _first(args: list[str]) -> str | None:
+    return args[0].strip("'\"") if args else None
+
+
+def _complex(args: list[str]) -> str | None:
+    """``mpc(real='1.5', imag='2.0')``."""
+    plain = [each.rpartition("=")[2].strip("'\"") for each in args]
+    return "({}+({})i)".format(*plain) if len(plain) == 2 else _first(args)
+
+
+def _polynomial(args: list[str]) -> str | None:
+    """``[2, 0, -1]``, the coefficients of NumPy's polynomial, as a sum."""
+    row = _ROW.fullmatch(args[0].strip()) if args else None
+    values = row[1].split(",") if row else []
+    last = len(values) - 1
+    return (
+        "+".join(f"({value.strip()})x^{{{last - place}}}" for place, value in enumerate(values[:last]))
+        + (f"+({values[last].strip()})" if values else "")
+        or None
+    )
+
+
+def _diagonal(args: list[str]) -> str | None:
+    row = _ROW.fullmatch(args[0]) if len(args) == 1 else None
+    values = row[1].split(",") if row else args
+    if not 1 < len(values) <= MAX_DIAGONAL:
+        return None
+    rows = ("&".join(value if at == place else "0" for at in range(len(values))) for place, value in enumerate(values))
+    return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
+
+
+def _moment(args: list[str]) -> str | None:
+    """``datetime.date(2021, 3, 14)`` as 2021-03-14, ``datetime.time(20, 15)`` as 20:15."""
+    if not all(each.isdigit() for each in args) or len(args) not in (2, 3):
+        return None
+    return ("-" if len(args[0]) == 4 else ":").join(each.zfill(2) for each in args)
+
+
+_SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
+    "Poly": _first,
+    "Symbol": _first,
+    "Dummy": _first,
+    "mpc": _complex,
+    "poly1d": _polynomial,
+    "diag": _diagonal,
+    "datetime.date": _moment,
+    "datetime.time": _moment,
+}
+
+
 def _column(text: str) -> str | None:
     row = _ROW.fullmatch(text.strip())
     return None if row is None else r"\begin{pmatrix}" + r"\\".join(row[1].split(",")) + r"\end{pmatrix}"
 
 
-def _rows(text: str) -> str | None:
+def _rows(text: str, *, least: int = 1) -> str | None:
     """``[[1, 2], [3, 4]]``, and without commas as NumPy prints it, as a matrix; else None."""
     if _ROWS.fullmatch(text) is None:
         return None
     rows = [(row.split(",") if "," in row else row.split()) for row in _ROW.findall(text)]
-    if len({len(row) for row in rows}) != 1:
+    if len({len(row) for row in rows}) != 1 or len(rows[0]) < least:
         return None
     return r"\begin{pmatrix}" + r"\\".join("&".join(row) for row in rows) + r"\end{pmatrix}"
 
 
 def _interval(name: str, args: list[str]) -> str | None:
     if len(args) == 4:
-        left, right = (each.rpartition("=")[2].strip() == "True" for each in args[2:])
+        left, right = (each.rpartition("=")[2].strip().lower() == "true" for each in args[2:])
         name += {(True, True): ".open", (True, False): ".Lopen", (False, True): ".Ropen"}.get((left, right), "")
         args = args[:2]
     if len(args) != 2:

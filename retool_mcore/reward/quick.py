@@ -5,11 +5,10 @@ Which tokens are a unit is told here too: it depends on both answers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 from retool_mcore.reward.beside import beside, is_point, plain
-from retool_mcore.reward.choices import same_choice
+from retool_mcore.reward.choices import lists_choices, same_choice
 from retool_mcore.reward.counts import COUNT_LETTERS, counted
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.measures import scale
@@ -45,7 +44,7 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
     if normal.tree is None or normal.tree.op == "number" or (other.tree is None and other.number is None):
         return normal
     tree = beside(plain(normal.tree), plain(tree_of(other)), is_truth=is_truth)
-    return normal if tree is normal.tree else replace(normal, tree=tree, number=exact(tree))
+    return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
 
 
 def _counted(normal: Normal, other: Normal) -> Normal:
@@ -57,7 +56,7 @@ def _counted(normal: Normal, other: Normal) -> Normal:
     if is_point(normal.tree) and other.tree is not None and is_point(other.tree):
         return normal
     tree = counted(normal.tree, names(counted(other.tree, frozenset())) if other.tree is not None else frozenset())
-    return normal if tree is normal.tree else replace(normal, tree=tree, number=exact(tree))
+    return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
 
 
 def _measured(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
@@ -67,7 +66,7 @@ def _measured(normal: Normal, other: Normal, *, is_truth: bool = False) -> Norma
     if unit.startswith("?") or (not unit and (is_truth or not _is_plain(other))):
         return normal
     tree = read_measured(normal.text, unit)
-    return normal if tree is None or names(tree) else replace(normal, tree=tree, number=exact(tree))
+    return normal if tree is None or names(tree) else normal._replace(tree=tree, number=exact(tree))
 
 
 def _is_plain(normal: Normal) -> bool:
@@ -125,7 +124,7 @@ def _spelt(normal: Normal, other: Normal) -> Normal:
         return normal
     if names(other.tree) != frozenset(said):
         return normal
-    return replace(normal, words=None, tree=nary("mul", [name(letter) for letter in said]))
+    return normal._replace(words=None, tree=nary("mul", [name(letter) for letter in said]))
 
 
 def _same_words(answer: Normal, truth: Normal) -> bool | None:
@@ -220,7 +219,7 @@ def _is_cheap(node: Term) -> bool:
 
 def _same_choices(answer: Normal, truth: Normal) -> bool:
     """Whether both are the same letters, one of which can only be a choice: ``(g)`` and G."""
-    if answer.words is None and truth.words is None:
+    if answer.words is None and truth.words is None and not lists_choices(truth.text):
         return False
     said = [each.words if each.words and len(each.words) == 1 else each.text for each in (answer, truth)]
     return same_choice(*said)
@@ -229,20 +228,20 @@ def _same_choices(answer: Normal, truth: Normal) -> bool:
 def _told_labels(answer: Normal, truth: Normal) -> bool | None:
     """``(B) 12`` is B, and it is 12; another ``(B) 12`` has both."""
     if answer.label and truth.label:
-        behind = quick_verdict(replace(answer, label=""), replace(truth, label=""))
+        behind = quick_verdict(answer._replace(label=""), truth._replace(label=""))
         return behind if answer.label == truth.label else False
     labelled, other = (answer, truth) if answer.label else (truth, answer)
     said = other.words if other.words and len(other.words) == 1 else other.text
     if len(said) == 1 and said.isalpha():
         return said.upper() == labelled.label
-    return quick_verdict(replace(answer, label=""), replace(truth, label=""))
+    return quick_verdict(answer._replace(label=""), truth._replace(label=""))
 
 
 def _printed(answer: Normal, truth: Normal) -> bool:
     """Whether one is a float as Python prints it and the other the fraction that it stands for."""
     for decimal, other in ((answer, truth), (truth, answer)):
         if "." not in written(tree_of(other)) and decimal.number and other.number and decimal.number * other.number > 0:
-            return printed(decimal.text.lstrip("+-"), other.number, tree_of(other))
+            return printed(written(tree_of(decimal)), other.number, tree_of(other))
     return False
 
 

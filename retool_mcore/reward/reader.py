@@ -18,8 +18,7 @@ RELATIONS = frozenset((
 ))  # fmt: skip
 FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
     r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil", r"\begin", r"\overline", r"\vec", r"\hat", r"\angle",
-    r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed",
-    r"\sum", r"\prod",
+    r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed", r"\sum", r"\prod",
 ))  # fmt: skip
 TIMES, PLUS = ("*", "/"), ("+", "-")
 ENDS = frozenset("+-)]},=<>&;:")  # a sign behind which no product goes on
@@ -28,6 +27,8 @@ SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
 DENYING = frozenset(("not", "no", "never", "wrong", "incorrect", "without", "except"))  # in a name of words
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
          "eleven": 11, "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "hex": 16}  # fmt: skip
+_JOINING = {"": "", "or": "or", "and": "and", "but": "and", "或": "or", "且": "and", "和": "and", "与": "and"}
+_SPACES = frozenset("RZNQC")
 _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
 
 
@@ -46,9 +47,10 @@ def read_measured(text: str, unit: str) -> Term | None:
     """The value of an answer whose last letters are a unit (see ``bare_unit``); None for others."""
     try:
         found = tokens(text)
-        start = bare_unit(found, unit)
-        if start is None:
+        told = bare_unit(found, unit)
+        if told is None:
             return None
+        start, unit = told
         reader = _Reader(found[:start])
         node = reader.listing()
     except Unreadable:
@@ -84,8 +86,8 @@ class _Reader(Atoms):
         while True:
             token = self.next
             word = token.text.lower().strip(" ,") if token.kind in ("text", "word") else token.text
-            if token.kind in ("text", "word") and word in ("or", "and", ""):
-                found = word or found or ","
+            if token.kind in ("text", "word") and word in _JOINING:
+                found = _JOINING[word] or found or ","
             elif token.kind in ("command", "sign") and word in (",", ";", r"\vee", r"\wedge", "&"):
                 found = {r"\vee": "or", r"\wedge": "and"}.get(word, found or ",")
             else:
@@ -100,7 +102,9 @@ class _Reader(Atoms):
         sides, signs = [first], list[str]()
         while self._among(RELATIONS):
             signs.append(self._take().text)
-            sides.append(self._sets())
+            side = self._sets()
+            is_space = side.op == "name" and side.text in _SPACES and signs[-1] == r"\in"
+            sides.append(Term("space", text=side.text) if is_space else side)
         return Term("relation", tuple(sides), " ".join(signs))
 
     def _sets(self) -> Term:
@@ -130,6 +134,8 @@ class _Reader(Atoms):
             else:
                 parts.append(right if op == "+" else Term("neg", (right,)))
         node = nary("add", parts)
+        if parts[0].op == "space" and len(parts) == 2 and parts[1].op == "neg":
+            node = Term("without", (parts[0], parts[1].args[0]))  # \mathbb{R} - \{2\}
         token = self.next
         if token is END or (token.kind == "sign" and token.text in ENDS):
             return node

@@ -103,7 +103,7 @@ def _builder(element: Term, condition: Term) -> Region | None:
     if element.op != "name" or element.text not in names(condition):
         return None
     if condition.op == "list" and condition.text != "or":
-        parts = [_region(each) for each in condition.args]
+        parts = [_region(each) for each in _excluding(condition.args)]
         known = [part for part in parts if part is not None]
         return _intersected(known) if len(known) == len(parts) else None
     return _region(condition)
@@ -197,7 +197,9 @@ def _distance(left: Term, sign: str, right: Term) -> Region | None:
 
 def _several(node: Term) -> Region | None:
     """Conditions joined by "or" (a union) or "and"; ``x \\ne 1, x \\ne 2`` holds both."""
-    if any(each.op != "relation" for each in node.args) or len(names(node)) != 1:
+    node = Term("list", tuple(_excluding(node.args)), node.text)
+    stated = all(each.op in ("relation", "list") for each in node.args) and len(names(node)) == 1
+    if not stated and not (node.text == "or" and all(each.op == "tuple" for each in node.args)):
         return None
     parts = [_region(each) for each in node.args]
     known = [part for part in parts if part is not None]
@@ -208,6 +210,16 @@ def _several(node: Term) -> Region | None:
     if node.text == "and" or sum(each.text != r"\ne" for each in node.args) < 2:
         return _intersected(known)
     return None
+
+
+def _excluding(parts: tuple[Term, ...]) -> list[Term]:
+    r"""``x \ne 1, 2`` as ``x \ne 1, x \ne 2``."""
+    said: list[Term] = []
+    for each in parts:
+        last = said[-1] if said else each
+        bare = each.op in ("number", "neg", "div") and last.op == "relation" and last.text == r"\ne"
+        said.append(Term("relation", (last.args[0], each), r"\ne") if bare else each)
+    return said
 
 
 def _merged(found: Region) -> Region:

@@ -33,11 +33,13 @@ _UNION = re.compile(r"(?<=[)\]])\s{0,2}U\s{0,2}(?=[(\[])")
 _LOG = re.compile(r"(?<![\w\\])log(2|10)\(")
 _BASED_LOG = re.compile(r"(?<![\w\\])log\(([^(),]{1,30}), ?([^(),]{1,30})\)")
 _UNIT_BRACKETS = re.compile(
-    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:[a-z]{2,12}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
+    r"(?<=\d)\s{0,3}[(\[]\s{0,2}((?:[a-z]{2,12}|[\u4e00-\u9fff]{1,6}|\\(?:text|mathrm)\{[^{}]{1,20}\})(?:\^\{?[23]\}?|[²³])?)\s{0,2}[)\]]$"
 )
-_PAIR = r"[A-Za-z]\w{0,9}\s?:\s?[^,:{}<>|]{1,60}"
+_PAIR = r"[A-Za-z]\w{0,9}\s?:\s?(?:[^,:{}<>|()]|\([^(){}]{0,60}\)){1,60}"
 _KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
 _DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
+_ITEM = r"[A-Za-z]\s?:\s?[-\d\\][^,:]{0,60}"
+_ITEMS = re.compile(rf"{_ITEM}(?:,\s?{_ITEM}){{1,9}}")  # x: 1, y: 2
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
@@ -45,7 +47,7 @@ _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
 _OUT_OF = re.compile(r"(-?\d{1,9}|[a-z])\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?(-?\d{1,9}|[a-z])")
 _WORDS_BEHIND = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?) ([A-Za-z]{2,15}(?: [A-Za-z]{2,15}){1,4})")
 _COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
-_NUMERAL = re.compile(r"\\(?:over|under)line\s?\{(\d{1,40})\}(?=_)")
+_NUMERAL = re.compile(r"\\(?:over|under)line\s?\{([\dA-F]{1,40})\}(?=_)")
 _SYSTEM = re.compile(
     r"(?:\\left\s?)?\\\{\s*\\begin\{(?:array|aligned|matrix|gathered)\}(?:\{[lcr| ]{1,9}\})?(.*?)"
     r"\\end\{(?:array|aligned|matrix|gathered)\}(?:\s*\\right\s?\.)?",
@@ -64,7 +66,9 @@ _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: 
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
-_LEADING = re.compile(r"^(?:=|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])")
+_LEADING = re.compile(
+    r"^(?:=|→|#{1,6}(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
+)
 
 
 def bare_braces(inner: str) -> str:
@@ -91,15 +95,19 @@ def trimmed(text: str) -> str:
         if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
             text = text[len(quad) :].lstrip()
         text = text.removesuffix(quad).rstrip()
-    return _LEADING.sub("", text) if text[:1] in ("=", "\\") else text
+    return _LEADING.sub("", text) if text[:1] in ("=", "\\", "→", "#") else text
 
 
 def respelled(text: str) -> str:
     """The text in the spellings that the reader knows; any other text as it is."""
-    if "{:}" in text:
-        text = text.replace("{:}", ":")
+    if text.count(":") > 1 and len(text) < 400 and _ITEMS.fullmatch(text):
+        text = text.replace(":", " =")
+    if "{:}" in text or "{.}" in text:
+        text = text.replace("{:}", ":").replace("{.}", ".")
     if "==" in text:
         text = text.replace("==", "=")
+    if "+/-" in text:
+        text = text.replace("+/-", r"\pm ")
     if text[:1] == "<" and _ANGLES.fullmatch(text):
         text = rf"\langle {text[1:-1]} \rangle"
     if r".\overline" in text:
@@ -172,7 +180,8 @@ def _repeating(match: re.Match[str]) -> str:
 def _unbracketed(match: re.Match[str]) -> str:
     """A known unit, or one that is marked, without the brackets around it."""
     plain = match[1].partition("^")[0].rstrip("²³")
-    return f" {match[1]}" if plain in UNITS or plain.startswith("\\") else match[0]
+    marked = plain.startswith("\\") or not plain.isascii()
+    return f" {match[1]}" if plain in UNITS or marked else match[0]
 
 
 def _suffix(value: int) -> str:

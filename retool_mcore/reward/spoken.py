@@ -17,6 +17,10 @@ PHRASES = {
     **dict.fromkeys(("all real numbers", "all reals", "all real number", "the real numbers", "real numbers",
                      "the set of real numbers", "the set of all real numbers", "any real number", "all real x",
                      "all real values", "all real values of x"), r"\mathbb{R}"),
+    **dict.fromkeys(("positive real numbers", "all positive real numbers", "positive reals", "all positive reals"),
+                    r"(0, \infty)"),
+    **dict.fromkeys(("nonnegative real numbers", "all nonnegative real numbers", "non-negative real numbers",
+                     "all non-negative real numbers", "nonnegative reals", "all nonnegative reals"), r"[0, \infty)"),
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), r"\infty"),
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip
@@ -32,9 +36,12 @@ _MONTH_FIRST = re.compile(rf"{_MONTH}\s{{0,2}}{_DAY}{_YEAR}")
 _DAY_FIRST = re.compile(rf"(?:the\s)?{_DAY}\s{{1,2}}(?:of\s)?{_MONTH}{_YEAR}")
 _MARKED = re.compile(r"\\(?:text|mathrm|textbf)\s?\{([^{}]{0,60})\}|\^\{?(?=(?:st|nd|rd|th))|\\[ ,;]|~")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,3}([ap])\.?\s?m\.?(?![a-z])")
-_ISO = re.compile(r"(\d{4})-(0[1-9]|1[0-2])-([0-3]\d)")
-_HINT = re.compile(rf"\d{{4}}-\d\d-|[ap]\.?\s?m\.?(?![a-z])|{'|'.join(month[:3] for month in _MONTHS)}", re.IGNORECASE)
-_HOURS = re.compile(r"(\d{1,2}):(\d{2})")
+_ISO = re.compile(r"(\d{4})([-/])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
+_MONTH_DAY_YEAR = re.compile(r"(0?[1-9]|1[0-2])/(1[3-9]|2\d|3[01])/(\d{4})")  # no day that may be a month
+_HINT = re.compile(
+    rf"\d{{4}}[-/]\d\d[-/]|/\d{{4}}$|[ap]\.?\s?m\.?(?![a-z])|{'|'.join(month[:3] for month in _MONTHS)}", re.IGNORECASE
+)
+_HOURS = re.compile(r"(\d{1,2}):(\d{2})(?::00)?")
 
 
 def date_or_time(text: str) -> str | None:
@@ -42,7 +49,9 @@ def date_or_time(text: str) -> str | None:
     if len(text) > 60 or not _HINT.search(text):
         return None
     if match := _ISO.fullmatch(text):
-        return f"{_MONTHS[int(match[2]) - 1]} {int(match[3])} {match[1]}"
+        return f"{_MONTHS[int(match[3]) - 1]} {int(match[4])} {match[1]}"
+    if match := _MONTH_DAY_YEAR.fullmatch(text):
+        return f"{_MONTHS[int(match[1]) - 1]} {int(match[2])} {match[3]}"
     plain = " ".join(_MARKED.sub(lambda match: f" {match[1] or ''}", text).casefold().replace("{:}", ":").split())
     plain = re.sub(r"(?<=\d) (?=(?:st|nd|rd|th)\b)", "", plain)
     if match := _CLOCK.fullmatch(plain):

@@ -40,6 +40,8 @@ _TOKEN = re.compile(
     r"|(?P<sign>\*\*|<=|>=|!=|.)",
     re.DOTALL,
 )
+_SIMPLE = {sign: (Token("sign", sign), Token("sign", sign, True)) for sign in "+-=()[]{}|,;:^_/'"}
+_ALONE = re.compile(r"[0-9]+(?![0-9.eEA-F])|[A-Za-z](?![A-Za-z0-9])")
 _GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega"
 )
@@ -75,7 +77,8 @@ _COMMANDS = {
     r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",
     r"\widehat": r"\hat", r"\bar": r"\overline", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\lg": r"\log",
-    r"\implies": r"\iff", r"\approx": r"\approx", r"\|": "|", r"\neg": r"\neg", r"\degree": r"\degree",
+    r"\Pr": "P", r"\implies": r"\iff", r"\approx": r"\approx", r"\|": "|", r"\neg": r"\neg", r"\degree": r"\degree",
+    r"\simeq": r"\approx", r"\imath": "i", r"\jmath": "j",
     r"\textdegree": r"\degree", r"\euro": "", r"\pounds": "", r"\ell": r"\ell", r"\prime": "'",
 }  # fmt: skip
 # Letters that stand for a function, constant or word where they stand together.
@@ -87,10 +90,13 @@ WORDS = {
     "abs": r"\abs", "gcd": r"\gcd", "lcm": r"\lcm", "max": r"\max", "min": r"\min", "theta": r"\theta",
     "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\log",
     "percent": r"\%", "pct": r"\%", "arcctg": r"\arccot", "arccot": r"\arccot", "det": r"\det", "mod": r"\bmod",
-    "cis": r"\cis",
+    "cis": r"\cis", "union": r"\cup",
 }  # fmt: skip
 
 
+# What stands for itself as text, too; other words may be units or names there.
+_FUNCTIONS = "cis choose sin cos tan cot csc arcsin arccos arctan ln log lg gcd lcm exp"
+_SPELT = frozenset(_FUNCTIONS.split())
 # A function of several values has a bracket behind it; letters without one are a product.
 BRACKETED = ("abs", "max", "gcd", "lcm", "det")
 
@@ -108,6 +114,15 @@ def _tokens(text: str) -> tuple[Token, ...]:
     found: list[Token] = []
     position, glued = 0, False
     while position < len(text):
+        at = text[position]
+        if at in _SIMPLE:  # most tokens are one sign, one letter or digits, and need no search
+            found.append(_SIMPLE[at][glued])
+            position, glued = position + 1, True
+            continue
+        if at.isalnum() and (match := _ALONE.match(text, position)):
+            found.append(Token("number" if at.isdigit() else "letter", match[0], glued))
+            position, glued = match.end(), True
+            continue
         match = _TOKEN.match(text, position)
         if match is None:  # pragma: no cover  the last alternative takes any character
             raise Unreadable(f"{text[position]!r} is no part of an answer")
@@ -171,10 +186,12 @@ def _text(command: str, content: str, glued: bool) -> Token:
         return Token("command", "\\" + plain, glued)
     if (
         (command.startswith("operatorname") and plain not in UNITS)
-        or (command == "text" and plain == "cis")
+        or (command == "text" and plain in _SPELT)
         or (command == "mathrm" and plain in WORDS and plain not in ("min", "sec"))
     ):
         return Token("command", WORDS.get(plain, "\\" + plain), glued)
+    if plain == ":":
+        return Token("sign", ":", glued)
     if plain.lower() in ("%", r"\%", "percent", "pct", "per cent"):
         return Token("command", r"\%", glued)
     if (
@@ -206,9 +223,9 @@ def _units() -> dict[str, str]:
         "yards, mile miles, kg kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound pounds, oz ounce "
         "ounces, ton tons, ml milliliter milliliters, liter liters litre litres, gallon gallons, "
         "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
-        "mph, cent cents, dollar dollars usd USD, euro euros EUR, "
+        "mph, kph, cent cents, dollar dollars usd USD, euro euros EUR, "
         "rupee rupees INR, yuan CNY RMB, degree degrees deg, radian radians rad, unit units, "
-        "square squares sq, cubic, people persons person, student students, way ways, point points, times, bucks, "
+        "square squares sq, cubic, people persons person, student students, way ways, point points pts, times, bucks, "
         "Hz hertz, kJ, eV, Pa, mol, joule joules, watt watts, newton newtons, volt volts, dozen, hundred, thousand, "
         "million, billion, trillion, per, sec secs"
     )

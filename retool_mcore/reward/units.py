@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from retool_mcore.reward.measures import scale
 from retool_mcore.reward.tokens import UNITS, Token
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
@@ -72,8 +73,10 @@ _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千
             "千克": "kg", "公斤": "kg", "毫克": "mg", "吨": "ton", "升": "liter", "毫升": "ml", "秒": "second",
             "分": "minute", "分钟": "minute", "时": "hr", "小时": "hr", "天": "day", "日": "day", "周": "week",
             "公顷": "hectare", "亩": "mu", "摄氏度": "degreeC", "斤": "jin", "角": "jiao", "里": "li",
-            "月": "month", "个月": "month", "年": "year", "元": "yuan", "度": "degree"}  # fmt: skip
-_COUNTED = set("个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍")
+            "月": "month", "个月": "month", "年": "year", "元": "yuan", "円": "yen", "度": "degree"}  # fmt: skip
+_COUNTED = set(
+    "个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍個枚匹冊杯隻張條頁塊顆歲號間層"
+)
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
@@ -119,11 +122,12 @@ def _joins(tokens: list[Token], at: int) -> bool:
     return all(each.kind == "text" and _known(each.text) is not None for each in around)
 
 
-def bare_unit(tokens: list[Token], unit: str) -> int | None:
-    """Where letters at the end spell a unit: ``m`` in ``6 m``; None where they do not.
+def bare_unit(tokens: list[Token], unit: str) -> tuple[int, str] | None:
+    """Where letters at the end spell a unit, and which: ``m`` in ``6 m``; None where they do not.
 
     ``unit``: the one that the other answer has. "" where it has none: then only letters that are
-    hardly ever names behind a number and a space, such as ``m`` and ``m/s``, are a unit.
+    hardly ever names behind a number and a space, such as ``m`` and ``m/s``, are a unit. They are
+    also one beside a unit of their kind: ``7000 g`` beside kilograms.
     """
     spelt = [Token("text", each.text, each.glued) if each.text in _MARKED else each for each in tokens]
     for start in range(max(1, len(tokens) - MAX_UNIT_TOKENS), len(tokens)):
@@ -136,7 +140,9 @@ def bare_unit(tokens: list[Token], unit: str) -> int | None:
         letters = [each.text for each in tokens[start:] if each.kind == "letter"]
         alone = not tokens[start].glued and set(letters) <= _PLAIN_LETTERS and len(letters) < 3
         if same_unit(named, unit) if unit else alone:
-            return start
+            return start, unit
+        if unit and alone and scale(named, unit) is not None:
+            return start, named
     return None
 
 
@@ -275,7 +281,14 @@ def _joined(parts: list[str]) -> str:
     """One name of a unit: "square inch" is inch^2, "m / s" and "m s^-1" are one."""
     powers: dict[str, int] = {}
     factor, sign = 1, 1
-    for word in " ".join(parts).replace("mph", "mile/hr").replace("/", " / ").replace(" per ", " / ").split():
+    for word in (
+        " ".join(parts)
+        .replace("mph", "mile/hr")
+        .replace("kph", "km/hr")
+        .replace("/", " / ")
+        .replace(" per ", " / ")
+        .split()
+    ):
         if word in ("/", "per"):
             sign = -1
         elif word in ("square", "cubic"):

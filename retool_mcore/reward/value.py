@@ -27,6 +27,7 @@ MAX_BITS = 4000  # of an exact number
 SAME = mpmath.mpf("1e-60")  # relative
 ROUNDED_DIGITS = 6  # a decimal with so many digits equals an irrational value that rounds to it
 Pair = tuple[Any, Any]
+_NOTHING = Fraction(1, 10**40)  # between a part as written and as computed
 _DIGITS = (50, 120)
 _APART = 20  # values at few digits that differ before this one do differ
 _HIDDEN_BITS = 80  # of which these digits have enough
@@ -131,24 +132,56 @@ def constant(node: Term) -> Any:
 
 
 def rounds_to(decimal: Term, node: Term) -> bool:
-    """Whether a decimal as written is the value of ``node``, rounded to the decimal's digits."""
-    digits = _significant(decimal)
-    known = exact(decimal)
-    if digits is None or digits < ROUNDED_DIGITS or not known or names(node):
+    """Whether a decimal as written is the value of ``node``, rounded to the decimal's digits.
+
+    Of ``1+1.732051i`` both parts are.
+    """
+    if names(node):
+        return False
+    if (parts := _parts(decimal)) is not None:
+        value = constant(node)
+        pairs = tuple(zip(parts, (value.real, value.imag), strict=True))
+        rounded = [_rounds(part, of, node) for part, of in pairs]
+        return any(rounded) and all(
+            told or abs((exact(part) or 0) - _fraction(of)) < _NOTHING
+            for told, (part, of) in zip(rounded, pairs, strict=True)
+        )
+    if (_significant(decimal) or 0) < ROUNDED_DIGITS:
         return False
     value = constant(node)
-    if (
-        value.imag
-        or not value.real
-        or (value.real < 0) != (known < 0)
-        or not -MAX_EXPONENT < mpmath.log(abs(value.real), 10) < MAX_EXPONENT
-    ):
+    return not value.imag and _rounds(decimal, value.real, node)
+
+
+def _parts(node: Term) -> tuple[Term, Term] | None:
+    """The real and the imaginary part of a complex number as written; None for anything else."""
+    while node.op == "group":
+        node = node.args[0]
+    if node.op != "add" or len(node.args) != 2:
+        return None
+    real, other = node.args
+    negative = other.op == "neg"
+    other = other.args[0] if negative else other
+    if other.op != "mul" or len(other.args) != 2 or other.args[1] != Term("constant", text="i"):
+        return None
+    imaginary = other.args[0]
+    if not written(real) or not written(imaginary):
+        return None
+    return real, Term("neg", (imaginary,)) if negative else imaginary
+
+
+def _rounds(decimal: Term, value: Any, node: Term) -> bool:
+    """``rounds_to`` for a part of a value that is real; ``node`` is what the value is of."""
+    digits = _significant(decimal)
+    known = exact(decimal)
+    if digits is None or digits < ROUNDED_DIGITS or not known or not value or (value < 0) != (known < 0):
         return False
-    if digits >= PRINTED_DIGITS and is_float(decimal, value.real, node):
+    if not -MAX_EXPONENT < mpmath.log(abs(value), 10) < MAX_EXPONENT:
+        return False
+    if digits >= PRINTED_DIGITS and is_float(decimal, value, node):
         return True
     slack = Fraction(1 if digits >= PRINTED_DIGITS else "0.5000001")
-    unit = Fraction(10) ** (int(mpmath.floor(mpmath.log10(abs(value.real)))) + 1 - digits)
-    return abs(_fraction(value.real) - known) <= unit * slack
+    unit = Fraction(10) ** (int(mpmath.floor(mpmath.log10(abs(value)))) + 1 - digits)
+    return abs(_fraction(value) - known) <= unit * slack
 
 
 def close_to(node: Term, decimal: Term) -> bool:

@@ -6,7 +6,9 @@ import pytest
 
 from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.normalise import judgeable
-from tests.reward.neighbours import TRUTHS
+from tests.reward import asides, neighbours
+
+TRUTHS = neighbours.TRUTHS + asides.TRUTHS
 
 
 @pytest.mark.parametrize(("truth", "same", "other"), TRUTHS, ids=[truth for truth, _, _ in TRUTHS])

@@ -62,7 +62,8 @@ def test_the_agent_loops_answer_counts_and_a_data_column_of_that_name_does_not()
 
 
 def test_a_check_that_hangs_is_wrong_and_counted():
-    got = compute_score("math", rf"\boxed{{{SLOW[0]}}}", SLOW[1], None, reward=Reward(timeout_s=0.1))
+    # The other way round than in test_answer.py, whose verdict a checker may remember.
+    got = compute_score("math", rf"\boxed{{{SLOW[1]}}}", SLOW[0], None, reward=Reward(timeout_s=0.1))
     assert (got["score"], got["check_failed"]) == (-1.0, 1.0)
 
 

@@ -1,0 +1,131 @@
+r"""Words before an answer and notes behind it: ``the point (3, 7)``, ``k\pi for any integer k``.
+
+They become nothing, or the mathematics that they say. Each takes linear time, and is tried only
+where a text holds its sign.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_NOTE_CHARS = 300  # of a text with a note
+_KINDS = (
+    r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?|exactly"
+)
+_BEFORE = re.compile(
+    rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"
+    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?=)",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
+_EXCEPT = re.compile(
+    r"(?:\\text\s?\{\s?)?all real(?: numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?,? "
+    r"(?:except|other than|but|not equal to)(?: for)?\s?(?:\}\s?)?(?:[a-z]\s?=\s?)?([-\d][^<>=]{0,80})",
+    re.IGNORECASE,
+)
+_LINE_WITHOUT = re.compile(r"(?:\\mathbb\s?\{R\}|ℝ|R)\s?(?:\\setminus|\\backslash|∖|-|\\)\s?\\?\{([^{}]{1,80}?)\\?\}")
+_AND = re.compile(r"\\text\s?\{\s?and\s?\}|(?<![a-z])and(?![a-z])")
+_ALL = re.compile(
+    r"(?:\\text\s?\{\s?)?all(?: real)?\s{0,2}(?:\}\s{0,2})?(?=[a-z]\s?(?:[<>≤≥≠]|\\(?:le|ge|in|ne)))", re.IGNORECASE
+)
+_HALF_LINE = re.compile(
+    r"(?:^|(?<=\\in)\s?|(?<=∈)\s?)(?:\\mathbb\s?\{R\}|ℝ|R)\s?"
+    r"(?:[_^]\s?(?:\{\s?)?(\+|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)$"
+)
+_COUNTING = re.compile(
+    r"(?<=\\in)\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star))(?:\s?\})?"
+)
+_NOTE = re.compile(r"[,(]")
+_OUT_OF = re.compile(r"(\d{1,9}) out of (\d{1,9})")
+_OR_DECIMAL = re.compile(r"\s?\(or (-?[\d.]{1,40}\\?%?)\)$")
+_CASES = re.compile(r"\\begin\{cases\}([^<>≤≥]{1,100}?)\\end\{cases\}")
+_GROUPS = re.compile(r"\\text\s?\{\s?or\s?\}|(?<![A-Za-z])or(?![A-Za-z])|;|或")
+_PARTS = re.compile(r",|\\text\s?\{\s?and\s?\}|(?<![A-Za-z])and(?![A-Za-z])|\\\\")
+_VALUE = re.compile(r"\s?([A-Za-z])\s?=([^=]{1,60})")
+_SO = re.compile(
+    r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|finally)\s?,?\s?(?:\}\s?)?(?=[-\d(\[{\\$]|[a-z]\s?=)", re.IGNORECASE
+)
+_CHINESE = re.compile(
+    r"(?:\\text\s?\{\s?)?(?:[故则]?答案?[是为]?:?|一?共有?|总共有?|合计|等于)\s?(?:\}\s?)?(?=[-\d\\$])"
+)
+_FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20})")
+_ONLY = re.compile(r"(?:\s|~|\\[ ,;])?\s?(?:\\text\s?\{\s?)?\(?(?:only|exactly|exact|only solution)\)?\s?\}?$")
+
+_QUANTITY = re.compile(r"\\(?:SI|qty)\s?\{([^{}]{1,60})\}\s?\{([A-Za-z/^\d. ]{1,30})\}")
+_EQUATION = re.compile(r"\s{0,9}[A-Za-z](?:_?\w|_\{\w{1,9}\})?\s{0,3}=")
+_ROWS = re.compile(r"\n|\\\\")
+_TEXT = re.compile(r"\\(?:text|mathrm|textrm)\s?\{([^{}]{0,80})\}|\\q?quad(?![a-z])|\\[ ,;:]|[$~]")
+_CUT = re.compile(r"[,(]|\\(?:text|mathrm|quad)(?![a-z])|\s(?=for |where |with )")
+_LAST = ("only", "nly}", "nly)", "ctly", "tly}", "tly)", "act)", "ion)", "y)}", "n)}", "ly }")
+_CHANGING = ("тыс", "мил", "млн", "сот", "полов", "трет", "четверт", "или")  # thousands, halves
+_ANY = r"(?:any |all |some |every |each |an? |an arbitrary )?"
+_OF_NUMBERS = r"(integers?|(?:real )?constants?|reals?|real numbers?)"
+_NUMBER_NOTE = re.compile(
+    rf"[,(]?\s?(?:where |with |for |and )?(?:{_ANY}{_OF_NUMBERS} (?:values? of )?([A-Za-z])"
+    rf"|([A-Za-z]) (?:is |be |being |= ?){_ANY}{_OF_NUMBERS})\s?\)?"
+)
+
+
+def without_words(text: str) -> str:
+    """The answer without a word before it that says what it is: ``the point (3, 7)``."""
+    if not text.isascii():
+        text = _foreign_unit(match) if text[-1].isalpha() and (match := _FOREIGN.fullmatch(text)) else text
+        text = text[match.end() :] if (match := _CHINESE.match(text)) else text
+    if text[-4:] in _LAST and (match := _ONLY.search(text)) and match.start():
+        text = text[: match.start()]
+    if text[:1].isalpha() or text[:1] == "\\":
+        if match := _EXCEPT.fullmatch(text) or _LINE_WITHOUT.fullmatch(text):
+            return rf"\mathbb{{R}} \setminus \{{{_AND.sub(',', match[1])}\}}"
+        if match := _BEFORE.match(text) or _ALL.match(text) or _LABEL.match(text) or _SO.match(text):
+            return text[match.end() :]
+        if text[:3] in (r"\SI", r"\qt") and (match := _QUANTITY.fullmatch(text)):
+            return rf"{match[1]}\text{{ {match[2]}}}"
+    return text
+
+
+def _foreign_unit(match: re.Match[str]) -> str:
+    """A word in another alphabet behind a number as a unit, but for words that change it.
+
+    Greek letters are names: ``2πr``.
+    """
+    said = match[2].casefold()
+    names = any("\u0370" <= letter <= "\u03ff" or "\u4e00" <= letter <= "\u9fff" for letter in said)
+    if said.isascii() or names or said.startswith(_CHANGING):
+        return match[0]
+    return rf"{match[1]}\text{{ {match[2]}}}"
+
+
+def with_notes(text: str) -> str:
+    r"""``k\pi, where k is an integer`` as ``k\pi, k \in \mathbb{Z}``; equations below as a list."""
+    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "constant", "real")):
+        for cut in _CUT.finditer(text):
+            plain = " ".join(_TEXT.sub(lambda match: f" {match[1] or ''} ", text[cut.start() :]).split())
+            if cut.start() and (match := _NUMBER_NOTE.fullmatch(plain.replace(" ,", ","))):
+                space = "Z" if (match[1] or match[4]).startswith("integer") else "R"
+                return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in \mathbb{{{space}}}"
+    if ("\n" in text or "\\\\" in text) and "begin" not in text and len(text) <= MAX_NOTE_CHARS:
+        rows = [row.strip(" ,;") for row in _ROWS.split(text)]
+        pairs = all(row[:1] == "(" and row[-1:] == ")" for row in rows)
+        if len(rows) > 1 and (pairs or all(map(_EQUATION.match, rows))):
+            return ", ".join(rows)
+    if text.count("=") > 3 and len(text) <= MAX_NOTE_CHARS:
+        return _as_pairs(text)
+    if "\\in" in text and (match := _COUNTING.search(text)) and _NOTE.search(text, 0, match.start()):
+        text = rf"{text[: match.start()]} \mathbb{{N}}{text[match.end() :]}"
+    if "R" in text or "ℝ" in text:
+        text = _HALF_LINE.sub(lambda match: "[0, \\infty)" if "ge" in (match[1] or "") else "(0, \\infty)", text)
+    if " out of " in text and (match := _OUT_OF.fullmatch(text)):
+        return f"{match[1]}/{match[2]}"
+    return _OR_DECIMAL.sub(r" or \1", text) if "(or " in text else text
+
+
+def _as_pairs(text: str) -> str:
+    """``x=2, y=3 or x=3, y=2`` as ``(2, 3), (3, 2)``; any other text as it is."""
+    groups = [_PARTS.split(group) for group in _GROUPS.split(_CASES.sub(r"\1", text))]
+    found = [[_VALUE.fullmatch(part) for part in group] for group in groups]
+    said = [{match[1]: match[2].strip() for match in group if match} for group in found]
+    letters = sorted(said[0])
+    whole = all(sorted(each) == letters and len(each) == len(group) for each, group in zip(said, groups, strict=True))
+    if len(groups) < 2 or len(letters) < 2 or not whole:
+        return text
+    return ", ".join(f"({', '.join(each[letter] for letter in letters)})" for each in said)
