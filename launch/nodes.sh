@@ -212,7 +212,7 @@ join_nodes() {
 # not from here.
 start_ray() {
   export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # when Ray is stopped the run has ended: there is nothing to move away
-  local resources place log=$ROOT/$RUN/logs/ray_node$NODE_RANK.log
+  local resources place log=$ROOT/$RUN/logs/ray_node$NODE_RANK.log end=$((SECONDS + HEAD_WAIT_S))
   resources=(--num-gpus "$DEVICES")
   [ "$PLATFORM" = ascend ] && resources=(--resources "{\"NPU\": $DEVICES}")
   [ "$PLATFORM" = cpu ] && resources+=(--num-cpus 16)  # logical: actors that mostly wait
@@ -233,11 +233,23 @@ start_ray() {
     "${resources[@]}" ${RAY_START_OPTIONS:-})
   [ -z "$DRY_RUN" ] || { start "${command[@]}"; return; }
   mkdir -p "$(dirname "$log")"
-  serve env -u RAY_ADDRESS PYTHONUNBUFFERED=1 "${command[@]}" >"$log" 2>&1
+  until ray_runs "$log" "${command[@]}"; do
+    # The port of node 0 answers before Ray knows the node. Ray itself waits for it for 40 s.
+    if [ "$NODE_RANK" != 0 ] && [ $SECONDS -lt $end ] && grep -q "No node info found for head node" "$log"; then continue; fi
+    fail "Ray did not start on this node: $(grep -v '^ *$' "$log" | tail -n 1 | sed 's/\.$//'). All of what it said: $log"
+  done
+}
+
+# ray_runs LOG COMMAND...: starts it and sets RAY_LEADER; fails when it has ended without a runtime.
+ray_runs() {
+  serve env -u RAY_ADDRESS PYTHONUNBUFFERED=1 "${@:2}" >"$1" 2>&1
   RAY_LEADER=${services[-1]}
-  until grep -q "Ray runtime started" "$log"; do
-    kill -0 "$RAY_LEADER" 2>/dev/null || fail "Ray did not start on this node: $(grep -v '^ *$' "$log" | tail -n 1 | sed 's/\.$//'). All of" \
-      "what it said: $log"
+  until grep -q "Ray runtime started" "$1"; do
+    if ! kill -0 "$RAY_LEADER" 2>/dev/null; then
+      kill -KILL -- "-$RAY_LEADER" 2>/dev/null || true  # what it has left
+      unset 'services[-1]'
+      return 1
+    fi
     sleep 0.2
   done
 }

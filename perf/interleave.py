@@ -4,7 +4,7 @@
 
 Each commit runs its own perf/bench.py from its own checkout; the rule of perf/compare.py decides. A
 run that fails is told with the last lines of its log. Where the base does not have the case yet, it
-runs once here, and nothing is compared.
+runs once here, and nothing is compared. Where no file differs that a step is made of, nothing runs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from retool_mcore.cli.common import guarded
 from retool_mcore.errors import ConfigError
 
 LAST_LINES = 20  # of the log of a run that failed
+# What a step is made of; the rest of a checkout cannot change its time.
+MADE_OF = ("retool_mcore", "ascend", "launch", "configs", "perf", "pyproject.toml", ":!*.md", ":!*.jsonl")
 
 
 @guarded
@@ -41,6 +43,9 @@ def interleave(
     data: Annotated[str, typer.Option(help="data file")] = "runs/task/sft_train.parquet",
 ) -> None:
     threshold = float(read_case(case).get("threshold", DEFAULT_THRESHOLD))
+    if is_made_alike(ROOT, base):
+        typer.echo(f"{case}: nothing that a step is made of differs from {base}'s, so nothing is compared.")
+        return
     with tempfile.TemporaryDirectory(prefix="base_") as folder:
         checkout = Path(folder) / "base"
         _git("worktree", "add", "--detach", str(checkout), base)
@@ -70,6 +75,12 @@ def interleave(
     for words in grown:
         typer.echo(words)
     raise typer.Exit(1 if grown else code)
+
+
+def is_made_alike(root: Path, base: str) -> bool:
+    """Whether every file of ``root`` that a step is made of is ``base``'s."""
+    words = ["git", "diff", "--quiet", base, "--", *MADE_OF]
+    return subprocess.run(words, cwd=root, capture_output=True, check=False).returncode == 0
 
 
 def has_case(checkout: Path, case: str) -> bool:

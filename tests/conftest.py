@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+
+# Before torch is imported. Two parts of `make test` and their engines share two cores: a second
+# thread of OpenMP finds none, and the first waits for it spinning.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
 
 import pytest
 

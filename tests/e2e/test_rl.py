@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.start import STAGES, begun
+from tests import forked
 from tests.e2e.commands import (
     argv_rl,
     assert_nothing_left,
@@ -127,19 +128,23 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
         assert max(map(abs, gaps)) <= 1e-4 and isinstance(row["advantage"], float)
 
 
+def test_a_mistake_is_one_line_before_ray_starts(task: Path, tmp_path: Path, mark: str):
+    done = run(argv_rl(*settings(task, tmp_path, "data.max_prompt_tokens=8")), mark)
+    assert_one_error(done, "over data.max_prompt_tokens = 8")
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("verl.yaml"))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("data.max_prompt_tokens=8",), "over data.max_prompt_tokens = 8"),
         (("data.train_file=absent.parquet",), "absent.parquet"),
         (("train.prompts_per_step=400", "train.mini_batch_prompts=400"), "fewer than train.prompts_per_step = 400"),
         (("cluster.gpus_per_node=8", "parallel.tp=8"), "parallel.tp = 8 does not divide the 4 key-value heads"),
     ],
 )
-def test_a_mistake_is_one_line_before_ray_starts(
-    task: Path, tmp_path: Path, mark: str, more: tuple[str, ...], message: str
-):
-    done = run(argv_rl(*settings(task, tmp_path, *more)), mark)
+def test_other_mistakes_are_told_as_early(task: Path, tmp_path: Path, more: tuple[str, ...], message: str):
+    done = forked.run(*argv_rl(*settings(task, tmp_path, *more))[1:])
     assert_one_error(done, message)
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("verl.yaml"))

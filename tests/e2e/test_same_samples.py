@@ -1,6 +1,10 @@
 """What a seed fixes: the same run samples the same twice, and `retool eval` samples what validation
 sampled.
 
+In `make test` what both ask is compared without engines: the rows in verl/test_dataset.py, the
+seeds and the sampling in verl/test_agent_loop.py, verl/test_verl_worker.py and
+evaluate/test_run.py. That a seed fixes a response is in platforms/test_sglang.py.
+
 The training file is one of verl's tool examples: with the column that asks for a loop of verl's,
 which must not run.
 """
@@ -89,6 +93,7 @@ def dumped(root: Path, kind: str, name: str) -> str:
     return f"verl_overrides.trainer.{kind}_data_dir={root}/{name}"
 
 
+@pytest.mark.long
 def test_eval_answers_as_validation_did(tmp_path: Path, mark: str):
     common = settings(tmp_path)
     more = ("run.name=first", "validation.every=1", "checkpoint.export=true", "checkpoint.every_steps=1")

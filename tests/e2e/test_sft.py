@@ -8,7 +8,6 @@ import json
 import math
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from retool_mcore.data.files import read_rows, write_parquet
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.run.metrics import read_metrics
+from tests import forked
 from tests.e2e.commands import (
     ROOT,
     argv_retool,
@@ -80,7 +80,6 @@ def test_ctrl_c_leaves_no_rank(task: Path, tmp_path: Path, mark: str):
     [
         (("cluster.gpus_per_node=1",), "2 processes were started, and [cluster] of configs/sft_tiny_cpu.toml asks"),
         (("parallel.tp=2", "train.steps=0"), "train.steps = 0"),
-        (("model.path=absent/model",), "absent/model"),
         (("run.platform=cuda", "model.dtype=bfloat16"), 'run.platform = "cuda"'),
     ],
 )
@@ -93,11 +92,18 @@ def test_a_mistake_of_two_ranks_is_one_line_and_nothing_is_written(
     assert_nothing_left(mark)
 
 
-def test_a_mistake_is_found_before_the_ranks_meet(task: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("data.train_file=absent.parquet",), "absent.parquet"),
+        (("model.path=absent/model",), "absent/model"),
+    ],
+)
+def test_a_mistake_is_found_before_the_ranks_meet(task: Path, tmp_path: Path, more: tuple[str, ...], message: str):
     """So one process without torchrun tells it, too."""
-    words = sft_settings(task, tmp_path, "data.train_file=absent.parquet")
-    done = run([sys.executable, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *words], "alone")
-    assert_one_error(done, "absent.parquet")
+    words = sft_settings(task, tmp_path, *more)
+    done = forked.run("launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *words)
+    assert_one_error(done, message)
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 

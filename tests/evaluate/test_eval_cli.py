@@ -15,6 +15,7 @@ import pytest
 
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
+from tests import forked
 from tests.terminal import lines_on_terminal
 
 pytestmark = pytest.mark.slow
@@ -101,7 +102,7 @@ def test_without_a_configuration_the_papers_rollout_is_used(folder: Path):
     ],
 )
 def test_a_users_mistake_is_one_line(folder: Path, arguments: tuple[str, ...], told: str):
-    done = retool("eval", str(CONFIG), *arguments, "--out", "other", cwd=folder)
+    done = forked.run("retool_mcore", "eval", CONFIG, *arguments, "--out", "other", cwd=folder)
     assert done.returncode == 2
     assert told in done.stderr
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr

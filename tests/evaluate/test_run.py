@@ -17,9 +17,9 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError, DataError, RolloutError
 from retool_mcore.evaluate.cases import Case, _Work, evaluate_many
 from retool_mcore.evaluate.problems import Problem
-from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all
+from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_all, seeded
 from retool_mcore.reward.answer import is_equivalent
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest, trajectory_seed
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import TextOnly
 from retool_mcore.rollout.sglang_http import SglangEngine
@@ -117,6 +117,16 @@ async def test_the_report_counts_what_was_said(tokenizer, settings, tmp_path: Pa
     assert report["scores"]["worst@4"] < report["scores"]["maj@4"] < report["scores"]["best@4"]
     assert report["behavior"]["behavior/stop/finished"] == 1.0
     json.dumps(report)
+
+
+def test_a_sample_is_drawn_as_the_validation_of_a_run_draws_it():
+    """Of a held-out row: tests/verl/test_agent_loop.py has the seed, test_verl_worker.py the
+    sampling.
+    """
+    own = ["validation.temperature=0.7", "validation.top_p=0.9", "run.seed=3", "rollout.temperature=0.5"]
+    settings = Settings.of(load_evaluation(ROOT / "configs/rl_tiny_cpu.toml", own), N, tool=True)
+    drawn = seeded(settings, replace(PROBLEMS[2], id=5), 1)
+    assert drawn == Sampling(temperature=0.7, top_p=0.9, seed=trajectory_seed(3, 5, 1))
 
 
 async def test_every_sample_has_a_seed_of_its_own_that_comes_back(tokenizer, settings, tmp_path: Path):

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,18 +55,34 @@ def test_scripts_are_short_and_hold_no_hyper_parameter(script: Path):
         )
 
 
+Shown = Callable[[Path], tuple[subprocess.CompletedProcess[str], Path]]
+INTERPRETER = ("sandbox.python=/opt/a b/python", 'sandbox.preload=["pandas", "scipy.stats"]')
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """The one dry run of a script, with some settings, and the folder of its runs."""
+
+    @cache
+    def of(script: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
+        root = tmp_path_factory.mktemp("runs")
+        keys = INTERPRETER if script.name.startswith("rl_") else ("train.steps=7",)
+        return run(script, f"run.root={root}", *keys, "--dry-run"), root
+
+    return of
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_dry_run_starts_nothing(script: Path, tmp_path: Path):
-    done = run(script, f"run.root={tmp_path}", "--dry-run")
+def test_a_dry_run_starts_nothing(script: Path, shown: Shown):
+    done, root = shown(script)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "settings differ from verl's defaults" in done.stdout and "Nothing was started" in done.stdout
-    assert not list(tmp_path.iterdir())
+    assert not list(root.iterdir())
 
 
-def test_a_setting_reaches_the_run_and_a_wrong_one_is_one_line(tmp_path: Path):
+def test_a_setting_reaches_the_run_and_a_wrong_one_is_one_line(shown: Shown):
     script = ROOT / "launch" / "sft_h200x8.sh"
-    done = run(script, "train.steps=7", "--dry-run")
-    assert "optim.total_training_steps: -1 -> 7" in done.stdout
+    assert "optim.total_training_steps: -1 -> 7" in shown(script)[0].stdout
     done = run(script, "train.stepss=7", "--dry-run")
     assert done.returncode == 2 and "did you mean steps?" in done.stderr and "Traceback" not in done.stderr
 
@@ -227,11 +245,9 @@ def test_a_dry_run_shows_what_each_node_would_start(tmp_path: Path):
 
 
 @pytest.mark.parametrize("script", ["launch/rl_h100x16.sh", "launch/rl_h200x8.sh", "ascend/rl_a2.sh"])
-def test_the_nodes_service_has_the_runs_interpreter(tmp_path: Path, script: str):
+def test_the_nodes_service_has_the_runs_interpreter(shown: Shown, script: str):
     """The run itself then calls a server, to which the two settings belong."""
-    keys = ["sandbox.python=/opt/a b/python", 'sandbox.preload=["pandas", "scipy.stats"]']
-    shown = run(ROOT / script, f"run.root={tmp_path}", *keys, "--dry-run", HEAD_IP="10.0.0.1").stdout
-    lines = shown.partition("# The commands of node 0:\n")[2].splitlines()
+    lines = shown(ROOT / script)[0].stdout.partition("# The commands of node 0:\n")[2].splitlines()
     (service,) = [shlex.split(line) for line in lines if "launch/sandbox.sh" in line]
     at = service.index("--python")
     assert service[at : at + 6] == ["--python", "/opt/a b/python", "--preload", "pandas", "--preload", "scipy.stats"]

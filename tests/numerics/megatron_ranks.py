@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.process import die_with_parent
 from retool_mcore.verl.async_save import load_checkpoint, start_save
 from retool_mcore.verl.recompute import recompute_long_micro_batches
-from tests.scenario import ROOT
+from tests.numerics.rank_processes import by_fork, by_torchrun
 
 GLOBAL_BATCH = 8
 WHOLE_EXPERTS = {"tp": 2, "ep": 2, "etp": 1}  # a layout whose experts tensor parallelism does not cut
@@ -368,27 +366,13 @@ def main(jobs_file: str, out_file: str) -> None:
 def launch(jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: float = 240) -> dict[str, list[Any]]:
     """Run the jobs one after another in ``ranks`` processes. Job name -> its actions' answers."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", "-m", "tests.numerics.megatron_ranks"]
-    command += [str(folder / "jobs.json"), str(folder / "out.json")]
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509  one system call; a killed pytest leaves no ranks
-        )
-        try:
-            code = process.wait(timeout_s)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert code == 0, (folder / "log").read_text()[-6000:]
-    everyone = json.loads((folder / "out.json").read_text())
+    files = folder / "jobs.json", folder / "out.json"
+    files[0].write_text(json.dumps(jobs))
+    start = by_fork if jobs[0].get("platform", "cpu") == "cpu" else by_torchrun
+    assert start("tests.numerics.megatron_ranks", files, ranks, folder / "log", timeout_s), (
+        folder / "log"
+    ).read_text()[-6000:]
+    everyone = json.loads(files[1].read_text())
     return {
         job["name"]: [next((a for a in answers if a is not None), None) for answers in zip(*per_rank, strict=True)]
         for job, per_rank in zip(jobs, zip(*everyone, strict=True), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,30 @@ def test_a_case_that_the_base_does_not_have_is_known_before_anything_runs(tmp_pa
     (tmp_path / "perf").mkdir()
     (tmp_path / "perf" / "cases.toml").write_text("[sft_tiny_cpu]\nkind = 'sft'\n", encoding="utf-8")
     assert interleave.has_case(tmp_path, "sft_tiny_cpu") and not interleave.has_case(tmp_path, "rl_alone_cpu")
+
+
+@pytest.mark.parametrize(
+    ("changed", "alike"),
+    [
+        ("retool_mcore/step.py", False),
+        ("pyproject.toml", False),
+        ("perf/README.md", True),
+        ("tests/test_step.py", True),
+    ],
+)
+def test_a_step_is_compared_where_a_file_that_it_is_made_of_differs(tmp_path: Path, changed: str, alike: bool):
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    for name in ("retool_mcore/step.py", "pyproject.toml", "perf/README.md", "tests/test_step.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("as it was\n")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "first")
+    (tmp_path / changed).write_text("other\n")
+    assert interleave.is_made_alike(tmp_path, "HEAD") == alike
+    git("commit", "--quiet", "-a", "-m", "second")
+    assert interleave.is_made_alike(tmp_path, "HEAD~1") == alike
+    assert not interleave.is_made_alike(tmp_path, "HEAD~2"), "what is no commit is told by what comes next"

@@ -26,6 +26,7 @@ from retool_mcore.preflight.cluster import NODE_SETTINGS, _look
 from retool_mcore.preflight.findings import Finding, ok, run_checks
 from retool_mcore.preflight.start import check_surroundings
 from retool_mcore.run.fingerprint import differing, file_hash, fingerprint
+from tests import forked
 from tests.plain_chatml import PLAIN_CHATML
 
 ROOT = Path(__file__).parents[2]
@@ -73,9 +74,8 @@ def test_a_good_run_passes_as_a_command(task: Path):
 
 
 def test_errors_are_lines_and_the_exit_code(task: Path):
-    done = command(
-        "preflight", str(RL), *settings(task, "model.path=runs/absent", 'validation.files=["absent.parquet"]')
-    )
+    wrong = settings(task, "model.path=runs/absent", 'validation.files=["absent.parquet"]')
+    done = forked.run("retool_mcore", "preflight", RL, *wrong)
     assert done.returncode == 2
     errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert any("runs/absent" in line for line in errors) and any("absent.parquet" in line for line in errors)
@@ -86,7 +86,8 @@ def test_errors_are_lines_and_the_exit_code(task: Path):
 def test_a_machine_without_the_device_says_so(task: Path, name: str):
     if get_platform("cpu").device_count() == 0 or _has_accelerator():
         pytest.skip("this machine has an accelerator")
-    done = command("preflight", str(RL), *settings(task, "model.dtype=bfloat16"), "--platform", name)
+    own = settings(task, "model.dtype=bfloat16")
+    done = forked.run("retool_mcore", "preflight", RL, *own, "--platform", name)
     assert done.returncode == 2
     assert f'error   devices         run.platform = "{name}"' in done.stdout, done.stdout + done.stderr[-2000:]
     assert "error   versions" in done.stdout

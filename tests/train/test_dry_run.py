@@ -16,6 +16,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.train.rl import require_cluster
 from retool_mcore.verl.resolve import MISSING, differences
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +71,7 @@ def test_sft_and_rl_tell_what_differs_and_start_nothing(tmp_path: Path):
     ],
 )
 def test_a_mistake_is_one_line(words: tuple[str, ...], message: str):
-    done = command(*words)
+    done = forked.run("retool_mcore", *words, "--dry-run")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and message in errors[0], done.stderr[-2000:]

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.platforms import get_platform
-from tests.scenario import run_scenario
+from tests.forked import run_scenario
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 

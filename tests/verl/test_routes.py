@@ -10,8 +10,8 @@ import pytest
 import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
+from tests.forked import run_scenario
 from tests.numerics.rl_ranks import LENGTHS, PROMPT_TOKENS
-from tests.scenario import run_scenario
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 

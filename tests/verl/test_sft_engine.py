@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.scenario import run_scenario
+from tests.forked import run_scenario
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
