@@ -41,7 +41,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_every_shipped_configuration_is_recorded():
-    assert len(NAMES) == 17
+    assert len(NAMES) == 18
     assert sorted(path.stem for path in HERE.glob("*.yaml")) == NAMES
 
 
@@ -85,7 +85,8 @@ OPEN_TABLES = {
     "ray_kwargs.ray_init.runtime_env": "Ray's, and merged by verl",
 }
 RAY = {f"ray_kwargs.ray_init.{name}" for name in ("num_gpus", "include_dashboard", "object_store_memory")}
-OURS = {"trainer.retool_config"} | RAY  # verl hands all of ray_init on to ray.init
+BASE = "actor_rollout_ref.model.lora.base_precision"  # a table without a class in verl; verl/lora.py reads it
+OURS = {"trainer.retool_config", BASE} | RAY  # verl hands all of ray_init on to ray.init
 # In mindspeed of core_r0.16.0 at e4772499f7eb9fa9a68919dd1eaddef00e915b2d.
 MINDSPEED_OPTIONS = {"use_flash_attn", "use_fused_rmsnorm", "use_fused_swiglu"}
 
