@@ -23,7 +23,7 @@ test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.ver
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
-.PHONY: quickstart install install-cuda install-ascend test ci test-ascend test-rest $(PARTS:%=test-%) test-long test-fast lint docs perf perf-rl clean
+.PHONY: quickstart install install-cuda install-ascend test test-ascend test-rest $(PARTS:%=test-%) test-long test-fast lint docs perf perf-rl clean
 
 quickstart: install
 	$(BIN)/retool quickstart --seed $(SEED)
@@ -62,13 +62,10 @@ install-ascend:
 	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
 
 # Two parts side by side: engines that start leave a core idle for half of the time. When one ends the
-# next begins. All run to their ends, whichever fails, and Ctrl-C reaches both.
+# next begins. All run to their ends, whichever fails, and Ctrl-C reaches both. CI has lint and docs
+# among them: BESIDE="lint docs".
 test: install
-	@$(MAKE) --no-print-directory --keep-going -j2 $(PARTS:%=test-%) test-rest
-
-# All that CI asks but `make perf`, which wants the machine for itself.
-ci: install
-	@$(MAKE) --no-print-directory --keep-going -j2 lint docs $(PARTS:%=test-%) test-rest
+	@$(MAKE) --no-print-directory --keep-going -j2 $(BESIDE) $(PARTS:%=test-%) test-rest
 
 $(PARTS:%=test-%): test-%:
 	$(PYTEST) $(OF_$*)

@@ -168,8 +168,13 @@ def loops(folder: str) -> dict[str, Any]:
         def told(self) -> list[Any]:
             from retool_mcore.verl.agent_loop import sandbox_of
 
-            level = sandbox_of(str(config.run.config_file)).level  # raises before the sandbox is open
-            return [self.settings, bool(level), "retool_mcore.verl.sglang_replica" in sys.modules]
+            sandbox = sandbox_of(str(config.run.config_file))
+            assert sandbox is not None
+            return [
+                self.settings,
+                bool(sandbox.level),  # which raises before the sandbox is open
+                "retool_mcore.verl.sglang_replica" in sys.modules,
+            ]
 
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={folder}", "rollout.agent_workers=1"])
     config.run.dir.mkdir()
