@@ -79,6 +79,7 @@ def bench(
     if settings.get("scripted"):
         words.append(f"verl_overrides.{AGENT_LOOPS}={ROOT / 'perf' / 'scripted_loop.yaml'}")
     never = ["validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false"]
+    never += ["validation.before=false"] if settings["kind"] == "rl" else []
     words += [f"train.steps={total}", *never, *(overrides or ())]
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         words += [f"run.root={folder}", f"run.name={case}"]
