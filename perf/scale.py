@@ -282,14 +282,16 @@ def picture(found: list[Simulated], title: str) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 60}" font-family="sans-serif">'
     ]
-    parts.append(f'<text x="10" y="18" font-size="14">{title}: seconds of a step</text>')
+    parts.append(f'<text x="10" y="18" font-size="14">{title}: seconds from a step to the next</text>')
     for column, each in enumerate(found):
         x, top = 40 + column * 150, float(height)
         for name, colour in zip(names, colours, strict=False):
             tall = max(0.0, each.seconds[name]) / most * (height - 60)
             top -= tall
             parts.append(f'<rect x="{x}" y="{top:.1f}" width="80" height="{tall:.1f}" fill="{colour}"/>')
-        parts.append(f'<text x="{x}" y="{height + 16}" font-size="12">{each.gpus} GPUs, {each.step_s:,.0f} s</text>')
+        parts.append(
+            f'<text x="{x}" y="{height + 16}" font-size="12">{each.gpus} GPUs, {sum(each.seconds.values()):,.0f} s</text>'
+        )
     for place, (name, colour) in enumerate(zip(names, colours, strict=False)):
         parts.append(f'<text x="{10 + place * 105}" y="{height + 44}" font-size="12" fill="{colour}">{name}</text>')
     return "\n".join([*parts, "</svg>", ""])
