@@ -289,9 +289,8 @@ def picture(found: list[Simulated], title: str) -> str:
             tall = max(0.0, each.seconds[name]) / most * (height - 60)
             top -= tall
             parts.append(f'<rect x="{x}" y="{top:.1f}" width="80" height="{tall:.1f}" fill="{colour}"/>')
-        parts.append(
-            f'<text x="{x}" y="{height + 16}" font-size="12">{each.gpus} GPUs, {sum(each.seconds.values()):,.0f} s</text>'
-        )
+        took_s = sum(each.seconds.values())
+        parts.append(f'<text x="{x}" y="{height + 16}" font-size="12">{each.gpus} GPUs, {took_s:,.0f} s</text>')
     for place, (name, colour) in enumerate(zip(names, colours, strict=False)):
         parts.append(f'<text x="{10 + place * 105}" y="{height + 44}" font-size="12" fill="{colour}">{name}</text>')
     return "\n".join([*parts, "</svg>", ""])
