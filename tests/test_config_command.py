@@ -101,3 +101,16 @@ def test_an_unknown_name_is_one_clear_error(words: list[str], message: str):
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(message) and result.stderr.count("\n") == 1
     assert "Traceback" not in result.output
+
+
+def test_the_option_may_be_left_out_and_several_names_given():
+    said = CliRunner().invoke(all_commands(), ["config", "parallel.tp", "rollout.gpus=2"])
+    assert said.exit_code == 0 and said.output.count("a whole number") == 2, said.output
+    assert "parallel.tp: " in said.output and "rollout.gpus: " in said.output
+
+
+@pytest.mark.parametrize("words", [["nope.toml"], ["configs/rl_tiny_cpu.toml", "train.steps=3"]])
+def test_a_run_file_is_told_from_a_key(words: list[str]):
+    said = CliRunner().invoke(all_commands(), ["config", *words])
+    assert said.exit_code == 2
+    assert f"{words[0]}: keys are explained here, not a run file. `retool rl {words[0]} --dry-run`" in said.output

@@ -30,16 +30,21 @@ def config() -> None:
 @app.command("explain")
 @guarded
 def explain(
-    name: Annotated[str, typer.Argument(help="a section, or section.key; all by default", show_default=False)] = "",
+    names: Annotated[
+        list[str] | None, typer.Argument(help="sections, or section.key; all by default", show_default=False)
+    ] = None,
     *,
-    explain: Annotated[bool, typer.Option("--explain", help="print type, default and meaning of keys")],
+    explain: Annotated[
+        bool, typer.Option("--explain", help="print type, default and meaning of keys; may be left out")
+    ] = True,
     run: Annotated[
         Literal["sft", "rl"] | None, typer.Option(help="only what this kind of run has", show_default=False)
     ] = None,
 ) -> None:
     """Explain the keys of a run file: all, those of one section, or one."""
     runs = (run,) if run else tuple(RUNS)
-    entries = find(reference(runs), name, runs)
+    known = reference(runs)
+    entries = [entry for name in names or [""] for entry in find(known, name, runs)]
     typer.echo("\n\n".join(map(written, entries)))
 
 
@@ -78,9 +83,14 @@ def from_verl(
 def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry]:
     """The entries of a section or a key, or all for "".
 
-    Raises ConfigError with the nearest name when there is none.
+    Raises ConfigError with the nearest name when there is none, and for a run file.
     """
-    name = name.strip("[]")
+    if name.endswith(".toml") or Path(name).is_file():
+        raise ConfigError(
+            f"{name}: keys are explained here, not a run file. `retool rl {name} --dry-run`, or sft, checks one and "
+            "prints what it sets."
+        )
+    name = name.strip("[]").partition("=")[0]
     found = [entry for entry in entries if name in ("", entry.key, entry.section)]
     if found:
         return found
