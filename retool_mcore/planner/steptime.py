@@ -66,7 +66,7 @@ def _whole_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, passes: 
     A byte is read and two are written; then a row's scale multiplies those in their place.
     """
     moved = (1 + 2 + 2 + 2) * sum(layer_params_of_rank(shape, parallel)) * _directions(passes)
-    return moved / (hardware.device.bandwidth * calibrated("memory"))
+    return moved / (hardware.device.bandwidth * calibrated("whole"))
 
 
 def _device_s(
