@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from typing import Literal
 
 import pytest
@@ -11,11 +13,12 @@ from retool_mcore.config.lora import Lora
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, parse
+from retool_mcore.planner.lengths import of_rl_rows
 from retool_mcore.planner.memory import train_memory
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.report import refusal
 from retool_mcore.planner.steptime import Work, pass_s
-from tests.planner.plans import CONFIGS, SEVEN, THIRTY_TWO, rl, sft
+from tests.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl, sft
 
 HIDDEN, FFN, KV, LAYERS = 3584, 18944, 512, 28
 # Both sides of each matrix of Qwen2.5-7B: q, o; k, v; gate, up, down.
@@ -106,6 +109,16 @@ def test_sft_of_thirty_two_billions_is_planned_as_it_was_measured_on_an_h100():
     assert fp8.step_s / model.step_s == pytest.approx(7.49 / 5.65, rel=0.03)
     assert (fp8.step_s, model.step_s) == (pytest.approx(7.49, rel=0.08), pytest.approx(5.65, rel=0.08))
     assert (fp8.training_gib, model.training_gib) == (pytest.approx(41.0, rel=0.12), pytest.approx(69.6, rel=0.08))
+
+
+def test_rl_of_seven_billions_is_planned_within_5_percent_of_what_an_h100_took():
+    case = tomllib.loads((ROOT / "perf" / "cases.toml").read_text(encoding="utf-8"))["rl_7b_lora_h100x1"]
+    record = ROOT / "perf" / "baselines" / "rl_7b_lora_h100x1.NVIDIA_H100_80GB_HBM3x1.json"
+    steps = json.loads(record.read_text(encoding="utf-8"))["steps"]
+    config = rl("rl_qwen2.5_7b_lora_h100x1", *case["set"])
+    plan = make_plan(config, SEVEN, parse("h100x1"), lengths=of_rl_rows(steps))
+    assert plan.step_s - plan.phases["metrics"] == pytest.approx(61.1, rel=0.05), plan.phases
+    assert plan.phases["generate"] == pytest.approx(39.6, rel=0.05)
 
 
 def test_thirty_two_billions_fit_one_card_of_80_gb_with_actor_and_engine_in_fp8():
