@@ -10,8 +10,12 @@ from retool_mcore.reward.node import Term, name, put
 from retool_mcore.reward.points import names
 from retool_mcore.reward.value import exact
 
+_OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
-_BIG_C, _SMALL_C = name("C"), name("c")
+_BIG_C = name("C")
+_CONSTANTS = name("c"), name("C_1"), name("c_1")
+_CONSTANT_NAMES = frozenset(f"{letter}{index}" for letter in "cC" for index in ("", "_1", "_2", "_3"))
+_NUMBERED = [(name(f"c_{index}"), name(f"C_{index}")) for index in (1, 2, 3)]
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
              *(tuple(name(f"\\{sign}{letter}") for letter in "ijk") for sign in ("hat", "vec")))  # fmt: skip
 
@@ -25,7 +29,8 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         node = node.args[0]  # the one solution that a solver prints
     if other.op == "set" and is_truth and len(other.args) == 1 and other.args[0].op == "tuple" and _is_one(node):
         other = other.args[0]
-    if node.op in _PLACES and other.op == "relation" and other.text == "=" and other.args[0].op == "name":
+    named = other.op == "relation" and other.text == "=" and (other.args[0].op == "name" or _is_named_tuple(other))
+    if node.op in _PLACES and named:
         other = other.args[-1]  # v = (1, 2)
     if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
         return node.args[0]  # [[34]]
@@ -35,8 +40,7 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return Term(other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
-    if node.op == other.op == "add" and _BIG_C in other.args and _SMALL_C in node.args and _BIG_C not in node.args:
-        return Term("add", tuple(_BIG_C if each == _SMALL_C else each for each in node.args))  # of integration
+    node = _of_integration(node, other)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other)
@@ -45,6 +49,22 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     if other.op in _PLACES:
         return _placed(node, other)
     return _of_one_letter(node) if node.op == "list" and (_lists_values(other) or _is_of_one(other)) else node
+
+
+def _of_integration(node: Term, other: Term) -> Term:
+    """``+ c`` and ``+ C_1`` as the ``+ C`` of the other side, ``c_1`` as its ``C_1``."""
+    if node.op == other.op == "relation" and node.text == other.text == "=" and len(node.args) == len(other.args) == 2:
+        right = _of_integration(node.args[1], other.args[1])
+        return node if right is node.args[1] else Term("relation", (node.args[0], right), "=")
+    mine, theirs = names(node), names(other)
+    if node.op == other.op == "add" and _BIG_C in other.args and "C" not in mine:
+        for constant in _CONSTANTS:
+            if constant in node.args and not theirs & {constant.text} and len(mine & _CONSTANT_NAMES) == 1:
+                return put(node, constant, _BIG_C)
+    for small, big in _NUMBERED:
+        if small.text in mine and big.text in theirs and big.text not in mine and small.text not in theirs:
+            node = put(node, small, big)
+    return node
 
 
 def _family(node: Term) -> Term:
@@ -105,7 +125,7 @@ def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
 
 def _by_names(node: Term, other: Term) -> Term:
     """``(x,y) = (1,2), (3,4)`` as its pairs; beside ``x=1, y=2`` the pair as such a list."""
-    if _is_named_tuple(node) and other.op == "list" and _named(other):
+    if _is_named_tuple(node) and other.op == "list" and other.text != "or" and _named(other):
         left, right = node.args
         return Term("list", tuple(Term("relation", pair, "=") for pair in zip(left.args, right.args, strict=True)))
     if node.op != "list" or not _is_named_tuple(node.args[0]) or _is_named_tuple(other):
@@ -189,6 +209,8 @@ def plain(node: Term) -> Term:
     """A matrix or tuple without brackets around it, and transposed where the sign says so."""
     while node.op == "group" and node.args[0].op in _PLACES:
         node = node.args[0]
+    if node.op in ("mul", "neg", "div") and any(each.op == "matrix" for each in node.args):
+        return _multiplied(node)
     if node.op != "pow" or node.args[1] != name("T") or node.args[0].op not in _PLACES:
         return node
     inner = node.args[0]
@@ -198,6 +220,26 @@ def plain(node: Term) -> Term:
     columns = len(inner.args) // rows
     turned = tuple(inner.args[row * columns + column] for column in range(columns) for row in range(rows))
     return Term("matrix", turned, f"matrix {columns}")
+
+
+def _multiplied(node: Term) -> Term:
+    """A value times a matrix as the matrix of products."""
+    held = [at for at, each in enumerate(node.args) if each.op == "matrix"]
+    inside = any(_held_form(each) for at, each in enumerate(node.args) if at not in held)
+    if (
+        len(held) > 1
+        or inside
+        or (node.op == "div" and held != [0])
+        or not node.args[held[0]].text.startswith("matrix ")
+    ):
+        return node
+    at = held[0]
+    cells = (Term(node.op, (*node.args[:at], cell, *node.args[at + 1 :])) for cell in node.args[at].args)
+    return Term("matrix", tuple(cells), node.args[at].text)
+
+
+def _held_form(node: Term) -> bool:
+    return node.op in (*_PLACES, "relation", "list", "set", "unit", "percent") or any(map(_held_form, node.args))
 
 
 def _function_of(node: Term, other: Term) -> Term:
@@ -224,6 +266,10 @@ def _stated(node: Term, other: Term) -> Term:
     node = _ratio_behind_names(node)
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
         return Term("relation", (node.args[0], _vector(node.args[1], other)), "=")
+    if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
+        return (
+            node.args[1] if node.args[1].op not in _OF_SETS or not names(node.args[1]) else node
+        )  # A \\cap B = (1, 2)
     if other.op in ("relation", "list", "set", *_PLACES) or len(node.args) != 2:
         return node
     if node.text == ":" and not is_clock(node):

@@ -40,6 +40,7 @@ _KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
 _DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
 _ITEM = r"[A-Za-z]\s?:\s?[-\d\\][^,:]{0,60}"
 _ITEMS = re.compile(rf"{_ITEM}(?:,\s?{_ITEM}){{1,9}}")  # x: 1, y: 2
+_POWERS = re.compile(r"[^{}:,<>=|]{1,60}: \d{1,3}(?:, [^{}:,<>=|]{1,60}: \d{1,3}){1,19}")  # 2: 10, 3: 5
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
@@ -77,9 +78,27 @@ def bare_braces(inner: str) -> str:
         return r"\emptyset"
     if len(inner) < 400 and ":" in inner and inner[0] in "'\"":
         inner = _KEY.sub(r"\2:", inner)
+    if len(inner) < 400 and ": " in inner and _POWERS.fullmatch(inner):
+        return _factors_or_roots(inner)
     if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
         return inner.replace(":", " =")
     return rf"\{{{inner}\}}" if _CONDITION.search(inner) and _ORDER.search(inner) else inner
+
+
+def _factors_or_roots(inner: str) -> str:
+    """``2: 10, 3: 5`` of ``factorint`` as a product, the keys of ``roots`` as a set."""
+    pairs = [each.rpartition(": ") for each in inner.split(", ")]
+    keys, times = [key for key, _, _ in pairs], [power for _, _, power in pairs]
+    once, whole = set(times) == {"1"}, all(map(str.isdigit, keys))
+    primes = [int(key) for key in keys] if whole else []
+    if whole and not once and primes == sorted(set(primes)) and all(map(_is_prime, primes)):
+        return " * ".join(f"{key}^{{{power}}}" for key, _, power in pairs)
+    named = any(map(str.isidentifier, keys))
+    return rf"\{{{', '.join(keys)}\}}" if not named and (once or not whole) else inner
+
+
+def _is_prime(value: int) -> bool:
+    return 1 < value < 10**6 and all(value % each for each in range(2, int(value**0.5) + 1))
 
 
 def lowered(text: str) -> str:

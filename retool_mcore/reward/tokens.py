@@ -27,7 +27,7 @@ class Token(NamedTuple):
 
 _TOKEN = re.compile(
     r"(?P<space>\s+|~|\\[ ,;:!>]|\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![a-zA-Z])|&nbsp;"
-    r"|\\(?:left|right|[bB]ig+[lr]?)(?![a-zA-Z])\s*+\.?)"
+    r"|\\(?:left|right|middle|[bB]ig+[lr]?)(?![a-zA-Z])\s*+\.?)"
     r"|(?P<digits>(?<![A-Za-z])(?:\d[\dA-F]*+|[A-F][\dA-F]++)"
     r"(?=\)?_\{?\(?(?:1[1-6](?!\d)|(?:\\text\{)?(?:sixteen|twelve|eleven|hex))))"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
@@ -90,7 +90,7 @@ WORDS = {
     "abs": r"\abs", "gcd": r"\gcd", "lcm": r"\lcm", "max": r"\max", "min": r"\min", "theta": r"\theta",
     "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\log",
     "percent": r"\%", "pct": r"\%", "arcctg": r"\arccot", "arccot": r"\arccot", "det": r"\det", "mod": r"\bmod",
-    "cis": r"\cis", "union": r"\cup",
+    "arctg": r"\arctan", "cis": r"\cis", "union": r"\cup",
 }  # fmt: skip
 
 
