@@ -6,16 +6,13 @@ truth are each read beside the other as it was written.
 
 from __future__ import annotations
 
+from retool_mcore.reward.constants import of_integration
 from retool_mcore.reward.node import Term, name, put
 from retool_mcore.reward.points import names
 from retool_mcore.reward.value import exact
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
-_BIG_C = name("C")
-_CONSTANTS = name("c"), name("C_1"), name("c_1")
-_CONSTANT_NAMES = frozenset(f"{letter}{index}" for letter in "cC" for index in ("", "_1", "_2", "_3"))
-_NUMBERED = [(name(f"c_{index}"), name(f"C_{index}")) for index in (1, 2, 3)]
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
              *(tuple(name(f"\\{sign}{letter}") for letter in "ijk") for sign in ("hat", "vec")))  # fmt: skip
 
@@ -34,37 +31,23 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         other = other.args[-1]  # v = (1, 2)
     if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
         return node.args[0]  # [[34]]
+    if node.op == "binomial" and other.op == "matrix" and other.text == "matrix 2" and len(other.args) == 2:
+        return Term("matrix", node.args, "matrix 2")  # a column
     if node == name("R") and (other.op in ("space", "union", "without") or _is_line(other)):
         return Term("space", text="R")
     if not is_truth and (pairs := _pairs(node, other)):
         return Term(other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
-    node = _of_integration(node, other)
+    node = of_integration(node, other)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other)
     if node.op in _PLACES:
         return _listed(_vector(_rows(node, other), other), other, is_truth)
     if other.op in _PLACES:
-        return _placed(node, other)
+        return _placed(node, other, is_truth)
     return _of_one_letter(node) if node.op == "list" and (_lists_values(other) or _is_of_one(other)) else node
-
-
-def _of_integration(node: Term, other: Term) -> Term:
-    """``+ c`` and ``+ C_1`` as the ``+ C`` of the other side, ``c_1`` as its ``C_1``."""
-    if node.op == other.op == "relation" and node.text == other.text == "=" and len(node.args) == len(other.args) == 2:
-        right = _of_integration(node.args[1], other.args[1])
-        return node if right is node.args[1] else Term("relation", (node.args[0], right), "=")
-    mine, theirs = names(node), names(other)
-    if node.op == other.op == "add" and _BIG_C in other.args and "C" not in mine:
-        for constant in _CONSTANTS:
-            if constant in node.args and not theirs & {constant.text} and len(mine & _CONSTANT_NAMES) == 1:
-                return put(node, constant, _BIG_C)
-    for small, big in _NUMBERED:
-        if small.text in mine and big.text in theirs and big.text not in mine and small.text not in theirs:
-            node = put(node, small, big)
-    return node
 
 
 def _family(node: Term) -> Term:
@@ -158,9 +141,11 @@ def _is_of_one(node: Term) -> bool:
 
 def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``\frac{x+1}{x-1}, x \ne 1`` without its note, where the other has none."""
-    if node.op != "list" or node.text == "or" or _excludes(other):
+    if node.op != "list" or _excludes(other):
         return node
     first, *notes = node.args
+    if node.text == "or" or (_members(node) and not all(map(_is_membership, notes))):
+        return _of_members(node, other, is_truth)
     if first.op == "relation" and first.text != "=":
         return node  # x > 1, x \ne 3 is a set
     symbols = names(first)
@@ -175,6 +160,17 @@ def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     if not is_truth and len(mine) == len(theirs) == 1 and theirs[0].text not in names(node):
         return put(node, mine[0], theirs[0])  # n \in \mathbb{Z} beside k \in \mathbb{Z}
     return node
+
+
+def _of_members(node: Term, other: Term, is_truth: bool) -> Term:
+    """Several families with one note, ``k \\in \\mathbb{Z}``, in the letter of the other side."""
+    mine, theirs = _members(node), _members(other)
+    if not mine or len(mine) > 1:
+        return node
+    if not theirs:
+        return Term("list", tuple(each for each in node.args if not _is_membership(each)), node.text)
+    alone = not is_truth and len(theirs) == 1 and theirs[0].text not in names(node)
+    return put(node, mine[0], theirs[0]) if alone else node
 
 
 def _is_membership(node: Term) -> bool:
@@ -252,7 +248,10 @@ def _function_of(node: Term, other: Term) -> Term:
     if not (called or (left.op == "call" and len(left.args) == 1)) or of.op != "name" or of.text not in names(right):
         return node
     theirs = other.args[0].text
-    same = theirs in (mine, f"{mine}_{of.text}") or (mine == "f" and theirs == "y")
+    primes = mine.removeprefix("f")
+    same = theirs in (mine, f"{mine}_{of.text}") or (
+        mine == f"f{primes}" and theirs == f"y{primes}" and "_" not in mine
+    )
     return Term("relation", (other.args[0], right), "=") if same else node
 
 
@@ -264,6 +263,8 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
         node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
     node = _ratio_behind_names(node)
+    if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
+        return node.args[1]  # A^T = ...
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
         return Term("relation", (node.args[0], _vector(node.args[1], other)), "=")
     if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
@@ -275,6 +276,10 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _names_matrix(node: Term) -> bool:
+    return node.op == "pow" and node.args[0].op == "name" and node.args[0].text.isupper()
 
 
 def _is_curve(node: Term) -> bool:
@@ -327,6 +332,10 @@ def _held(node: Term, some: tuple[Term, ...]) -> bool:
 
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     """The list that Python prints, ``[1, 2]``, as a set or list where the truth is one."""
+    column = node.op == "matrix" and node.text in ("matrix 1", f"matrix {len(node.args)}")
+    solved = other.op == "list" and other.text != "or" and len(other.args) == len(node.args) and len(node.args) > 1
+    if (column or (node.text == "[]" and not is_truth)) and solved and _by_letter(other) is not None:
+        return Term("tuple", node.args, "()")
     if is_truth or node.op != "tuple" or node.text != "[]":
         return node
     if other.op == "tuple" and other.text == "()" and not _is_interval(node):
@@ -341,17 +350,24 @@ def _is_interval(node: Term) -> bool:
     return len(ends) == 2 and (ends[0] is None or ends[1] is None or ends[0] <= ends[1])
 
 
-def _placed(node: Term, other: Term) -> Term:
+def _placed(node: Term, other: Term, is_truth: bool) -> Term:
     """``P(3,4)`` and ``x=3, y=4`` as the pair that they give."""
     if is_point(node):
         letter = node.args[0].text
         return node.args[1] if letter.isupper() and len(letter) == 1 else node
-    if node.op == "list" and node.text != "or" and len(node.args) == len(other.args) and other.text != "[]":
-        said = _named(node)
-        alone = all(len(each.text) == 1 for each in said)
-        if len(said) == len(node.args) and alone and len({each.text for each in said}) == len(said):
-            return Term("tuple", tuple(said[each] for each in sorted(said, key=lambda one: one.text)), "()")
+    alike = node.op == "list" and node.text != "or" and len(node.args) == len(other.args)
+    if alike and (is_truth or other.text != "[]") and (said := _by_letter(node)) is not None:
+        return Term("tuple", said, "()")
     return node
+
+
+def _by_letter(node: Term) -> tuple[Term, ...] | None:
+    """The values of ``x=3, y=4`` in the alphabet's order, Greek letters last; else None."""
+    said = _named(node)
+    alone = all(len(each.text) == 1 or each.text[:1] == "\\" for each in said)
+    if len(said) != len(node.args) or not alone or len({each.text for each in said}) != len(said):
+        return None
+    return tuple(said[each] for each in sorted(said, key=lambda one: (one.text[:1] == "\\", one.text)))
 
 
 def _named(node: Term) -> dict[Term, Term]:

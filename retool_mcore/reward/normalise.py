@@ -43,7 +43,7 @@ _WRAPPED = re.compile(
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
-_DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?[\d,]{0,40}(?:\.\d{1,10})?")
+_DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?(?:[\d,]|\{,\}){0,40}(?:\.\d{1,10})?")
 _BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")

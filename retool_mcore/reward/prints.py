@@ -225,7 +225,7 @@ def _turned(name: str, args: list[str]) -> str | None:
     if name in _SPECIAL:
         return _SPECIAL[name](args)
     if name in _JOINED:
-        joined = _JOINED[name].join(args)
+        joined = _JOINED[name].join(rf"\{{{each[1:-1]}\}}" if each[:1] == "{" else each for each in args)
         return joined if name in ("Union", "Intersection") else f"({joined})"
     if name in _PLACES:
         return f"({', '.join(args)})" if len(args) > 1 else f"({args[0][1:-1]})" if args[0][:1] in ("[", "(") else None
