@@ -26,6 +26,8 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         node = node.args[0]  # the one solution that a solver prints
     if other.op == "set" and is_truth and len(other.args) == 1 and other.args[0].op == "tuple" and _is_one(node):
         other = other.args[0]
+    if other.op == "relation" and other.text == r"\in" and other.args[0].op == "name" and other.args[1].op == "set":
+        other = other.args[1] if node.op == "tuple" else other  # [1, 2] beside x \in \{1, 2\}
     named = other.op == "relation" and other.text == "=" and (other.args[0].op == "name" or _is_named_tuple(other))
     if node.op in _PLACES and named:
         other = other.args[-1]  # v = (1, 2)
@@ -263,6 +265,8 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
         node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
     node = _ratio_behind_names(node)
+    if _names_set(node) and other.op == "relation" and other.text != "=":
+        return node.args[1]  # A = [1, 3) beside 1 \le x < 3
     if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
         return node.args[1]  # A^T = ...
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
@@ -276,6 +280,16 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _names_set(node: Term) -> bool:
+    return (
+        node.text == "="
+        and len(node.args) == 2
+        and node.args[0].op == "name"
+        and node.args[0].text.isupper()
+        and node.args[1].op in ("builder", "tuple", "union")
+    )
 
 
 def _names_matrix(node: Term) -> bool:

@@ -151,7 +151,7 @@ def _spread(node: Term) -> Term:
             return _spread(Term("list", tuple(side[1] for side in known)))
         if node.text == "or" and all(_told_same(node.args[0], each) for each in node.args[1:]):
             return node.args[0]  # 3/4 or 0.75
-    if holds(node, "pm") and node.op not in FORMS[:-1]:
+    if (holds(node, "pm") and node.op not in FORMS[:-1]) or _is_double_pair(node):
         return Term("list", (signed(node, 1), signed(node, -1)))
     if node.op in ("list", "set") and any(map(_is_double, node.args)):
         both = [(signed(each, 1), signed(each, -1)) if _is_double(each) else (each,) for each in node.args]
@@ -161,7 +161,12 @@ def _spread(node: Term) -> Term:
 
 def _is_double(node: Term) -> bool:
     """An element with a sign of both: ``\\pm 2`` in a list."""
-    return node.op not in FORMS[:-1] and holds(node, "pm")
+    return (node.op not in FORMS[:-1] and holds(node, "pm")) or _is_double_pair(node)
+
+
+def _is_double_pair(node: Term) -> bool:
+    """``(\\pm 2, 3)``, two pairs; ``(\\pm 1, \\pm 1)`` may be two or four."""
+    return node.op == "tuple" and node.text == "()" and sum(holds(each, "pm") for each in node.args) == 1
 
 
 def _list_name(node: Term) -> Term | None:
@@ -249,8 +254,7 @@ def _same_relations(a: Term, b: Term) -> bool:
     if a.op != "relation" or b.op != "relation":
         relation, other = (a, b) if a.op == "relation" else (b, a)
         return _is_value_of(relation, other)
-    if a.args[0].op == b.args[0].op == "call" and a.args[0].text == b.args[0].text:
-        b = _same_letter(a, b)
+    b = _same_letter(a, b)
     first, second = _directed(a), _directed(b)
     if first.text == second.text and len(first.args) == len(second.args):
         if all(map(_told_same, first.args, second.args)):
@@ -267,9 +271,19 @@ def _same_relations(a: Term, b: Term) -> bool:
 
 def _same_letter(a: Term, b: Term) -> Term:
     """``f(t) = 2t`` with the letter of ``f(x) = 2x``."""
-    mine, theirs = a.args[0].args, b.args[0].args
-    alone = len(mine) == len(theirs) == 1 and mine[0].op == theirs[0].op == "name"
-    return put(b, theirs[0], mine[0]) if alone and mine[0].text not in names(b) else b
+    mine, theirs = _applied(a.args[0]), _applied(b.args[0])
+    if mine is None or theirs is None or mine[0] != theirs[0] or mine[1].text in names(b):
+        return b
+    return put(b, theirs[1], mine[1])
+
+
+def _applied(node: Term) -> tuple[str, Term] | None:
+    """A function of one letter, ``P(x)``: its name and the letter."""
+    if node.op == "call" and len(node.args) == 1 and node.args[0].op == "name":
+        return node.text, node.args[0]
+    group = node.args[1] if node.op == "mul" and len(node.args) == 2 and node.args[0].op == "name" else node
+    held = node.op == "mul" and group.op == "group" and group.args[0].op == "name"
+    return (node.args[0].text, group.args[0]) if held else None
 
 
 def _same_ratio(a: Term, b: Term) -> bool:

@@ -181,8 +181,8 @@ def _root_of(left: Term, right: Term) -> tuple[Term, Term]:
     square, value = (right, left) if right.op == "pow" else (left, right)
     if square.op != "pow" or square.args[1] != number(2) or square.args[0].op != "name" or names(value):
         return left, right
-    roots = Term("abs", (square.args[0],)), Term("root", (value, number(2)))
-    return roots if square is left else roots[::-1]
+    distance, root = Term("abs", (square.args[0],)), Term("root", (value, number(2)))
+    return (distance, root) if square is left else (root, distance)
 
 
 def _distance(left: Term, sign: str, right: Term) -> Region | None:

@@ -80,6 +80,10 @@ _FOR = re.compile(
 )
 _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: real)?(?:\s?\}\s?[a-z]| [a-z]\s?\})$")
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
+_RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
+    r"(?<=[\w}])(?:\s|~|\\quad|\\[ ,;:]){0,4}"
+    r"\(([a-z]\s?(?:[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt)(?![a-z]))[^()]{1,30})\)$"
+)
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _LEADING = re.compile(
@@ -195,6 +199,8 @@ def _noted(text: str) -> str:
     if "begin" in text:
         text = _LINES.sub(_in_cases, _SYSTEM.sub(_in_cases, text))
         text = by_cases(text) if "cases" in text else text
+    if text[-1:] == ")" and "=" in text:
+        text = _RANGE_NOTE.sub(r", \1", text)
     if any(sign in text for sign in ("\\ne", "≠", "\\in", "∈")):
         text = _FOR.sub(", ", _BRACKETED_NOTE.sub(r", \1", text))
     if "for all" in text:
