@@ -155,7 +155,10 @@ def _plainer(text: str) -> str:
         text = chosen(text)
     bare = _BEFORE.sub("", without_words(text))
     bare = bare if bare == text else _joined(bare)
-    return respelled(_MINUS.sub("-", _PLUS_OR_MINUS.sub(r"\\pm ", with_notes(bare))))
+    bare = with_notes(bare)
+    if bare[:1] in "mMnNpP" and bare[1:2].isalpha():
+        bare = _MINUS.sub("-", _PLUS_OR_MINUS.sub(r"\\pm ", bare))
+    return respelled(bare)
 
 
 def _named_by_text(text: str) -> Term | None:
