@@ -26,8 +26,8 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         node = node.args[0]  # the one solution that a solver prints
     if other.op == "set" and is_truth and len(other.args) == 1 and other.args[0].op == "tuple" and _is_one(node):
         other = other.args[0]
-    if other.op == "relation" and other.text == r"\in" and other.args[0].op == "name" and other.args[1].op == "set":
-        other = other.args[1] if node.op == "tuple" else other  # [1, 2] beside x \in \{1, 2\}
+    if other.op == "relation" and other.text == r"\in" and other.args[0].op == "name" and other.args[-1].op == "set":
+        other = other.args[-1] if node.op == "tuple" else other  # [1, 2] beside x \in \{1, 2\}
     named = other.op == "relation" and other.text == "=" and (other.args[0].op == "name" or _is_named_tuple(other))
     if node.op in _PLACES and named:
         other = other.args[-1]  # v = (1, 2)

@@ -218,5 +218,6 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (r"x\in\{1,2\}", ("[1, 2]", "1, 2"), ("[1, 3]", "(1, 2)", r"x\in[1,2]")),
     ("x^2+y^2=4 (x>0)", ("x^2+y^2=4, x>0", "y^2+x^2=4 (x > 0)"),
      ("x^2+y^2=4 (y>0)", "x^2+y^2=2 (x>0)", r"x^2+y^2=4 (x\ge0)", "x^2+y^2=4")),
+    (r"p\land\neg q", (r"p \land \lnot q", "p ∧ ¬q"), (r"p\lor\lnot q", r"\lnot p\land q", r"p\land q")),
 ]
 # fmt: on
