@@ -343,6 +343,8 @@ class Atoms(ABC):
         node = node.args[0] if node.op == "group" else node
         inverse = power is not None and power == Term("neg", (number(1),)) and "arc" + function in FUNCTIONS
         args = node.args if node.op in ("tuple", "list") else (node,)
+        if function == "abs" and len(args) == 1 and base is None:
+            return Term("abs", args) if power is None else Term("pow", (Term("abs", args), power))
         node = Term("function", args if base is None else (*args, base), function + ("_" if base is not None else ""))
         if power is None:
             return node

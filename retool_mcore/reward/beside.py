@@ -6,12 +6,13 @@ truth are each read beside the other as it was written.
 
 from __future__ import annotations
 
+from retool_mcore.reward.constants import of_integration
 from retool_mcore.reward.node import Term, name, put
 from retool_mcore.reward.points import names
 from retool_mcore.reward.value import exact
 
+_OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
-_BIG_C, _SMALL_C = name("C"), name("c")
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
              *(tuple(name(f"\\{sign}{letter}") for letter in "ijk") for sign in ("hat", "vec")))  # fmt: skip
 
@@ -25,25 +26,29 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         node = node.args[0]  # the one solution that a solver prints
     if other.op == "set" and is_truth and len(other.args) == 1 and other.args[0].op == "tuple" and _is_one(node):
         other = other.args[0]
-    if node.op in _PLACES and other.op == "relation" and other.text == "=" and other.args[0].op == "name":
+    if other.op == "relation" and other.text == r"\in" and other.args[0].op == "name" and other.args[-1].op == "set":
+        other = other.args[-1] if node.op == "tuple" else other  # [1, 2] beside x \in \{1, 2\}
+    named = other.op == "relation" and other.text == "=" and (other.args[0].op == "name" or _is_named_tuple(other))
+    if node.op in _PLACES and named:
         other = other.args[-1]  # v = (1, 2)
     if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
         return node.args[0]  # [[34]]
+    if node.op == "binomial" and other.op == "matrix" and other.text == "matrix 2" and len(other.args) == 2:
+        return Term("matrix", node.args, "matrix 2")  # a column
     if node == name("R") and (other.op in ("space", "union", "without") or _is_line(other)):
         return Term("space", text="R")
     if not is_truth and (pairs := _pairs(node, other)):
         return Term(other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
-    if node.op == other.op == "add" and _BIG_C in other.args and _SMALL_C in node.args and _BIG_C not in node.args:
-        return Term("add", tuple(_BIG_C if each == _SMALL_C else each for each in node.args))  # of integration
+    node = of_integration(node, other)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other)
     if node.op in _PLACES:
         return _listed(_vector(_rows(node, other), other), other, is_truth)
     if other.op in _PLACES:
-        return _placed(node, other)
+        return _placed(node, other, is_truth)
     return _of_one_letter(node) if node.op == "list" and (_lists_values(other) or _is_of_one(other)) else node
 
 
@@ -105,7 +110,7 @@ def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
 
 def _by_names(node: Term, other: Term) -> Term:
     """``(x,y) = (1,2), (3,4)`` as its pairs; beside ``x=1, y=2`` the pair as such a list."""
-    if _is_named_tuple(node) and other.op == "list" and _named(other):
+    if _is_named_tuple(node) and other.op == "list" and other.text != "or" and _named(other):
         left, right = node.args
         return Term("list", tuple(Term("relation", pair, "=") for pair in zip(left.args, right.args, strict=True)))
     if node.op != "list" or not _is_named_tuple(node.args[0]) or _is_named_tuple(other):
@@ -138,9 +143,11 @@ def _is_of_one(node: Term) -> bool:
 
 def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``\frac{x+1}{x-1}, x \ne 1`` without its note, where the other has none."""
-    if node.op != "list" or node.text == "or" or _excludes(other):
+    if node.op != "list" or _excludes(other):
         return node
     first, *notes = node.args
+    if node.text == "or" or (_members(node) and not all(map(_is_membership, notes))):
+        return _of_members(node, other, is_truth)
     if first.op == "relation" and first.text != "=":
         return node  # x > 1, x \ne 3 is a set
     symbols = names(first)
@@ -155,6 +162,17 @@ def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     if not is_truth and len(mine) == len(theirs) == 1 and theirs[0].text not in names(node):
         return put(node, mine[0], theirs[0])  # n \in \mathbb{Z} beside k \in \mathbb{Z}
     return node
+
+
+def _of_members(node: Term, other: Term, is_truth: bool) -> Term:
+    """Several families with one note, ``k \\in \\mathbb{Z}``, in the letter of the other side."""
+    mine, theirs = _members(node), _members(other)
+    if not mine or len(mine) > 1:
+        return node
+    if not theirs:
+        return Term("list", tuple(each for each in node.args if not _is_membership(each)), node.text)
+    alone = not is_truth and len(theirs) == 1 and theirs[0].text not in names(node)
+    return put(node, mine[0], theirs[0]) if alone else node
 
 
 def _is_membership(node: Term) -> bool:
@@ -189,6 +207,8 @@ def plain(node: Term) -> Term:
     """A matrix or tuple without brackets around it, and transposed where the sign says so."""
     while node.op == "group" and node.args[0].op in _PLACES:
         node = node.args[0]
+    if node.op in ("mul", "neg", "div") and any(each.op == "matrix" for each in node.args):
+        return _multiplied(node)
     if node.op != "pow" or node.args[1] != name("T") or node.args[0].op not in _PLACES:
         return node
     inner = node.args[0]
@@ -198,6 +218,26 @@ def plain(node: Term) -> Term:
     columns = len(inner.args) // rows
     turned = tuple(inner.args[row * columns + column] for column in range(columns) for row in range(rows))
     return Term("matrix", turned, f"matrix {columns}")
+
+
+def _multiplied(node: Term) -> Term:
+    """A value times a matrix as the matrix of products."""
+    held = [at for at, each in enumerate(node.args) if each.op == "matrix"]
+    inside = any(_held_form(each) for at, each in enumerate(node.args) if at not in held)
+    if (
+        len(held) > 1
+        or inside
+        or (node.op == "div" and held != [0])
+        or not node.args[held[0]].text.startswith("matrix ")
+    ):
+        return node
+    at = held[0]
+    cells = (Term(node.op, (*node.args[:at], cell, *node.args[at + 1 :])) for cell in node.args[at].args)
+    return Term("matrix", tuple(cells), node.args[at].text)
+
+
+def _held_form(node: Term) -> bool:
+    return node.op in (*_PLACES, "relation", "list", "set", "unit", "percent") or any(map(_held_form, node.args))
 
 
 def _function_of(node: Term, other: Term) -> Term:
@@ -210,7 +250,10 @@ def _function_of(node: Term, other: Term) -> Term:
     if not (called or (left.op == "call" and len(left.args) == 1)) or of.op != "name" or of.text not in names(right):
         return node
     theirs = other.args[0].text
-    same = theirs in (mine, f"{mine}_{of.text}") or (mine == "f" and theirs == "y")
+    primes = mine.removeprefix("f")
+    same = theirs in (mine, f"{mine}_{of.text}") or (
+        mine == f"f{primes}" and theirs == f"y{primes}" and "_" not in mine
+    )
     return Term("relation", (other.args[0], right), "=") if same else node
 
 
@@ -222,13 +265,35 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
         node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
     node = _ratio_behind_names(node)
+    if _names_set(node) and other.op == "relation" and other.text != "=":
+        return node.args[1]  # A = [1, 3) beside 1 \le x < 3
+    if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
+        return node.args[1]  # A^T = ...
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
         return Term("relation", (node.args[0], _vector(node.args[1], other)), "=")
+    if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
+        return (
+            node.args[1] if node.args[1].op not in _OF_SETS or not names(node.args[1]) else node
+        )  # A \\cap B = (1, 2)
     if other.op in ("relation", "list", "set", *_PLACES) or len(node.args) != 2:
         return node
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _names_set(node: Term) -> bool:
+    return (
+        node.text == "="
+        and len(node.args) == 2
+        and node.args[0].op == "name"
+        and node.args[0].text.isupper()
+        and node.args[1].op in ("builder", "tuple", "union")
+    )
+
+
+def _names_matrix(node: Term) -> bool:
+    return node.op == "pow" and node.args[0].op == "name" and node.args[0].text.isupper()
 
 
 def _is_curve(node: Term) -> bool:
@@ -281,6 +346,10 @@ def _held(node: Term, some: tuple[Term, ...]) -> bool:
 
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     """The list that Python prints, ``[1, 2]``, as a set or list where the truth is one."""
+    column = node.op == "matrix" and node.text in ("matrix 1", f"matrix {len(node.args)}")
+    solved = other.op == "list" and other.text != "or" and len(other.args) == len(node.args) and len(node.args) > 1
+    if (column or (node.text == "[]" and not is_truth)) and solved and _by_letter(other) is not None:
+        return Term("tuple", node.args, "()")
     if is_truth or node.op != "tuple" or node.text != "[]":
         return node
     if other.op == "tuple" and other.text == "()" and not _is_interval(node):
@@ -295,17 +364,24 @@ def _is_interval(node: Term) -> bool:
     return len(ends) == 2 and (ends[0] is None or ends[1] is None or ends[0] <= ends[1])
 
 
-def _placed(node: Term, other: Term) -> Term:
+def _placed(node: Term, other: Term, is_truth: bool) -> Term:
     """``P(3,4)`` and ``x=3, y=4`` as the pair that they give."""
     if is_point(node):
         letter = node.args[0].text
         return node.args[1] if letter.isupper() and len(letter) == 1 else node
-    if node.op == "list" and node.text != "or" and len(node.args) == len(other.args) and other.text != "[]":
-        said = _named(node)
-        alone = all(len(each.text) == 1 for each in said)
-        if len(said) == len(node.args) and alone and len({each.text for each in said}) == len(said):
-            return Term("tuple", tuple(said[each] for each in sorted(said, key=lambda one: one.text)), "()")
+    alike = node.op == "list" and node.text != "or" and len(node.args) == len(other.args)
+    if alike and (is_truth or other.text != "[]") and (said := _by_letter(node)) is not None:
+        return Term("tuple", said, "()")
     return node
+
+
+def _by_letter(node: Term) -> tuple[Term, ...] | None:
+    """The values of ``x=3, y=4`` in the alphabet's order, Greek letters last; else None."""
+    said = _named(node)
+    alone = all(len(each.text) == 1 or each.text[:1] == "\\" for each in said)
+    if len(said) != len(node.args) or not alone or len({each.text for each in said}) != len(said):
+        return None
+    return tuple(said[each] for each in sorted(said, key=lambda one: (one.text[:1] == "\\", one.text)))
 
 
 def _named(node: Term) -> dict[Term, Term]:

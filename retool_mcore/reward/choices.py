@@ -14,9 +14,15 @@ _LABEL = re.compile(
     r"(?!\([A-J]\)$)(?!(?:or|and)(?![a-z])|\\text\{\s*(?:or|and))(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
 _SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
-_CHINESE = re.compile(r"(?:故?应?选择?|答案[为是]?[::]?\s?|选项)\s?\(?([A-J])\)?|([A-J])选?项")
+_CHINESE = re.compile(r"(?:故?应?选择?[::]?\s?|答案[为是]?[::]?\s?|选项)\s?\(?([A-J])\)?|([A-J])选?项")
 _MARKED = re.compile(r"\\(?:text|textbf|mathbf|mathrm)\s?\{\s?(\(?[A-J]\)?)\s?\}")
 _RUN = re.compile(r"[A-J]{2,10}")
+
+
+_NUMERALS = re.compile(
+    "[\u2460-\u2473](?:(?:\\s|[,;&和与及]|and|\\\\text\\{\\s*(?:and|和)\\s*\\}){0,4}[\u2460-\u2473]){1,9}"
+)  # ①, ③ and ④
+_SIGNS_BETWEEN = re.compile("[^\u2460-\u2473]")
 
 
 def label(text: str) -> tuple[str, str]:
@@ -31,6 +37,8 @@ def bare_choice(text: str) -> str:
     """The letter of a choice with Chinese words or a list's brackets around it; else the text."""
     if len(text) == 3 and text[0] == "[" and text[2] == "]" and text[1] in "ABCDEFGHIJ":
         return text[1]
+    if len(text) < 100 and text[:1] in "①②③④⑤⑥⑦⑧⑨⑩" and _NUMERALS.fullmatch(text):
+        return _SIGNS_BETWEEN.sub("", text)
     if text.isascii() or len(text) > 10 or (match := _CHINESE.fullmatch(text)) is None:
         return text
     return match[1] or match[2]

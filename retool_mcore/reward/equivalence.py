@@ -20,6 +20,7 @@ from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
 from retool_mcore.reward.radicals import same_radicals
 from retool_mcore.reward.regions import same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
+from retool_mcore.reward.signs import equations, holds, signed, solves
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import (
     close_to,
@@ -64,6 +65,8 @@ def same(a: Term, b: Term) -> bool:
         return _same_measured(a, b)
     if (told := same_sets(a, b)) is not None:
         return told
+    if (both := equations(a, b)) is not None:
+        return _same_elements(*both)
     if a.op == "relation" or b.op == "relation":
         return _same_relations(a, b)
     if (_list_name(a) or _list_name(b)) != (_list_name(b) or _list_name(a)):
@@ -77,7 +80,7 @@ def same(a: Term, b: Term) -> bool:
         return _same_forms(a, b)
     if _same_expressions(a, b):
         return True
-    if _holds(a, "degree") == _holds(b, "degree"):
+    if holds(a, "degree") == holds(b, "degree"):
         return False
     return _same_expressions(_in_radians(a), _in_radians(b))  # 180^\circ - 2x and \pi - 2x
 
@@ -148,17 +151,22 @@ def _spread(node: Term) -> Term:
             return _spread(Term("list", tuple(side[1] for side in known)))
         if node.text == "or" and all(_told_same(node.args[0], each) for each in node.args[1:]):
             return node.args[0]  # 3/4 or 0.75
-    if _holds(node, "pm") and node.op not in FORMS[:-1]:
-        return Term("list", (_signed(node, 1), _signed(node, -1)))
+    if (holds(node, "pm") and node.op not in FORMS[:-1]) or _is_double_pair(node):
+        return Term("list", (signed(node, 1), signed(node, -1)))
     if node.op in ("list", "set") and any(map(_is_double, node.args)):
-        both = [(_signed(each, 1), _signed(each, -1)) if _is_double(each) else (each,) for each in node.args]
+        both = [(signed(each, 1), signed(each, -1)) if _is_double(each) else (each,) for each in node.args]
         return Term(node.op, tuple(each for pair in both for each in pair), node.text)
     return node
 
 
 def _is_double(node: Term) -> bool:
     """An element with a sign of both: ``\\pm 2`` in a list."""
-    return node.op not in FORMS[:-1] and _holds(node, "pm")
+    return (node.op not in FORMS[:-1] and holds(node, "pm")) or _is_double_pair(node)
+
+
+def _is_double_pair(node: Term) -> bool:
+    """``(\\pm 2, 3)``, two pairs; ``(\\pm 1, \\pm 1)`` may be two or four."""
+    return node.op == "tuple" and node.text == "()" and sum(holds(each, "pm") for each in node.args) == 1
 
 
 def _list_name(node: Term) -> Term | None:
@@ -169,21 +177,6 @@ def _list_name(node: Term) -> Term | None:
     return named[0] if named else None
 
 
-def _holds(node: Term, op: str) -> bool:
-    return node.op == op or any(_holds(each, op) for each in node.args)
-
-
-def _signed(node: Term, sign: int) -> Term:
-    args = tuple(_signed(each, sign) for each in node.args)
-    if node.op != "pm":
-        return Term(node.op, args, node.text, node.value)
-    plus = (sign > 0) == (node.text == r"\pm")
-    if args[1].op == "tuple" and args[0] == number(0):  # \pm (2, -1)
-        each = args[1].args if plus else tuple(Term("neg", (one,)) for one in args[1].args)
-        return Term("tuple", each, args[1].text)
-    return Term("add", (args[0], args[1] if plus else Term("neg", (args[1],))))
-
-
 def _same_elements(a: Term, b: Term) -> bool:
     """Lists and sets without order. A list says how often each element stands in it."""
     mine, theirs = list(a.args), list(b.args)
@@ -192,8 +185,8 @@ def _same_elements(a: Term, b: Term) -> bool:
     if max(len(mine), len(theirs)) > MAX_ELEMENTS:
         return len(mine) == len(theirs) and all(map(_told_same, mine, theirs))
     if a.op == b.op == "list":
-        if len(mine) != len(theirs):
-            return False
+        if len(mine) != len(theirs) or ((a.text == "or") != (b.text == "or") and solves(a) and solves(b)):
+            return False  # x=1 or y=2 is no x=1, y=2
         for each in mine:
             found = next((index for index, other in enumerate(theirs) if _told_same(each, other)), None)
             if found is None:
@@ -261,8 +254,7 @@ def _same_relations(a: Term, b: Term) -> bool:
     if a.op != "relation" or b.op != "relation":
         relation, other = (a, b) if a.op == "relation" else (b, a)
         return _is_value_of(relation, other)
-    if a.args[0].op == b.args[0].op == "call" and a.args[0].text == b.args[0].text:
-        b = _same_letter(a, b)
+    b = _same_letter(a, b)
     first, second = _directed(a), _directed(b)
     if first.text == second.text and len(first.args) == len(second.args):
         if all(map(_told_same, first.args, second.args)):
@@ -279,9 +271,19 @@ def _same_relations(a: Term, b: Term) -> bool:
 
 def _same_letter(a: Term, b: Term) -> Term:
     """``f(t) = 2t`` with the letter of ``f(x) = 2x``."""
-    mine, theirs = a.args[0].args, b.args[0].args
-    alone = len(mine) == len(theirs) == 1 and mine[0].op == theirs[0].op == "name"
-    return put(b, theirs[0], mine[0]) if alone and mine[0].text not in names(b) else b
+    mine, theirs = _applied(a.args[0]), _applied(b.args[0])
+    if mine is None or theirs is None or mine[0] != theirs[0] or mine[1].text in names(b):
+        return b
+    return put(b, theirs[1], mine[1])
+
+
+def _applied(node: Term) -> tuple[str, Term] | None:
+    """A function of one letter, ``P(x)``: its name and the letter."""
+    if node.op == "call" and len(node.args) == 1 and node.args[0].op == "name":
+        return node.text, node.args[0]
+    group = node.args[1] if node.op == "mul" and len(node.args) == 2 and node.args[0].op == "name" else node
+    held = node.op == "mul" and group.op == "group" and group.args[0].op == "name"
+    return (node.args[0].text, group.args[0]) if held else None
 
 
 def _same_ratio(a: Term, b: Term) -> bool:
@@ -310,7 +312,7 @@ def _same_difference(a: Term, b: Term) -> bool:
 
 
 def _holds_form(relation: Term) -> bool:
-    return any(each.op in FORMS or _holds(each, "unit") or _holds(each, "percent") for each in relation.args)
+    return any(each.op in FORMS or holds(each, "unit") or holds(each, "percent") for each in relation.args)
 
 
 def _directed(relation: Term) -> Term:
@@ -328,7 +330,7 @@ def _says(answer: Term, truth: Term) -> bool:
         values = _spread(named[1] if named else truth)
         if values.op == "list":
             return same(Term("list", answer.args), values)  # the list that Python prints, of 1 \pm 2
-    if answer.op != "relation" or truth.op in FORMS or names(truth) or _holds(answer, "matrix"):
+    if answer.op != "relation" or truth.op in FORMS or names(truth) or holds(answer, "matrix"):
         return False
     return _is_value_of(answer, truth, loose=True)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 from mpmath.ctx_mp import MPContext
 
@@ -70,7 +71,8 @@ class Evaluator:
             return self._function(node)
         if node.op == "call":
             return sum(
-                mp.sin(self.value(each) * (index + 2) / 3 + len(node.text)) for index, each in enumerate(node.args)
+                mp.sin(self.value(each) * (index + 2) / 3 + crc32(node.text.encode()) % 997)
+                for index, each in enumerate(node.args)
             )
         operation = getattr(self, f"_{node.op}", None)
         if operation is None:

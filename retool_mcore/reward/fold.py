@@ -16,6 +16,7 @@ _INVISIBLE = dict.fromkeys(
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
+    **{0x24B6 + place: f"({chr(65 + place)})" for place in range(10)},  # Ⓐ
     ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]",
     **dict.fromkeys([*range(0x2000, 0x200B), 0x202F, 0x205F], " "),
     0xBA: "°", 0x2DA: "°", ord("Ø"): "∅", ord("∧"): r"\wedge ", ord("∨"): r"\vee ",
@@ -36,10 +37,12 @@ _LOOKS = re.compile(
     r"|\\(?:(?:text)?color|colorbox|fcolorbox\{[^{}]{1,40}\})(?:\[[^][{}]{1,20}\])?\s*+\{[^{}]{1,40}\}"
     r"|\\[hv]space\*?\{[^{}]{1,20}\}|\\(?:hphantom|vphantom|phantom)\{[^{}]{0,40}\}"
 )
+_JOINER = re.compile(r"\\(?:text|mathrm|textrm)\s?\{\s{0,3}([或和且与及])\s{0,3}\}")
+_CORNERS = str.maketrans("⎡⎢⎣⎤⎥⎦", "[[[]]]")
 _QUOTES = ("'", '"', "`")
 _FENCES = ("```", "'''", '"""')
-_TAILS = (r"\checkmark", r"\blacksquare", r"\square", r"\Box", r"\hfill", r"\qed", "✓", "✔", "∎", "■", "<br>", "<br/>",
-          "&nbsp;", r"\text{.}", r"\text{,}", r"\textbf{.}")  # fmt: skip
+_TAILS = (r"\checkmark", r"\blacksquare", r"\square", r"\Box", r"\hfill", r"\qed", "✓", "✔", "∎", "■", "□",
+          "<br>", "<br/>", "&nbsp;", r"\text{.}", r"\text{,}", r"\textbf{.}")  # fmt: skip
 _TAGS = re.compile(r"</?(?:b|i|u|p|em|strong|span)>")
 
 
@@ -47,6 +50,8 @@ def folded(text: str) -> str:
     r"""The text without invisible characters, sizes, colours; its wide forms as ASCII."""
     if not text.isascii():
         text = lowered(_DOTTED.sub(r"\\dot{\1}", text.translate(_FOLDED)))
+        text = _JOINER.sub(r"\1", text) if "}" in text else text
+        text = _framed(text) if text.lstrip()[:1] == "⎡" else text
         text = _BARRED.sub(lambda match: rf"\overline{{{match[0].replace(chr(0x305), '')}}}", text)
     if "..." in text:
         text = _ENDLESS.sub(r"\\ldots ", text)  # or it would go with a full stop
@@ -55,6 +60,13 @@ def folded(text: str) -> str:
     if "</" in text:
         text = _TAGS.sub("", text)
     return _LOOKS.sub(" ", text) if "\\" in text else text
+
+
+def _framed(text: str) -> str:
+    """A matrix as SymPy draws it, in a frame of several lines."""
+    rows = [line.strip() for line in text.strip().translate(_CORNERS).splitlines()]
+    said = ["[" + ",".join(row[1:-1].split()) + "]" for row in rows if row[1:-1].strip()]
+    return f"[{','.join(said)}]" if all(row[:1] == "[" and row[-1:] == "]" for row in rows) else text
 
 
 def unquoted(text: str) -> str:

@@ -43,7 +43,7 @@ _WRAPPED = re.compile(
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
-_DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?[\d,]{0,40}(?:\.\d{1,10})?")
+_DOLLARS = re.compile(r"(?:US)?\\?\$(?:\s|\\,|\\ )?(?:[\d,]|\{,\}){0,40}(?:\.\d{1,10})?")
 _BOLD_LABEL = re.compile(r"^\*\*([A-Za-z][A-Za-z ]{2,20}):?\*\*:?\s{0,3}(?=\S)")  # **Answer:** 34
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
@@ -62,15 +62,19 @@ _ROUGHLY = re.compile(
     r"|(?:\\text\{)?\s?(?:,|or|\()?\s?(?:approximately|about)\s?\}?)\s{0,2}(-?[\d.]{1,40})\)?$"
 )
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
+_PLUS_OR_MINUS = re.compile(r"^plus or minus\s{1,2}(?=\d|\\)", re.IGNORECASE)
 _MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
+_CHANCE = re.compile(
+    r"(?:P|\\Pr|\\(?:mathbb|mathrm|operatorname)\{Pr?\})\s?(?:\\left\s?)?\([^()=]{1,30}=[^()=]{1,20}\)\s?"
+)
 _LIMIT = re.compile(r"\\(?:lim|i{0,2}int|sum|prod)(?![a-z])(?:_\{[^{}]{1,30}\}|[^<>!=]){1,60}")
 _DENIES = re.compile(
     r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
 )
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
-    r"|(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:?\s\(?([A-J])\)?"
+    r"|(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:?\s\(?([A-J]|(?<=\()[a-j](?=\)))\)?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
@@ -151,13 +155,16 @@ def _plainer(text: str) -> str:
         text = chosen(text)
     bare = _BEFORE.sub("", without_words(text))
     bare = bare if bare == text else _joined(bare)
-    return respelled(_MINUS.sub("-", with_notes(bare)))
+    bare = with_notes(bare)
+    if bare[:1] in "mMnNpP" and bare[1:2].isalpha():
+        bare = _MINUS.sub("-", _PLUS_OR_MINUS.sub(r"\\pm ", bare))
+    return respelled(bare)
 
 
 def _named_by_text(text: str) -> Term | None:
     """``P(A|B) = 0.25`` as what a name says: before "=" there is no number, and nothing denies."""
     head, _, tail = text.rpartition("=")
-    named = _PLAIN_NAME.fullmatch(head) or (head.startswith("\\") and _LIMIT.fullmatch(head))
+    named = _PLAIN_NAME.fullmatch(head) or _CHANCE.fullmatch(head) or (head.startswith("\\") and _LIMIT.fullmatch(head))
     if not head or len(head) > MAX_NAME_CHARS or not named or _DENIES.search(head):
         return None
     try:
@@ -317,7 +324,7 @@ def _words(text: str) -> str | None:
     if len(text) == 1 and text in "ABCDE":
         return text
     if not _LETTERS.fullmatch(text):
-        return None
+        return text if text in PHRASES or text in SAYINGS else None
     if text.lower() in ("no", "ok"):
         return text.lower()
     runs = _RUN.findall(text)

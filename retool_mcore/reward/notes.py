@@ -10,7 +10,8 @@ import re
 
 MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
-    r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?|exactly"
+    r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
+    r"|exactly|only"
 )
 _BEFORE = re.compile(
     rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"
@@ -37,7 +38,12 @@ _COUNTING = re.compile(
 )
 _NOTE = re.compile(r"[,(]")
 _OUT_OF = re.compile(r"(\d{1,9}) out of (\d{1,9})")
-_OR_DECIMAL = re.compile(r"\s?\(or (-?[\d.]{1,40}\\?%?)\)$")
+_OR_DECIMAL = re.compile(r"\s?(?:\\text\s?\{\s?\(or\s?\}|\(or )\s?(-?[\d.]{1,40}\\?%?)\)$")
+_NUMERALS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_SPELT = re.compile(rf"(\d{{1,2}})\s?\(({'|'.join(_NUMERALS)})\)", re.IGNORECASE)  # 7 (seven)
+_RATIO = r"-?(?:\d{1,9}\s?/\s?\d{1,9}|\\[dt]?frac\s?\{?\d{1,9}\}?\s?\{?\d{1,9}\}?)"
+_FRACTION_DECIMAL = re.compile(rf"({_RATIO})(?:\s|\\[ ,;]|~){{1,3}}\((-?\d{{0,9}}\.\d{{1,20}})\)")  # 7/16 (0.4375)
+_DECIMAL_FRACTION = re.compile(rf"(-?\d{{0,9}}\.\d{{1,20}})(?:\s|\\[ ,;]|~){{1,3}}\(({_RATIO})\)")
 _CASES = re.compile(r"\\begin\{cases\}([^<>≤≥]{1,100}?)\\end\{cases\}")
 _GROUPS = re.compile(r"\\text\s?\{\s?or\s?\}|(?<![A-Za-z])or(?![A-Za-z])|;|或")
 _PARTS = re.compile(r",|\\text\s?\{\s?and\s?\}|(?<![A-Za-z])and(?![A-Za-z])|\\\\")
@@ -116,7 +122,14 @@ def with_notes(text: str) -> str:
         text = _HALF_LINE.sub(lambda match: "[0, \\infty)" if "ge" in (match[1] or "") else "(0, \\infty)", text)
     if " out of " in text and (match := _OUT_OF.fullmatch(text)):
         return f"{match[1]}/{match[2]}"
-    return _OR_DECIMAL.sub(r" or \1", text) if "(or " in text else text
+    if text[-1:] == ")":
+        if (match := _SPELT.fullmatch(text)) and int(match[1]) == _NUMERALS.index(match[2].casefold()):
+            return match[1]
+        if match := _FRACTION_DECIMAL.fullmatch(text):
+            return rf"{match[1]} \approx {match[2]}"
+        if match := _DECIMAL_FRACTION.fullmatch(text):
+            return rf"{match[2]} \approx {match[1]}"
+    return _OR_DECIMAL.sub(r" or \1", text) if "(or" in text else text
 
 
 def _as_pairs(text: str) -> str:

@@ -60,6 +60,9 @@ _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
 _ROW = re.compile(r"\[([^][]{1,400})\]")
 
 
+_IMAGE = re.compile(r"ImageSet\(Lambda\((_n|n), (.{1,200})\), (?:S\.)?Integers\)")
+
+
 def printed(text: str) -> str:
     """The text with what Python prints as LaTeX; any other text as it is."""
     if "0" in text[:2] and (match := _BASED.fullmatch(text)):
@@ -82,6 +85,8 @@ def printed(text: str) -> str:
         text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
     if "Reals" in text or "EmptySet" in text or "GoldenRatio" in text:
         text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
+    if text[:9] == "ImageSet(" and (match := _IMAGE.fullmatch(text)):
+        return rf"{match[2].replace(match[1], 'n')}, n \in \mathbb{{Z}}"
     return _laid_out(_called(text))
 
 
@@ -220,7 +225,7 @@ def _turned(name: str, args: list[str]) -> str | None:
     if name in _SPECIAL:
         return _SPECIAL[name](args)
     if name in _JOINED:
-        joined = _JOINED[name].join(args)
+        joined = _JOINED[name].join(rf"\{{{each[1:-1]}\}}" if each[:1] == "{" else each for each in args)
         return joined if name in ("Union", "Intersection") else f"({joined})"
     if name in _PLACES:
         return f"({', '.join(args)})" if len(args) > 1 else f"({args[0][1:-1]})" if args[0][:1] in ("[", "(") else None

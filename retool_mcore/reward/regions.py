@@ -161,6 +161,7 @@ def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if left.op != "name":
         left, right = right, left
         sign = _TURNED.get(sign, sign)
+    left, right = _root_of(left, right)
     if left.op == "abs" or right.op == "abs":
         return _distance(left, sign, right)
     if left.op != "name" or names(right):
@@ -173,6 +174,15 @@ def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if sign == r"\ne":
         return [(-_INFINITE, False, end, False), (end, False, _INFINITE, False)]
     return [(end, True, end, True)] if sign == "=" else None
+
+
+def _root_of(left: Term, right: Term) -> tuple[Term, Term]:
+    """``x^2 < 9`` as ``|x| < 3``."""
+    square, value = (right, left) if right.op == "pow" else (left, right)
+    if square.op != "pow" or square.args[1] != number(2) or square.args[0].op != "name" or names(value):
+        return left, right
+    distance, root = Term("abs", (square.args[0],)), Term("root", (value, number(2)))
+    return (distance, root) if square is left else (root, distance)
 
 
 def _distance(left: Term, sign: str, right: Term) -> Region | None:

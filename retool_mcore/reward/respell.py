@@ -40,6 +40,22 @@ _KEY = re.compile(r"""(['"])([A-Za-z]\w{0,9})\1\s?:""")
 _DICT = re.compile(rf"{_PAIR}(?:,\s?{_PAIR}){{0,9}}")
 _ITEM = r"[A-Za-z]\s?:\s?[-\d\\][^,:]{0,60}"
 _ITEMS = re.compile(rf"{_ITEM}(?:,\s?{_ITEM}){{1,9}}")  # x: 1, y: 2
+_POWERS = re.compile(r"[^{}:,<>=|]{1,60}: \d{1,3}(?:, [^{}:,<>=|]{1,60}: \d{1,3}){1,19}")  # 2: 10, 3: 5
+_COUNTED = re.compile(  # 1, 2, ..., 10
+    r"(?<![\w.,])(-?\d{1,6}(?:\s?,\s?-?\d{1,6}){1,9})\s?,\s?(?:\.{3}|…|\\(?:ldots|dots|cdots|dotsc)(?![a-z]))\s?,\s?"
+    r"(-?\d{1,6})(?![\w.^(])"
+)
+MAX_COUNTED = 100
+_D = r"(?:\\(?:mathrm|text|rm)\s?\{\s?d\s?\}|d)\s?"
+_DERIVATIVE = re.compile(
+    rf"(?:\\[dt]?frac\s?\{{\s?{_D}([a-z])\s?\}}\s?\{{\s?{_D}[a-z]\s?\}}|{_D}([a-z])\s?/\s?{_D}[a-z]"
+    rf"|\\[dt]?frac\s?\{{\s?{_D}\}}\s?\{{\s?{_D}x\s?\}}\s?([a-z])\s?\(x\))\s?="
+)  # dy/dx = and d/dx f(x) =
+_POINT = r"[A-Z]\s?=\s?\([^()=]{1,40}\)"
+_LABELLED = re.compile(
+    rf"{_POINT}(?:(?:\s|[,;]|and|\\text\s?\{{\s?and\s?\}}){{1,4}}{_POINT}){{1,5}}"
+)  # A=(1,2), B=(3,4)
+_LABEL_SIGN = re.compile(r"(?<=[A-Z])\s?=\s?(?=\()")
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
@@ -64,6 +80,10 @@ _FOR = re.compile(
 )
 _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: real)?(?:\s?\}\s?[a-z]| [a-z]\s?\})$")
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
+_RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
+    r"(?<=[\w}])(?:\s|~|\\quad|\\[ ,;:]){0,4}"
+    r"\(([a-z]\s?(?:[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt)(?![a-z]))[^()]{1,30})\)$"
+)
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _LEADING = re.compile(
@@ -77,9 +97,27 @@ def bare_braces(inner: str) -> str:
         return r"\emptyset"
     if len(inner) < 400 and ":" in inner and inner[0] in "'\"":
         inner = _KEY.sub(r"\2:", inner)
+    if len(inner) < 400 and ": " in inner and _POWERS.fullmatch(inner):
+        return _factors_or_roots(inner)
     if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
         return inner.replace(":", " =")
     return rf"\{{{inner}\}}" if _CONDITION.search(inner) and _ORDER.search(inner) else inner
+
+
+def _factors_or_roots(inner: str) -> str:
+    """``2: 10, 3: 5`` of ``factorint`` as a product, the keys of ``roots`` as a set."""
+    pairs = [each.rpartition(": ") for each in inner.split(", ")]
+    keys, times = [key for key, _, _ in pairs], [power for _, _, power in pairs]
+    once, whole = set(times) == {"1"}, all(map(str.isdigit, keys))
+    primes = [int(key) for key in keys] if whole else []
+    if whole and not once and primes == sorted(set(primes)) and all(map(_is_prime, primes)):
+        return " * ".join(f"{key}^{{{power}}}" for key, _, power in pairs)
+    named = any(map(str.isidentifier, keys))
+    return rf"\{{{', '.join(keys)}\}}" if not named and (once or not whole) else inner
+
+
+def _is_prime(value: int) -> bool:
+    return 1 < value < 10**6 and all(value % each for each in range(2, int(value**0.5) + 1))
 
 
 def lowered(text: str) -> str:
@@ -113,7 +151,7 @@ def respelled(text: str) -> str:
     if r".\overline" in text:
         text = _NO_ZERO.sub(r"0.\\overline", text)
     if "..." in text or "dots" in text or "…" in text:
-        text = _ENDLESS.sub(_repeating, text)
+        text = _COUNTED.sub(_counted_through, _ENDLESS.sub(_repeating, text))
     if text[-1:] in "hdt}" and (match := _ORDINAL.fullmatch(text)) and _suffix(int(match[1])) == match[2]:
         return match[1]
     text = _noted(text)
@@ -132,8 +170,22 @@ def respelled(text: str) -> str:
     return text
 
 
+def _counted_through(match: re.Match[str]) -> str:
+    """``1, 2, \\ldots, 10`` with all of its numbers, where they rise by one step."""
+    head = [int(each) for each in match[1].split(",")]
+    last, step = int(match[2]), head[1] - head[0]
+    even = step > 0 and head == list(range(head[0], head[-1] + 1, step)) and last > head[-1]
+    if not even or (last - head[0]) % step or (last - head[0]) // step >= MAX_COUNTED:
+        return match[0]
+    return ", ".join(map(str, range(head[0], last + 1, step)))
+
+
 def _noted(text: str) -> str:
     """Notes of what letters stand for behind a comma, systems as cases, ``3 to 4`` as a ratio."""
+    if "d" in text and "=" in text and (match := _DERIVATIVE.match(text)):
+        text = f"{match[1] or match[2] or match[3]}'{'' if match[3] is None else '(x)'} = {text[match.end() :]}"
+    if "=" in text and _LABELLED.fullmatch(text):
+        text = _LABEL_SIGN.sub("", text)
     if "10" in text and ("x" in text or "X" in text):
         text = _SCIENTIFIC.sub(r"\\times ", text)
     if "to" in text and (match := _OUT_OF.fullmatch(text)):
@@ -147,6 +199,8 @@ def _noted(text: str) -> str:
     if "begin" in text:
         text = _LINES.sub(_in_cases, _SYSTEM.sub(_in_cases, text))
         text = by_cases(text) if "cases" in text else text
+    if text[-1:] == ")" and "=" in text:
+        text = _RANGE_NOTE.sub(r", \1", text)
     if any(sign in text for sign in ("\\ne", "≠", "\\in", "∈")):
         text = _FOR.sub(", ", _BRACKETED_NOTE.sub(r", \1", text))
     if "for all" in text:

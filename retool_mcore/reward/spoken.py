@@ -21,10 +21,14 @@ PHRASES = {
                     r"(0, \infty)"),
     **dict.fromkeys(("nonnegative real numbers", "all nonnegative real numbers", "non-negative real numbers",
                      "all non-negative real numbers", "nonnegative reals", "all nonnegative reals"), r"[0, \infty)"),
+    "无解": r"\emptyset", "方程无解": r"\emptyset", "无实数解": r"\emptyset", "空集": r"\emptyset",
+    "全体实数": r"\mathbb{R}", "一切实数": r"\mathbb{R}", "任意实数": r"\mathbb{R}",
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), r"\infty"),
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip
-SAYINGS: dict[str, str] = dict.fromkeys(("does not exist", "the limit does not exist", "limit does not exist"), "dne")
+SAYINGS: dict[str, str] = dict.fromkeys(
+    ("does not exist", "the limit does not exist", "limit does not exist", "不存在"), "dne"
+)
 
 _MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
            "november", "december")  # fmt: skip

@@ -27,7 +27,7 @@ class Token(NamedTuple):
 
 _TOKEN = re.compile(
     r"(?P<space>\s+|~|\\[ ,;:!>]|\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![a-zA-Z])|&nbsp;"
-    r"|\\(?:left|right|[bB]ig+[lr]?)(?![a-zA-Z])\s*+\.?)"
+    r"|\\(?:left|right|middle|[bB]ig+[lr]?)(?![a-zA-Z])\s*+\.?)"
     r"|(?P<digits>(?<![A-Za-z])(?:\d[\dA-F]*+|[A-F][\dA-F]++)"
     r"(?=\)?_\{?\(?(?:1[1-6](?!\d)|(?:\\text\{)?(?:sixteen|twelve|eleven|hex))))"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
@@ -54,7 +54,7 @@ _SIGNS = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦ�
     "∈": r"\in", "°": r"\degree", "%": r"\%", "ℝ": r"\R", "∅": r"\emptyset", "’": "'", "′": "'", "，": ",", "（": "(",
     "）": ")", "：": ":", "；": ";", "⁄": "/", "⌊": r"\lfloor", "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil",
     "⟨": r"\langle", "⟩": r"\rangle",
-    "≡": r"\equiv", "∖": r"\setminus", "→": r"\to", "∠": r"\angle",
+    "≡": r"\equiv", "∖": r"\setminus", "→": r"\to", "¬": r"\neg", "∠": r"\angle",
 }  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _METER = re.compile(r"(?<=\d )m(?=[²³])")  # the one letter that a raised digit marks as a unit
@@ -78,7 +78,7 @@ _COMMANDS = {
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",
     r"\widehat": r"\hat", r"\bar": r"\overline", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\lg": r"\log",
     r"\Pr": "P", r"\implies": r"\iff", r"\approx": r"\approx", r"\|": "|", r"\neg": r"\neg", r"\degree": r"\degree",
-    r"\simeq": r"\approx", r"\imath": "i", r"\jmath": "j",
+    r"\lnot": r"\neg", r"\simeq": r"\approx", r"\imath": "i", r"\jmath": "j",
     r"\textdegree": r"\degree", r"\euro": "", r"\pounds": "", r"\ell": r"\ell", r"\prime": "'",
 }  # fmt: skip
 # Letters that stand for a function, constant or word where they stand together.
@@ -90,7 +90,7 @@ WORDS = {
     "abs": r"\abs", "gcd": r"\gcd", "lcm": r"\lcm", "max": r"\max", "min": r"\min", "theta": r"\theta",
     "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\log",
     "percent": r"\%", "pct": r"\%", "arcctg": r"\arccot", "arccot": r"\arccot", "det": r"\det", "mod": r"\bmod",
-    "cis": r"\cis", "union": r"\cup",
+    "arctg": r"\arctan", "cis": r"\cis", "union": r"\cup",
 }  # fmt: skip
 
 

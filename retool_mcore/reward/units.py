@@ -61,7 +61,8 @@ _CHANGING = set(
     "greater above below between only but else instead unless incorrectly correct right true equals equal then thus "
     "hence therefore answer guess error by prime primed complement transposed transpose excluded exclusive each score "
     "scores gross dozens quadrillion quintillion sextillion septillion octillion nonillion decillion lakh crore sine "
-    "cosine tangent log logarithm bar dot overline modulus remainder off exactly zeroes nil null something".split()
+    "cosine tangent log logarithm bar dot overline modulus remainder off exactly zeroes nil null something tens ones "
+    "hundreds thousands millions billions".split()
 )
 # One word that says what was done to a value, or which part of one is meant: reduced, thirtieths.
 _DONE = re.compile(
@@ -79,6 +80,9 @@ _COUNTED = set(
 )
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
+
+
+_JOINED = re.compile(r"(?:\\cdot|·|⋅)\s?([A-Za-z])")  # km\\cdot h^{-1} in one text
 
 
 def unit_at(tokens: list[Token], start: int) -> tuple[str | None, int]:
@@ -198,12 +202,13 @@ def _named(tokens: list[Token], position: int) -> str | None:
         return None
     if "\u4e00" <= token.text[0] <= "\u9fff":
         return _chinese(token.text)
-    words = _raised(token.text.strip(" .").split())
+    said = _JOINED.sub(r" \1", token.text)
+    words = _raised(said.strip(" .").split())
     if (
         not words
         or _changes(words)
         or any(word.lower().strip(",") in _CLAUSES for word in words)
-        or any(c in token.text for c in "=<>\\$")
+        or any(c in said for c in "=<>\\$")
     ):
         return None
     known = [_known(word) for word in words]
