@@ -1,7 +1,8 @@
 """Programs in processes that are forked from one that has imported torch, Megatron and verl.
 
 These imports cost a process nine seconds of a core, what it then does often fewer. The first call
-starts the process that is forked from; it ends with pytest.
+starts the process that is forked from; it ends with pytest. What starts Ray runs by tests.scenario:
+Ray reads how it authenticates once, when it is imported.
 """
 
 from __future__ import annotations

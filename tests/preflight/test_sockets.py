@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,8 @@ def use_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: int, nam
     Path(folder).mkdir()
     monkeypatch.setenv(name, folder)
     monkeypatch.setattr(tempfile, "tempdir", None)
+    remembered: Any = multiprocessing.current_process()
+    monkeypatch.setitem(remembered._config, "tempdir", None)  # of a test before, whose server of forks still runs
     return folder
 
 

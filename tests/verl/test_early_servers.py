@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import run_scenario
+from tests.scenario import run_scenario
 
 
 @pytest.fixture(scope="module")

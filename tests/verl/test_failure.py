@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed")
 from retool_mcore.errors import RunError
 from retool_mcore.verl.failure import LAST_LINES, last_lines, with_memory
-from tests.forked import run_scenario
+from tests.scenario import run_scenario
 
 
 def test_the_last_lines_are_those_of_the_process_alone(tmp_path: Path):

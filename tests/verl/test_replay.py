@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import run_scenario
+from tests.scenario import run_scenario
 
 pytestmark = pytest.mark.slow
 

@@ -202,7 +202,7 @@ def test_a_new_engine_gets_the_version_of_the_last_sync(tmp_path: Path, monkeypa
     trainer.llm_server_manager, trainer.replay_buffer = SimpleNamespace(), SimpleNamespace()
     trainer._detach_dead = lambda: None
     trainer.on_init_end()
-    trainer.global_steps = 5
+    trainer.trainer_mode, trainer.global_steps, trainer.total_training_steps = "sync", 5, 5
     trainer._sync_again()
     trainer.on_step_end()
     trainer.global_steps = 6
