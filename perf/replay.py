@@ -33,7 +33,7 @@ class Recorded:
     @property
     def engines(self) -> int:
         """Engines that share a step's prompts."""
-        devices = self.config.rollout.gpus or self.config.cluster.nodes * self.config.cluster.gpus_per_node
+        devices = self.config.rollout.gpus or self.config.cluster.num_gpus
         return devices // self.config.rollout.engine_tp
 
     @cached_property
