@@ -2,9 +2,11 @@
 
     python perf/interleave.py sft_tiny_cpu --base HEAD~1 [--rounds 3] [section.key=value ...]
 
-Each commit runs its own perf/bench.py from its own checkout; the rule of perf/compare.py decides. A
-run that fails is told with the last lines of its log. Where the base does not have the case yet, it
-runs once here, and nothing is compared. Where no file differs that a step is made of, nothing runs.
+Each commit runs its own perf/bench.py from its own checkout, first and second by turns; the rule of
+perf/compare.py decides. What it finds counts when as many rounds again find the same: a neighbour
+that disturbs a run looks like a difference, too. A run that fails is told with the last lines
+of its log. Where the base does not have the case yet, it runs once here, and nothing is compared.
+Where no file differs that a step is made of, nothing runs.
 """
 
 from __future__ import annotations
@@ -27,8 +29,13 @@ from retool_mcore.cli.common import guarded
 from retool_mcore.errors import ConfigError
 
 LAST_LINES = 20  # of the log of a run that failed
-# What a step is made of; the rest of a checkout cannot change its time.
-MADE_OF = ("retool_mcore", "ascend", "launch", "configs", "perf", "pyproject.toml", ":!*.md", ":!*.jsonl")
+# What a step of a case is made of; the rest of a checkout cannot change its time.
+OF_PERF = ("bench.py", "cases.toml", "rl_alone.py", "scripted.py", "scripted_loop.yaml")
+MADE_OF = (
+    "retool_mcore", "ascend", "launch", "configs", "pyproject.toml", *(f"perf/{name}" for name in OF_PERF), ":!*.md",
+)  # fmt: skip
+
+Pairs = list[tuple[dict[str, Any], dict[str, Any]]]  # records of perf/bench.py: this checkout's and the base's
 
 
 @guarded
@@ -52,29 +59,58 @@ def interleave(
         try:
             if not (checkout / "perf" / "bench.py").is_file():
                 raise ConfigError(f"{base} has no perf/bench.py: name a later commit with --base.")
-            records: dict[Path, list[dict[str, Any]]] = {checkout: [], ROOT: []}
             words = ["--model", str(Path(model).absolute()), "--data", str(Path(data).absolute()), *(overrides or ())]
+            result = Path(folder) / "result.json"
             if not has_case(checkout, case):
-                _run(ROOT, case, steps, words, Path(folder) / "result.json")
+                _run(ROOT, case, steps, words, result)
                 typer.echo(f"{case}: it runs; {base} does not have it, so nothing is compared.")
                 return
-            for _ in range(rounds):
-                for root, found in records.items():
-                    found.append(_run(root, case, steps, words, Path(folder) / "result.json"))
+            code = confirmed(
+                lambda: in_turns(lambda root: _run(root, case, steps, words, result), ROOT, checkout, rounds),
+                lambda pairs: tell(f"{case}: time of a token {{:.3f}} of {base}'s", pairs, threshold),
+            )
         finally:
             _git("worktree", "remove", "--force", str(checkout))
-    pairs = list(zip(records[ROOT], records[checkout], strict=True))
+    raise typer.Exit(code)
+
+
+def in_turns(run: Callable[[Path], dict[str, Any]], head: Path, base: Path, rounds: int) -> Pairs:
+    """The records of each round: base and head, then head and base, so that a drift cancels."""
+    pairs: Pairs = []
+    for number in range(rounds):
+        order = (base, head) if number % 2 == 0 else (head, base)
+        records = {root: run(root) for root in order}
+        pairs.append((records[head], records[base]))
+    return pairs
+
+
+def confirmed(measure: Callable[[], Pairs], judged: Callable[[Pairs], list[str]]) -> int:
+    """1 if two measurements, each by itself, find the same: what ``judged`` names of each."""
+    found = judged(measure())
+    if not found:
+        return 0
+    typer.echo("Measured once more, since a single run that was disturbed looks like this, too.")
+    again = judged(measure())
+    both = [name for name in found if name in again]
+    typer.echo(f"found twice: {', '.join(both)}" if both else "not found again: no difference")
+    return 1 if both else 0
+
+
+def tell(head_line: str, pairs: Pairs, threshold: float) -> list[str]:
+    """Prints what is measured; returns the kinds of difference that count."""
     ratio, low, high = ratio_of_times(pairs)
     verdict, code = judge(ratio, low, high, threshold, "")
     typer.echo(
-        f"{case}: time of a token {ratio:.3f} of {base}'s, interval {low:.3f} to {high:.3f}, {rounds} runs of each, "
+        f"{head_line.format(ratio)}, interval {low:.3f} to {high:.3f}, {len(pairs)} runs of each, "
         f"threshold {threshold:.0%}: {verdict}"
     )
     typer.echo(what_it_shows(pairs, threshold))
-    grown = [words for better in (more_memory, later_start) for words in _in_all(better, pairs)]
-    for words in grown:
-        typer.echo(words)
-    raise typer.Exit(1 if grown else code)
+    found = [verdict] if code else []
+    for name, rule in (("more memory", more_memory), ("a later start", later_start)):
+        if words := _in_all(rule, pairs):
+            typer.echo(words[-1])
+            found.append(name)
+    return found
 
 
 def is_made_alike(root: Path, base: str) -> bool:
@@ -87,7 +123,7 @@ def has_case(checkout: Path, case: str) -> bool:
     return case in tomllib.loads((checkout / "perf" / "cases.toml").read_text(encoding="utf-8"))
 
 
-def _in_all(rule: Callable[..., list[str]], pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+def _in_all(rule: Callable[..., list[str]], pairs: Pairs) -> list[str]:
     """What a rule says of the last round, if it says something of every one."""
     found = [rule(head, base) for head, base in pairs]
     return found[-1] if all(found) else []

@@ -21,7 +21,9 @@ def records(draw: np.random.Generator, factor: float, steps: int = STEPS) -> tup
     pair = []
     for scale in (factor, 1.0):
         times = work_s * scale * np.exp(draw.normal(0, NOISE, steps))
-        pair.append({"steps": [{"tokens": n, "time_step_s": s} for n, s in zip(tokens, times, strict=True)]})
+        pair.append(
+            {"summary": {}, "steps": [{"tokens": n, "time_step_s": s} for n, s in zip(tokens, times, strict=True)]}
+        )
     return pair[0], pair[1]
 
 
@@ -124,3 +126,51 @@ def test_a_step_is_compared_where_a_file_that_it_is_made_of_differs(tmp_path: Pa
     git("commit", "--quiet", "-a", "-m", "second")
     assert interleave.is_made_alike(tmp_path, "HEAD~1") == alike
     assert not interleave.is_made_alike(tmp_path, "HEAD~2"), "what is no commit is told by what comes next"
+
+
+@pytest.mark.parametrize("changed", ["perf/bench.py", "perf/replay.py"])
+def test_of_the_scripts_here_those_count_that_a_case_runs(changed: str):
+    """A line of another script had a step compared with itself, and noise called it slower."""
+    assert (changed in interleave.MADE_OF) == (changed == "perf/bench.py")
+    assert all((interleave.ROOT / name).exists() for name in interleave.MADE_OF if name != ":!*.md")
+
+
+def test_two_commits_run_in_turns_and_the_first_of_a_round_changes():
+    ran: list[str] = []
+
+    def run(root: Path) -> dict[str, str]:
+        ran.append(root.name)
+        return {"of": root.name}
+
+    pairs = interleave.in_turns(run, Path("head"), Path("base"), 3)
+    assert ran == ["base", "head", "head", "base", "base", "head"]
+    assert pairs == [({"of": "head"}, {"of": "base"})] * 3
+
+
+@pytest.mark.parametrize(
+    ("slowed", "code"),
+    [
+        ([], 0),
+        ([0], 0),  # one run disturbed
+        ([0, 3], 1),  # in both measurements
+        ([0, 1, 2, 3], 1),
+    ],
+)
+def test_a_difference_counts_when_it_is_found_twice(slowed: list[int], code: int, capsys: pytest.CaptureFixture[str]):
+    draw = np.random.default_rng(5)
+    rounds = iter(records(draw, 1.5 if number in slowed else 1.0) for number in range(4))
+
+    def measure() -> Any:
+        return [next(rounds), next(rounds)]
+
+    assert interleave.confirmed(measure, lambda pairs: interleave.tell("case: {:.3f}", pairs, 0.03)) == code
+    assert len(list(rounds)) == (0 if slowed else 2), "what finds nothing is not measured again"
+    said = capsys.readouterr().out
+    assert ("found twice: slower" in said) == bool(code) and ("not found again" in said) == (slowed == [0])
+
+
+def test_another_difference_in_the_second_measurement_is_none():
+    """Slower, then faster: the machine, not the code."""
+    draw = np.random.default_rng(5)
+    measured = iter([[records(draw, 1.5)], [records(draw, 1 / 1.5)]])
+    assert interleave.confirmed(lambda: next(measured), lambda pairs: interleave.tell("{:.3f}", pairs, 0.03)) == 0
