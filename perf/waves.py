@@ -30,10 +30,6 @@ class Response:
     prompt: tuple[int, ...]
     turns: tuple[Turn, ...]
 
-    @property
-    def planned_tokens(self) -> int:
-        return sum(turn.tokens for turn in self.turns)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:

@@ -39,10 +39,6 @@ class SftDataset:
     def num_tokens(self) -> int:
         return sum(len(example) for example in self.examples)
 
-    @property
-    def num_loss_tokens(self) -> int:
-        return sum(sum(example.loss_mask) for example in self.examples)
-
     def left_out(self, max_length_tokens: int) -> str | None:
         """What the user should know of rows that are not trained on; None when there is none."""
         if not self.too_long:

@@ -29,7 +29,6 @@ class ModelShape:
     tied: bool
     experts: int = 0
     experts_per_token: int = 0
-    max_positions: int | None = None
 
     @property
     def attention_params(self) -> int:
@@ -153,5 +152,4 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
         tied=bool(values.get("tie_word_embeddings", False)),
         experts=experts,
         experts_per_token=values.get("num_experts_per_tok") or 0,
-        max_positions=values.get("max_position_embeddings"),
     )
