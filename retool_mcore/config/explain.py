@@ -9,11 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-MOVED = {  # settings of earlier versions -> where they are now
-    "data.val_file": 'files = ["..."] in the section [validation]',
-    "train.val_every_steps": "every = ... in the section [validation]",
-    "model.bridge": "gone: mbridge is the only bridge, ARCHITECTURE.md says why. Leave the line out",
-}
+from retool_mcore.config.old_names import CHANGED, MOVED
+
+OTHER_KINDS = ("list_type", "dict_type", "string_type")  # pydantic's words for a value of another kind
 
 
 def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
@@ -24,6 +22,8 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
         value = json.dumps(item["input"], default=str)[:80]
         if where in MOVED and item["type"] == "extra_forbidden":
             lines.append(f"{where} is now {MOVED[where]}")
+        elif where in CHANGED and item["type"] in OTHER_KINDS:
+            lines.append(f"{where} = {value}: it is now {CHANGED[where]}")
         elif item["type"] == "extra_forbidden":
             lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
         elif item["type"] == "missing":

@@ -81,8 +81,10 @@ def kind_of(field: FieldInfo) -> str:
     if of is list:
         if get_origin(arguments[0]) is Literal:
             return f"a list of any of {', '.join(map(json.dumps, get_args(arguments[0])))}"
-        least = _bound(field, "min_length")
+        least, most = _bound(field, "min_length"), _bound(field, "max_length")
         plural = NAMES[arguments[0]].removeprefix("a ") + "s"
+        if least and least == most:
+            return f"a list of {least} {plural}"
         return f"a list of {plural}" + (f", at least {least}" if least else "")
     pattern = _bound(field, "pattern")
     return NAMES[field.annotation] + (f" that matches {pattern}" if pattern else "") + _range(field)

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, model_validator
 
-from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import Fraction, Pair, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.experts import Experts
 from retool_mcore.config.lora import Lora
 from retool_mcore.config.model import Model
 from retool_mcore.config.saving import Best, Checkpoint, check_saving
 
 MAX_VERL_OVERRIDES = 10
+CONFIG_FILE = "config.toml"  # of a run's folder
 
 
 class Run(Section):
@@ -49,7 +50,7 @@ class Run(Section):
     @property
     def config_file(self) -> Path:
         """Where the run's resolved settings are written, as an absolute path."""
-        return self.dir.absolute() / "config.toml"
+        return self.dir.absolute() / CONFIG_FILE
 
 
 class Cluster(Section):
@@ -164,14 +165,11 @@ class Optim(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Adam's decoupled weight decay: an update shrinks a weight by the rate times this."""
 
-    beta1: Fraction = 0.9
-    """Adam's decay of the gradients' running mean, per update."""
+    betas: Pair = [0.9, 0.999]
+    """Adam's decays, per update, of the gradients' running mean and of their squares'.
 
-    beta2: Fraction = 0.999
-    """Adam's decay of the squared gradients' running mean, per update.
-
-    The shipped SFT runs take 0.95, as is usual for language models: 0.999 averages over 1,000
-    updates, more than they have. RL keeps verl's 0.999.
+    The shipped SFT runs take 0.95 for the second, as is usual for language models: 0.999 averages
+    over 1,000 updates, more than they have. RL keeps verl's 0.999.
     """
 
     clip_grad: PositiveFloat = 1.0
@@ -181,6 +179,12 @@ class Optim(Section):
     def _check_min_lr(self) -> Optim:
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_betas(self) -> Optim:
+        if not all(0 <= beta <= 1 for beta in self.betas):
+            raise ValueError(f"betas = {self.betas} are decays, from 0 to 1")
         return self
 
 

@@ -309,8 +309,7 @@ READ: dict[str, Callable[[Get], Any]] = {
     "run.name": lambda get: re.sub(r"[^A-Za-z0-9._-]+", "_", get("trainer.experiment_name")).lstrip("._-"),
     "memory.recompute": lambda get: get(f"{ACTOR}megatron.override_transformer_config.recompute_granularity") or "none",
     "optim.warmup_fraction": _warm_up,
-    "optim.beta1": lambda get: get(f"{ACTOR}optim.betas")[0],
-    "optim.beta2": lambda get: get(f"{ACTOR}optim.betas")[1],
+    "optim.betas": lambda get: [float(beta) for beta in get(f"{ACTOR}optim.betas")],
 }
 
 

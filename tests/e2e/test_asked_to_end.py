@@ -27,7 +27,7 @@ def argv(task: Path, root: Path) -> list[str]:
     torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone", "--nproc-per-node", "2"]
     files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
     steps = ["train.steps=8", "validation.every=4", "checkpoint.every_steps=2", "train.global_batch=16"]
-    more = ["parallel.tp=2", "optim.beta1=0.8", "optim.beta2=0.95", "checkpoint.grace_s=60"]
+    more = ["parallel.tp=2", "optim.betas=[0.8, 0.95]", "checkpoint.grace_s=60"]
     words = [f"run.root={root}", f"model.path={task}/model", *files, *steps, *more]
     return [*torchrun, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *words]
 

@@ -173,7 +173,7 @@ def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: P
         ("trainer.device=npu", "run", {"platform": "ascend"}),
         ("trainer.device=cpu", "run", {"platform": "cpu"}),
         ("algorithm.filter_groups.enable=true", "algorithm", {"filter_groups": True}),
-        ("actor_rollout_ref.actor.optim.betas=[0.8,0.95]", "optim", {"beta1": 0.8, "beta2": 0.95}),
+        ("actor_rollout_ref.actor.optim.betas=[0.8,0.95]", "optim", {"betas": [0.8, 0.95]}),
         ("actor_rollout_ref.actor.clip_ratio_low=0.1", "algorithm", {"clip_low": 0.1}),
         ("+actor_rollout_ref.actor.clip_ratio_high=0.3", "algorithm", {"clip_high": 0.3}),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm", {"loss": "gspo", "clip_c": None}),

@@ -180,9 +180,9 @@ OPTIMIZER = (
     Key("exp_avg_sq_dtype", "memory.adam_states", _moments, when=_compact),
     # verl 0.9.1 passes its own `betas` to Muon only; Adam uses Megatron's defaults unless they are
     # set below.
-    Key("betas", "optim.beta1 and optim.beta2"),
-    Key(f"{ADAM}.adam_beta1", "optim.beta1", lambda run, _: run.optim.beta1),
-    Key(f"{ADAM}.adam_beta2", "optim.beta2", lambda run, _: run.optim.beta2),
+    Key("betas", "optim.betas"),
+    Key(f"{ADAM}.adam_beta1", "optim.betas", lambda run, _: run.optim.betas[0]),
+    Key(f"{ADAM}.adam_beta2", "optim.betas", lambda run, _: run.optim.betas[1]),
     # States that live and are updated on the host.
     Key(f"{ADAM}.optimizer_cpu_offload", "memory.optimizer_on_cpu", True, when=_on_cpu),
     Key(

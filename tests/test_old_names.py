@@ -1,0 +1,82 @@
+"""Settings of earlier versions: refused in a run file, read in what runs recorded themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retool_mcore.config import RlConfig, SftConfig, load_config, load_run
+from retool_mcore.config.base import leaves
+from retool_mcore.config.old_names import MOVED, under_todays_names
+from retool_mcore.config.reference import reference
+from retool_mcore.errors import ConfigError
+from retool_mcore.run import checkpoint, saving
+from tests.report.generated import QUICKSTART
+from tests.run.test_checkpoint_files import RL_7B, save
+
+ROOT = Path(__file__).parents[1]
+RL, SFT = ROOT / "configs" / "rl_tiny_cpu.toml", ROOT / "configs" / "sft_tiny_cpu.toml"
+KNOWN = {entry.key for entry in reference() if entry.kind}
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+@pytest.mark.parametrize(("kind", "path"), [(SftConfig, SFT), (RlConfig, RL)])
+def test_an_old_name_in_a_run_file_is_an_error_that_says_what_to_write(
+    kind: type[SftConfig | RlConfig], path: Path, old: str
+):
+    section = old.partition(".")[0]
+    if section not in kind.model_fields:
+        pytest.skip(f"{path.stem} has no section {section}")
+    with pytest.raises(ConfigError) as caught:
+        load_config(kind, path, [f"{old}=1"])
+    assert f"{old} is now {MOVED[old]}" in str(caught.value) and old not in KNOWN
+
+
+@pytest.mark.parametrize(
+    ("recorded", "today"),
+    [
+        ({"data.val_file": "a.parquet"}, {"validation.files": ["a.parquet"]}),
+        ({"optim.beta1": 0.8, "optim.beta2": 0.95}, {"optim.betas": [0.8, 0.95]}),
+        ({"optim.beta2": 0.95}, {"optim.betas": [0.9, 0.95]}),
+        ({"optim.betas": [0.5, 0.6]}, {"optim.betas": [0.5, 0.6]}),
+        ({"model.bridge": "mbridge"}, {}),
+        ({"model.bridge": "megatron"}, {"model.bridge": "megatron"}),
+        ({"optim.lr": 1.0, "of.later": 2}, {"optim.lr": 1.0, "of.later": 2}),
+    ],
+)
+def test_what_a_run_recorded_is_read_under_todays_names(recorded: dict[str, Any], today: dict[str, Any]):
+    tree: dict[str, Any] = {}
+    for name, value in recorded.items():
+        section, _, key = name.partition(".")
+        tree.setdefault(section, {})[key] = value
+    before = json.dumps(tree)
+    assert leaves(under_todays_names(tree)) == today
+    assert json.dumps(tree) == before, "the record itself stays"
+
+
+@pytest.mark.parametrize("name", ["sft", "text_rl", "tool_rl"])
+def test_a_run_of_november_goes_on_from_its_own_file(name: str, tmp_path: Path):
+    file = tmp_path / "config.toml"
+    file.write_bytes((QUICKSTART / name / "config.toml").read_bytes())
+    config = load_run(file)
+    assert config.optim.betas == [0.9, 0.999] and not leaves(config.model_dump()).keys() & MOVED.keys()
+    other = tmp_path / "mine.toml"
+    other.write_bytes(file.read_bytes())
+    with pytest.raises(ConfigError, match=r"optim\.beta1 is now optim\.betas = \[beta1, beta2\]"):
+        load_run(other)
+
+
+def test_a_checkpoint_with_old_names_is_of_the_same_run_and_of_another_where_a_value_differs(tmp_path: Path):
+    config = load_config(RlConfig, RL_7B, [f"run.root={tmp_path}"])
+    save(config, 50)
+    path = saving.step_folder(config, 50) / "state.json"
+    state = json.loads(path.read_text())
+    for part in (state["identity"], state["settings"]):
+        part["optim"]["beta1"], part["optim"]["beta2"] = part["optim"].pop("betas")
+    path.write_text(json.dumps(state))
+    assert checkpoint.find_resume(config) is not None
+    with pytest.raises(checkpoint.CheckpointError, match=r"optim\.betas was \[0\.9, 0\.999\], now \[0\.9, 0\.95\]"):
+        checkpoint.find_resume(load_config(RlConfig, RL_7B, [f"run.root={tmp_path}", "optim.betas=[0.9, 0.95]"]))
