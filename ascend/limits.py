@@ -39,7 +39,7 @@ class Row:
 
 TABLE: tuple[Row, ...] = (
     Row(
-        cuda="[parallel] tp, pp, vpp, ep, etp, sequence_parallel; distributed optimizer; packed sequences",
+        cuda="[parallel] tp, pp, vpp, ep, etp; sequence parallelism; distributed optimizer; packed sequences",
         ascend="the same keys of verl's Megatron engine",
         kind="same",
         reason="MindSpeed patches Megatron-core underneath",

@@ -43,6 +43,31 @@ def _pair(*values: Any) -> list[Any]:
     return list(values)
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
+def _which(*kinds: str) -> Callable[..., list[str]]:
+    """Of switches that were one setting each, the names of those that are on."""
+
+    def named(*switches: bool) -> list[str]:
+        return [kind for kind, on in zip(kinds, switches, strict=True) if on]
+
+    return named
+
+
+def _layers_or_level(level: str, layers: int) -> str | int:
+    return layers if layers and level == "full" else level
+
+
+def _loss_and_weight(loss: str, weight: float) -> dict[str, float]:
+    return {} if loss == "none" else {loss: weight}
+
+
+def _tools(tool: bool, tools: list[str]) -> list[str]:
+    return tools if tool else []
+
+
 MERGED = (
     Merged(
         old={"data.val_file": ""},
@@ -53,7 +78,7 @@ MERGED = (
     Merged(
         old={"train.val_every_steps": 0},
         new="validation.every",
-        value=lambda steps: steps,
+        value=_same,
         words="every = ... in the section [validation]",
     ),
     Merged(
@@ -62,8 +87,84 @@ MERGED = (
         value=_pair,
         words="optim.betas = [beta1, beta2]",
     ),
+    Merged(
+        old={"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.28},
+        new="algorithm.clip",
+        value=_pair,
+        words="algorithm.clip = [clip_low, clip_high]",
+    ),
+    Merged(
+        old={"algorithm.tau_pos": 1.0, "algorithm.tau_neg": 1.05},
+        new="algorithm.tau",
+        value=_pair,
+        words="algorithm.tau = [tau_pos, tau_neg]",
+    ),
+    Merged(
+        old={"algorithm.importance_low": 0.0, "algorithm.importance_threshold": 2.0},
+        new="algorithm.importance_bounds",
+        value=_pair,
+        words="algorithm.importance_bounds = [importance_low, importance_threshold]",
+    ),
+    Merged(
+        old={"algorithm.rejection_low": 0.0, "algorithm.rejection_high": 0.0},
+        new="algorithm.rejection_bounds",
+        value=_pair,
+        words="algorithm.rejection_bounds = [rejection_low, rejection_high]",
+    ),
+    Merged(
+        old={"algorithm.mask_truncated": False, "algorithm.mask_void_turns": False},
+        new="algorithm.mask",
+        value=_which("truncated", "void_turns"),
+        words='algorithm.mask = ["truncated", "void_turns"], or one of them',
+    ),
+    Merged(
+        old={"memory.recompute": "none", "memory.recompute_layers": 0},
+        new="memory.recompute",
+        value=_layers_or_level,
+        words="memory.recompute = 4, the number of layers to recompute in each pipeline stage",
+    ),
+    Merged(
+        old={"experts.load_balancing": "none", "experts.aux_loss_coef": 0.0},
+        new="experts.load_balancing",
+        value=_loss_and_weight,
+        words="experts.load_balancing = { aux_loss = 0.001 }, the loss and its weight; {}: none",
+    ),
+    Merged(
+        old={"rollout.tool": True, "rollout.tools": ["code_interpreter"]},
+        new="rollout.tools",
+        value=_tools,
+        words="rollout.tools = [], text alone, or a list of what may be called",
+    ),
+    Merged(
+        old={"reward.correct": 1.0, "reward.wrong": -1.0},
+        new="reward.answer",
+        value=_pair,
+        words="reward.answer = [correct, wrong]",
+    ),
+    Merged(
+        old={"reward.call_bonus": 0.0, "reward.call_bonus_cap": -0.6},
+        new="reward.call_bonus",
+        value=_pair,
+        words="reward.call_bonus = [bonus of a call, the highest reward with it]; 0.1 and -0.6 in the public recipe",
+    ),
+    Merged(
+        old={"reward.require_format": False, "reward.require_simplified": False},
+        new="reward.require",
+        value=_which("format", "simplified"),
+        words='reward.require = ["format", "simplified"], or one of them',
+    ),
 )
 DROPPED = (
+    Dropped(
+        old="experts.router_dtype",
+        value="float32",
+        words=GONE.format("the router computes in float32, since in bfloat16 the scores of experts are often equal"),
+    ),
+    Dropped(
+        old="parallel.sequence_parallel",
+        value=True,
+        words=GONE.format("it is on where parallel.tp is above 1"),
+    ),
     Dropped(
         old="model.bridge",
         value="mbridge",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from retool_mcore.config.algorithm import Algorithm, Critic
-from retool_mcore.config.base import PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import Pair, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.files import parquet_files
 from retool_mcore.config.sampling import Prompts, Rollout, SandboxSettings, Validation, sampled_as_rollout
 from retool_mcore.config.shared import RunConfig
@@ -117,11 +117,8 @@ class Reward(Section):
     function: str = ""
     """A function of your own that scores responses instead, "module:name"; see reward/README.md."""
 
-    correct: float = 1.0
-    """Reward of a response whose answer is equivalent to the truth."""
-
-    wrong: float = -1.0
-    """Reward of any other response; below correct."""
+    answer: Pair = Field(default=[1.0, -1.0])
+    """Reward of a response whose answer is equivalent to the truth, and of any other; less."""
 
     timeout_s: PositiveFloat = 5.0
     """Seconds of CPU time per equivalence check; a check that takes longer counts as wrong."""
@@ -129,20 +126,21 @@ class Reward(Section):
     workers: PositiveInt = 1
     """Processes that score responses, each with two checkers of its own."""
 
-    call_bonus: Annotated[float, Field(ge=0)] = 0.0
-    """Added for each call of a wrong response; 0.1 in the public recipe; 0: off."""
+    call_bonus: Pair = Field(default=[0.0, -0.6])
+    """Added for each call of a wrong response, and the highest reward that it then has.
 
-    call_bonus_cap: float = -0.6
-    """The highest reward of a wrong response with its bonus."""
+    0.1 and -0.6 in the public recipe; 0 for a call: off.
+    """
 
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
     """The last so many tokens of rollout.max_response_tokens cost up to 1, linearly; 0: off."""
 
-    require_format: bool = False
-    """True: a right answer counts only when no call of its response was malformed."""
+    require: list[Literal["format", "simplified"]] = Field(default=[])
+    """What a right answer needs, too, to be paid as one.
 
-    require_simplified: bool = False
-    """True: only when it is worked out: a number for a number, no copy; see reward/README.md."""
+    "format": no call of its response was malformed; "simplified": it is worked out, a number for a
+    number and no copy; see reward/README.md.
+    """
 
     @model_validator(mode="after")
     def _check_own_function_alone(self) -> Reward:
@@ -157,13 +155,15 @@ class Reward(Section):
 
     @model_validator(mode="after")
     def _check_right_is_worth_most(self) -> Reward:
-        if self.wrong >= self.correct:
-            raise ValueError(f"reward.wrong = {self.wrong} is not below reward.correct = {self.correct}")
-        if self.call_bonus and not self.wrong < self.call_bonus_cap < self.correct:
+        (right, wrong), (bonus, highest) = self.answer, self.call_bonus
+        if wrong >= right:
+            raise ValueError(f"reward.answer = {self.answer}: give a right answer's reward, and a lower one of others")
+        if bonus < 0:
+            raise ValueError(f"reward.call_bonus = {self.call_bonus}: give a number for each call, 0 or more")
+        if bonus and not wrong < highest < right:
             raise ValueError(
-                f"reward.call_bonus_cap = {self.call_bonus_cap} is not between reward.wrong = {self.wrong} and "
-                f"reward.correct = {self.correct}, so reward.call_bonus = {self.call_bonus} would do nothing, or pay "
-                "wrong answers like right ones"
+                f"reward.call_bonus = {self.call_bonus}: the highest reward with it is not between those of "
+                f"reward.answer = {self.answer}, so it would do nothing, or pay wrong answers like right ones"
             )
         return self
 
@@ -258,10 +258,10 @@ class RlConfig(RunConfig):
                 f"reward.overlong_buffer_tokens = {self.reward.overlong_buffer_tokens} is longer than "
                 f"rollout.max_response_tokens = {r.max_response_tokens}, whose end it is"
             )
-        if not r.tool and (self.reward.call_bonus or self.reward.require_format):
+        if not r.tool and (self.reward.call_bonus[0] or "format" in self.reward.require):
             raise ValueError(
-                "reward.call_bonus and reward.require_format judge calls, and rollout.tool = false leaves none. Set "
-                "reward.call_bonus = 0.0 and reward.require_format = false"
+                'reward.call_bonus and "format" of reward.require judge calls, and rollout.tools = [] leaves none. '
+                "Leave them out"
             )
         return self
 

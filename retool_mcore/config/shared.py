@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from retool_mcore.config.base import Fraction, Pair, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.experts import Experts
@@ -15,6 +16,7 @@ from retool_mcore.config.model import Model
 from retool_mcore.config.saving import Best, Checkpoint, check_saving
 
 MAX_VERL_OVERRIDES = 10
+RECOMPUTE = ("none", "selective", "full", "auto")
 CONFIG_FILE = "config.toml"  # of a run's folder
 
 
@@ -74,7 +76,7 @@ class Parallel(Section):
     """
 
     tp: PositiveInt = 1
-    """Tensor parallelism: ranks that share every layer's matrices."""
+    """Tensor parallelism: ranks that share every layer's matrices, and split norms and dropout."""
 
     pp: PositiveInt = 1
     """Pipeline parallelism: stages that the layers are divided into."""
@@ -94,9 +96,6 @@ class Parallel(Section):
     1 keeps small experts whole under tp, and leaves more ranks to ep.
     """
 
-    sequence_parallel: bool = True
-    """Also splits norms and dropout over the tp group; nothing to split at tp = 1."""
-
     @property
     def model_parallel(self) -> int:
         return self.tp * self.pp * self.cp
@@ -106,22 +105,27 @@ class Parallel(Section):
         return self.etp or self.tp
 
 
+def _level_or_layers(value: Any) -> Any:
+    if value in RECOMPUTE or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    known = ", ".join(map(json.dumps, RECOMPUTE))
+    raise ValueError(f"memory.recompute = {json.dumps(value)} is none of {known}, nor a number of layers above 0")
+
+
 class Memory(Section):
     """What is kept, recomputed, shrunk or moved to the host so that a model fits.
 
     Each setting costs time: see perf/LOG.md.
     """
 
-    recompute: Literal["none", "selective", "full", "auto"] = "none"
+    recompute: Annotated[Literal["none", "selective", "full", "auto"] | int, BeforeValidator(_level_or_layers)] = "none"
     """Activations computed again in the backward pass instead of kept.
 
-    "selective": norms and what Megatron finds cheap; "full": whole layers; "auto": whole layers,
-    but only in micro-batches that are longer than train.micro_batch_tokens because of one long
-    sequence, and only as many layers as it takes to use no more memory than at that length.
+    "selective": norms and what Megatron finds cheap; "full": whole layers; a number: so many layers
+    of each pipeline stage; "auto": whole layers, but only in micro-batches that are longer than
+    train.micro_batch_tokens because of one long sequence, and only as many layers as it takes to
+    use no more memory than at that length.
     """
-
-    recompute_layers: Annotated[int, Field(ge=0)] = 0
-    """With recompute = "full": the layers to recompute per pipeline stage; 0: all of them."""
 
     fused_cross_entropy: bool = False
     """Make no float32 copies of the logits.
@@ -141,6 +145,16 @@ class Memory(Section):
 
     offload_idle: bool = False
     """RL: move the actor's weights and optimizer to the host while the rollout engine works."""
+
+    @property
+    def recomputes_layers(self) -> bool:
+        """Whether each micro-batch recomputes whole layers."""
+        return self.recompute == "full" or self.recomputed_layers > 0
+
+    @property
+    def recomputed_layers(self) -> int:
+        """The layers of a pipeline stage that recompute counts; 0: it counts none."""
+        return self.recompute if isinstance(self.recompute, int) else 0
 
 
 class Optim(Section):
@@ -165,7 +179,7 @@ class Optim(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Adam's decoupled weight decay: an update shrinks a weight by the rate times this."""
 
-    betas: Pair = [0.9, 0.999]
+    betas: Pair = Field(default=[0.9, 0.999])
     """Adam's decays, per update, of the gradients' running mean and of their squares'.
 
     The shipped SFT runs take 0.95 for the second, as is usual for language models: 0.999 averages
@@ -285,16 +299,6 @@ class RunConfig(JobConfig):
                 f"parallel.tp * pp * cp = {p.tp} * {p.pp} * {p.cp} = {p.model_parallel} does not divide the "
                 f"{gpus} GPUs of [cluster] ({c.nodes} nodes x {c.gpus_per_node}{less}). Lower one of them"
             )
-        if self.memory.recompute_layers and self.memory.recompute != "full":
-            raise ValueError(
-                f"memory.recompute_layers = {self.memory.recompute_layers} counts whole layers, and memory.recompute = "
-                f'"{self.memory.recompute}" recomputes none. Use "full", or leave it out'
-            )
-        if self.memory.fused_cross_entropy and p.tp > 1 and not p.sequence_parallel:
-            raise ValueError(
-                f"memory.fused_cross_entropy with parallel.tp = {p.tp} needs parallel.sequence_parallel = true: the "
-                "gradient of the last hidden states is summed over the ranks there"
-            )
         if p.vpp > 1 and p.pp == 1:
             raise ValueError(f"parallel.vpp = {p.vpp} interleaves the chunks of pipeline stages, and parallel.pp = 1")
         ranks = gpus // p.pp
@@ -331,7 +335,7 @@ class RunConfig(JobConfig):
         balancing = self.experts.load_balancing
         exchanging = {
             f"parallel.ep = {self.parallel.ep} sends tokens": self.parallel.ep > 1,
-            f'experts.load_balancing = "{balancing}" sends counts': balancing == "global_aux_loss",
+            f"experts.load_balancing = {balancing} sends counts": "global_aux_loss" in balancing,
         }
         for what, asked in exchanging.items():
             if asked and self.memory.recompute == "auto":

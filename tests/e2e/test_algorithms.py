@@ -82,7 +82,7 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
 def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path: Path, mark: str):
     settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=2", "algorithm.filter_groups=true")
     # An answer has six tokens, two of them within the last four of eight: it costs half a point.
-    settings += ("algorithm.clip_high=0.28", "rollout.max_response_tokens=8", "reward.overlong_buffer_tokens=4")
+    settings += ("algorithm.clip=[0.2, 0.28]", "rollout.max_response_tokens=8", "reward.overlong_buffer_tokens=4")
     rows = train(tmp_path, mark, *settings)
     assert len(rows) == 2
     for row in rows:

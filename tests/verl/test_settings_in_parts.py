@@ -114,6 +114,19 @@ def test_adam_is_made_with_the_states_that_the_run_file_names(
     assert remainders is (True if held else None), "a master weight is the weight and its missing bits"
 
 
+@pytest.mark.parametrize(("loss", "weight"), [("aux_loss", 0.25), ("global_aux_loss", 0.001)])
+def test_a_balancing_loss_and_its_weight_are_one_setting(loss: str, weight: float):
+    options = actor_config(f"experts.load_balancing={{ {loss} = {weight} }}").megatron.override_transformer_config
+    assert (options["moe_router_load_balancing_type"], options["moe_aux_loss_coeff"]) == (loss, weight)
+    assert "moe_aux_loss_coeff" not in actor_config().megatron.override_transformer_config
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_tensor_parallelism_splits_norms_and_dropout_too(tp: int):
+    engine = actor_config("cluster.gpus_per_node=2", f"parallel.tp={tp}").megatron
+    assert engine.sequence_parallel is engine.override_transformer_config["sequence_parallel"] is (tp > 1)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_experts_tokens_are_sorted_by_the_kernel_that_the_run_file_names(fused: bool, monkeypatch: pytest.MonkeyPatch):
     """In Megatron's own dispatcher, up to the call; the fused kernel is Transformer Engine's."""
