@@ -15,7 +15,7 @@ RL = Path(__file__).parents[1] / "configs" / "rl_tiny_cpu.toml"
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ("loss=gspo clip_c=3", 'algorithm.clip_c = 3.0 does nothing with algorithm.loss = "gspo"'),
+        ("loss=gspo clip=[0.2,0.28,3]", 'algorithm.clip = [0.2, 0.28, 3.0] does nothing with algorithm.loss = "gspo"'),
         ("tau=[2,1.05]", 'algorithm.tau = [2.0, 1.05] does nothing with algorithm.loss = "ppo"'),
         ("loss=cispo tau=[1,2]", 'algorithm.tau = [1.0, 2.0] does nothing with algorithm.loss = "cispo"'),
         ("gamma=0.9", 'algorithm.gamma = 0.9 does nothing with algorithm.name = "grpo"'),
@@ -55,7 +55,7 @@ RL = Path(__file__).parents[1] / "configs" / "rl_tiny_cpu.toml"
             'mask=["void_turns"] old_log_prob=rollout rejection=token_k2 rejection_bounds=[0,1]',
             "fails on a micro-batch",
         ),
-        ("clip_c=1", "algorithm.clip_c = 1"),
+        ("clip=[0.2,0.28,1]", "algorithm.clip = [0.2, 0.28, 1.0]: give two numbers above 0, and perhaps one above 1"),
         ("clip=[0.2,0]", "algorithm.clip = [0.2, 0.0]: give two numbers above 0"),
         ("clip=[0.2]", "algorithm.clip = [0.2]: list should have at least 2 items"),
         ("loss=sapo loss_agg=seq-mean-token-mean tau=[0,1]", "algorithm.tau = [0.0, 1.0]: give two numbers above 0"),

@@ -111,7 +111,7 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: 
         ),
         (
             RL,
-            ("algorithm.name=ppo", "algorithm.filter_groups=true", "rollout.group_size=1"),
+            ("algorithm.name=ppo", "algorithm.filter_groups=10", "rollout.group_size=1"),
             "algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1",
         ),
         (

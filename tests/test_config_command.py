@@ -44,7 +44,7 @@ def test_a_kind_of_run_has_its_own_keys(run: str, kind: type[SftConfig | RlConfi
 
 
 def test_a_section_is_its_explanation_and_its_keys():
-    assert names("critic") == names("[critic]") == ["[critic]", "critic.lr", "critic.clip_value", "critic.warmup_steps"]
+    assert names("critic") == names("[critic]") == ["[critic]", "critic.lr", "critic.warmup_steps"]
     assert "PPO's value model" in explain("critic").output
     assert names("verl_overrides") == ["verl_overrides"]
 

@@ -71,7 +71,6 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
             ("parallel.ep=1", "parallel.etp=8"),
             r"parallel\.etp = 8 does not divide the 44 hidden units of an expert",
         ),
-        ({}, (DENSE, "experts.permute_fusion=true"), r"experts\.permute_fusion = True: .* has no experts"),
         (EXPERTS, LONG, "sequences of 40000 tokens exceed max_position_embeddings = 32768"),
     ],
 )

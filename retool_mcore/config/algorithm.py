@@ -13,6 +13,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Discount = Annotated[float, Field(ge=0, le=1)]
 # A default that is also the value of "not set": another one is refused where nothing reads it.
 CLIP_C, TAU, ANY_WEIGHT, ANY_GAP = 10.0, [1.0, 1.05], [0.0, 2.0], [0.0, 0.0]
+REFILL_BATCHES = 10  # of failed or stale prompts, in a run that filters none
 IN_GROUPS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # names that compare a prompt's responses
 
 
@@ -43,14 +44,12 @@ class Algorithm(Section):
     clip.
     """
 
-    clip: Pair = Field(default=[0.2, 0.28])
+    clip: list[float] = Field(default=[0.2, 0.28], min_length=2, max_length=3)
     """The probability ratio of a token is clipped below 1 - the first and above 1 + the second.
 
-    Not in loss "sapo". verl's clip_ratio_low and clip_ratio_high.
+    A third, above 1, bounds the ratio in loss "ppo" of a token with a negative advantage (dual
+    clip); 10 where it is left out. Not in loss "sapo". verl's clip_ratio_low, _high and _c.
     """
-
-    clip_c: Annotated[float, Field(gt=1)] = CLIP_C
-    """Bounds the ratio in loss "ppo" of a token with a negative advantage (dual clip)."""
 
     tau: Pair = Field(default=TAU)
     """Loss "sapo": how steeply a token fades as its ratio leaves 1.
@@ -77,8 +76,17 @@ class Algorithm(Section):
     lam: Discount = 1.0
     """PPO's lambda: 1 trusts the rewards alone, less than 1 the critic's values as well."""
 
-    filter_groups: bool = False
-    """Replace a prompt whose answers are all right or all wrong by another one."""
+    filter_groups: Annotated[int, Field(ge=0)] = 0
+    """Replace a prompt whose answers are all right or all wrong by another one; 0: off.
+
+    The number is the most prompts in place of others, filtered, failed or stale ones, per step, in
+    batches of prompts, verl's max_num_gen_batches; 10, where it is 0, of those that failed.
+    """
+
+    @property
+    def max_refill_batches(self) -> int:
+        """The most prompts in place of others, per step, in batches of prompts."""
+        return self.filter_groups or REFILL_BATCHES
 
     mask: list[Literal["truncated", "void_turns"]] = Field(default=[])
     """Responses that are left out of the loss. Their rewards still count in their group's mean.
@@ -152,6 +160,11 @@ class Algorithm(Section):
     """Where the divergence goes: into the loss, or off each token's reward (PPO, REINFORCE++)."""
 
     @property
+    def clip_c(self) -> float:
+        """The bound of the dual clip."""
+        return self.clip[2] if len(self.clip) == 3 else CLIP_C
+
+    @property
     def compares_groups(self) -> bool:
         """Whether advantages need several responses to a prompt."""
         return self.name in IN_GROUPS
@@ -164,7 +177,7 @@ class Algorithm(Section):
     def _check_pairs(self) -> Algorithm:
         low, high = self.importance_bounds
         wrong = [
-            ("clip", min(self.clip) <= 0, "two numbers above 0"),
+            ("clip", min(self.clip) <= 0 or self.clip_c <= 1, "two numbers above 0, and perhaps one above 1"),
             ("tau", min(self.tau) <= 0, "two numbers above 0"),
             ("importance_bounds", not 0 <= low <= 1 <= high, "a number from 0 to 1, and one of at least 1"),
         ]
@@ -179,7 +192,7 @@ class Algorithm(Section):
         loss, name = f'algorithm.loss = "{self.loss}"', f'algorithm.name = "{self.name}"'
         off, weighs = 'algorithm.{} = "off"', self.importance_sampling != "off"
         idle = [
-            ("clip_c", self.clip_c != CLIP_C and self.loss != "ppo", loss),
+            ("clip", self.clip_c != CLIP_C and self.loss != "ppo", f"{loss}, whose ratio has no third bound"),
             ("tau", self.tau != TAU and self.loss != "sapo", loss),
             ("gamma", self.gamma != 1 and self.name not in ("ppo", "reinforce_plus_plus"), name),
             ("lam", self.lam != 1 and self.name != "ppo", name),
@@ -285,9 +298,6 @@ class Critic(Section):
 
     lr: PositiveFloat = 1e-5
     """The critic's highest learning rate, in place of optim.lr."""
-
-    clip_value: PositiveFloat = 0.5
-    """How far a value may move from its old one before its loss stops falling."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """The first so many steps train the critic alone; the actor's schedule starts after them."""

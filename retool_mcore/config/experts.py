@@ -26,6 +26,3 @@ class Experts(Section):
     loss moves the router by what no reward asked for, away from the routes that the responses were
     sampled on.
     """
-
-    permute_fusion: bool = False
-    """Sort tokens by expert, and back, in Transformer Engine's fused kernels; CUDA only."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from retool_mcore.config.old_names import CHANGED, MOVED
 
-OTHER_KINDS = ("list_type", "dict_type", "string_type")  # pydantic's words for a value of another kind
+OTHER_KINDS = ("list_type", "dict_type", "int_type", "float_type")  # pydantic's words for a value of another kind
 
 
 def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:

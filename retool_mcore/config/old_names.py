@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from retool_mcore.config.algorithm import CLIP_C
 from retool_mcore.config.base import is_table
 
 GONE = "gone: {}. Leave the line out"
@@ -64,6 +65,26 @@ def _loss_and_weight(loss: str, weight: float) -> dict[str, float]:
     return {} if loss == "none" else {loss: weight}
 
 
+def _clip(low: float, high: float, dual: float) -> list[float]:
+    return [low, high] if dual == CLIP_C else [low, high, dual]
+
+
+def _filter(on: bool, most: int) -> int:
+    return most if on else 0
+
+
+def _limit(syncs: int, then: str) -> dict[str, int]:
+    return {then: syncs}
+
+
+def _share(kind: str, floor: float) -> float:
+    return 1.0 if kind == "off" else floor
+
+
+def _metric(name: str, mode: str) -> str:
+    return name if mode == "auto" or not name else f"{mode} {name}"
+
+
 def _tools(tool: bool, tools: list[str]) -> list[str]:
     return tools if tool else []
 
@@ -88,10 +109,10 @@ MERGED = (
         words="optim.betas = [beta1, beta2]",
     ),
     Merged(
-        old={"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.28},
+        old={"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.28, "algorithm.clip_c": 10.0},
         new="algorithm.clip",
-        value=_pair,
-        words="algorithm.clip = [clip_low, clip_high]",
+        value=_clip,
+        words="algorithm.clip = [clip_low, clip_high], or [clip_low, clip_high, clip_c]",
     ),
     Merged(
         old={"algorithm.tau_pos": 1.0, "algorithm.tau_neg": 1.05},
@@ -130,6 +151,36 @@ MERGED = (
         words="experts.load_balancing = { aux_loss = 0.001 }, the loss and its weight; {}: none",
     ),
     Merged(
+        old={"algorithm.filter_groups": False, "rollout.max_refill_batches": 10},
+        new="algorithm.filter_groups",
+        value=_filter,
+        words="algorithm.filter_groups = 10, the most batches of other prompts in a step; 0: off",
+    ),
+    Merged(
+        old={"train.max_staleness": 7, "train.when_stale": "drop"},
+        new="train.max_staleness",
+        value=_limit,
+        words="train.max_staleness = { drop = 7 }, or { wait = 7 }",
+    ),
+    Merged(
+        old={"data.curriculum": "off", "data.curriculum_floor": 0.125},
+        new="data.curriculum",
+        value=_share,
+        words="data.curriculum = 0.125, the least share of epochs that take a prompt; 1.0: off",
+    ),
+    Merged(
+        old={"best.metric": "", "best.mode": "auto"},
+        new="best.metric",
+        value=_metric,
+        words='best.metric = "min NAME" or "max NAME"',
+    ),
+    Merged(
+        old={"best.patience": 0, "best.min_delta": 0.0},
+        new="best.patience",
+        value=_pair,
+        words="best.patience = [validations without a better value, by how much it must be better]",
+    ),
+    Merged(
         old={"rollout.tool": True, "rollout.tools": ["code_interpreter"]},
         new="rollout.tools",
         value=_tools,
@@ -159,6 +210,26 @@ DROPPED = (
         old="experts.router_dtype",
         value="float32",
         words=GONE.format("the router computes in float32, since in bfloat16 the scores of experts are often equal"),
+    ),
+    Dropped(
+        old="experts.permute_fusion",
+        value=False,
+        words=GONE.format("Megatron's moe_permute_fusion in [verl_overrides] asks for the fused kernels"),
+    ),
+    Dropped(
+        old="critic.clip_value",
+        value=0.5,
+        words=GONE.format("0.5, or verl's critic.cliprange_value in [verl_overrides]"),
+    ),
+    Dropped(
+        old="rollout.max_malformed_calls",
+        value=3,
+        words=GONE.format("a trajectory ends at the third malformed call in a row"),
+    ),
+    Dropped(
+        old="rollout.max_tool_s",
+        value=300.0,
+        words=GONE.format("300 s of running, or sandbox.run_timeout_s in every turn where that is longer"),
     ),
     Dropped(
         old="parallel.sequence_parallel",

@@ -41,15 +41,13 @@ class RlData(Prompts):
     allow_overlap: bool = False
     """True: over a tenth of the problems of a file of validation.files may be trained on."""
 
-    curriculum: Literal["off", "solve_rate"] = "off"
-    """"solve_rate": prompts that are solved always or never are sampled less.
+    curriculum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Below 1: prompts that are solved always or never are sampled less; 1: all alike.
 
     Each group in a row that is all right, or all wrong, halves the share of epochs that take its
-    prompt; a group that is mixed brings it back to all. See rollout/README.md, "Curriculum".
+    prompt, down to this one: 0.125 is at least every eighth. A group that is mixed brings it back
+    to all. See rollout/README.md, "Curriculum".
     """
-
-    curriculum_floor: Annotated[float, Field(gt=0, le=1)] = 0.125
-    """The least share of epochs that take a prompt: 0.125 is at least every eighth."""
 
 
 class RlTrain(Section):
@@ -77,14 +75,11 @@ class RlTrain(Section):
     prefetch_batches: PositiveFloat = 1.0
     """Batches of prompts in flight beyond the one that the step waits for; not in mode "sync"."""
 
-    max_staleness: PositiveInt = 7
-    """Most weight syncs between a prompt's start and the step that trains on it; not in "sync"."""
+    max_staleness: dict[Literal["drop", "wait"], PositiveInt] = Field(default={"drop": 7}, min_length=1, max_length=1)
+    """Most weight syncs between a prompt's start and the step that trains on it; not in "sync".
 
-    when_stale: Literal["drop", "wait"] = "drop"
-    """What is done about prompts that become older than max_staleness; not in mode "sync".
-
-    "drop" samples another prompt in place of an older one, "wait" delays the step until the prompt
-    is finished.
+    { drop = 7 } samples another prompt in place of an older one, { wait = 7 } delays the step until
+    the prompt is finished.
     """
 
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
@@ -101,6 +96,15 @@ class RlTrain(Section):
     The step goes on: requests wait or go to other engines, and the new engine gets the actor's
     weights before it samples. See verl/README.md, "Engines that die".
     """
+
+    @property
+    def staleness_limit(self) -> int:
+        return next(iter(self.max_staleness.values()))
+
+    @property
+    def when_stale(self) -> str:
+        """What is done about prompts that become older: "drop" or "wait"."""
+        return next(iter(self.max_staleness))
 
     @property
     def updates_per_step(self) -> int:
@@ -203,7 +207,7 @@ class RlConfig(RunConfig):
     @property
     def best_source(self) -> str:
         """The data_source that best.metric is the accuracy on; "" where it names none."""
-        found = SOURCE_ACCURACY.fullmatch(self.best.metric)
+        found = SOURCE_ACCURACY.fullmatch(self.best.name)
         return found["source"] if found else ""
 
     @property
@@ -226,9 +230,9 @@ class RlConfig(RunConfig):
                 f'rollout.group_size = 1 gives algorithm.name = "{self.algorithm.name}" no group to compare within. '
                 "Use at least 2"
             )
-        if self.data.curriculum != "off" and r.group_size < 2:
+        if self.data.curriculum < 1 and r.group_size < 2:
             raise ValueError(
-                f'data.curriculum = "{self.data.curriculum}" tells mixed groups from others, and rollout.group_size = 1'
+                f"data.curriculum = {self.data.curriculum} tells mixed groups from others, and rollout.group_size = 1"
             )
         if self.algorithm.filter_groups and r.group_size < 2:
             raise ValueError("algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1")
@@ -370,9 +374,9 @@ def train_gpus(train: RlTrain, rollout: Rollout, nodes: int, gpus_per_node: int)
             f"rollout.gpus = {rollout.gpus} is not a multiple of cluster.gpus_per_node = {gpus_per_node}: of "
             f"{nodes} nodes, rollouts and training each take whole ones"
         )
-    if train.mode != "sync" and train.prefetch_batches > train.max_staleness:
+    if train.mode != "sync" and train.prefetch_batches > train.staleness_limit:
         raise ValueError(
             f"train.prefetch_batches = {train.prefetch_batches} starts prompts more than train.max_staleness = "
-            f"{train.max_staleness} steps before the one that learns from them. Lower the one or raise the other"
+            f"{train.staleness_limit} steps before the one that learns from them. Lower the one or raise the other"
         )
     return nodes * gpus_per_node - rollout.gpus

@@ -58,12 +58,6 @@ class ToolLoop(Section):
     max_tool_output_tokens: PositiveInt = 512
     """Tokens shown of one result; a longer one is cut in the middle, and the model is told."""
 
-    max_tool_s: PositiveFloat = 300.0
-    """Interpreter time per trajectory, in seconds; beyond it the trajectory ends."""
-
-    max_malformed_calls: PositiveInt = 3
-    """Malformed calls in a row at which the trajectory ends."""
-
     max_outage_s: PositiveFloat = 60.0
     """Seconds to retry a call while the sandbox is away; then the trajectory is dropped."""
 
@@ -114,9 +108,6 @@ class Rollout(ToolLoop):
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the likeliest tokens that have this probability together; 1: from all."""
-
-    max_refill_batches: PositiveInt = 10
-    """Most prompts in place of filtered, failed or stale ones, per step, in batches of prompts."""
 
     max_dropped_fraction: Fraction = 0.02
     """Fraction of a batch that sandbox or engine outages may cost; above it the run stops."""

@@ -262,19 +262,21 @@ class RunConfig(JobConfig):
 
     @property
     def best_mode(self) -> str:
-        """ "max" or "min": best.mode, or what the metric's name implies."""
-        return self.validation_metrics[self.best.metric] if self.best.mode == "auto" else self.best.mode
+        """ "max" or "min": what best.metric says, or its name implies."""
+        return self.best.mode or self.validation_metrics[self.best.name]
 
     @model_validator(mode="after")
     def _best_rules(self) -> RunConfig:
         if not self.best.metric:
             return self
-        metric, known, (key, every) = self.best.metric, self.validation_metrics, self.validated
+        metric, known, (key, every) = self.best.name, self.validation_metrics, self.validated
         saved = self.checkpoint.every_steps
         if metric not in known:
             raise ValueError(f'best.metric = "{metric}" is no metric of validation. There are: {", ".join(known)}')
         if not self.best_mode:
-            raise ValueError(f'best.metric = "{metric}" is not better high or low by itself. Set best.mode')
+            raise ValueError(
+                f'best.metric = "{metric}" is not better high or low by itself. Say "max {metric}" or "min {metric}"'
+            )
         if not every or not saved or every % saved:
             raise ValueError(
                 f'best.metric = "{metric}": {key} = {every} is not a multiple of checkpoint.every_steps = {saved}, and '

@@ -95,7 +95,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     keys = {"prompts_per_step": config.train.prompts_per_step, "group_size": config.rollout.group_size}
     keys |= {"mini_batch_prompts": None if constant else config.train.mini_batch_prompts}  # it counts updates
     roles: dict[str, Any] = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}
-    roles["data"] = {"curriculum": config.data.curriculum}
+    roles["data"] = {"curriculum": "solve_rate" if config.data.curriculum < 1 else "off"}
     if config.algorithm.name == "ppo":  # a PPO run saves a critic, too
         roles["critic"] = {"lr": config.critic.lr, "warmup_steps": None if constant else config.critic.warmup_steps}
     return shared | keys | roles | {"train_file": config.data.train_file}

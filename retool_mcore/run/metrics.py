@@ -52,7 +52,7 @@ time_start_s  in the first row of an RL run's start: from its first check to its
 val_loss      nats per trained token of the validation file
 engine/restarts  in RL, rollout engines that died and were restarted since the row before
 best/step     with best.metric, in rows with a validation: the best step so far; best/value: its
-              value; best/waited: validations since a value that was better by best.min_delta
+              value; best/waited: validations since a value better by what best.patience asks
 """
 
 from __future__ import annotations

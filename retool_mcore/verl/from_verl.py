@@ -17,6 +17,7 @@ from typing import Any
 import tomli_w
 
 from retool_mcore.config import RlConfig, build_config
+from retool_mcore.config.algorithm import REFILL_BATCHES
 from retool_mcore.config.base import is_table, leaves
 from retool_mcore.config.reference import reference
 from retool_mcore.config.sampling import INTERPRETER
@@ -41,7 +42,6 @@ OTHER_MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_as
 # Of a mode of its own, of several keys together, or counted otherwise: to be set by hand.
 BY_HAND = {
     "train.max_staleness": "its age is counted from the step that starts a prompt; see rollout/README.md, Scheduling",
-    "train.when_stale": "set it with train.mode",
     "train.prefetch_batches": "set it with train.mode",
     "algorithm.rejection": "set it with algorithm.rejection_bounds",
     "algorithm.router_replay": "see verl/README.md, Experts",
@@ -212,7 +212,6 @@ def _applies(setting: str, get: Get) -> bool:
         return name == "gae"
     return {
         "gamma": name in ("gae", "reinforce_plus_plus"),
-        "clip_c": loss == "vanilla",
         "tau": loss == "sapo",
         "kl_type": _kl(get) > 0,
         "kl_in": _kl(get) > 0,
@@ -273,6 +272,16 @@ def _files(get: Get) -> list[str]:
     return found if isinstance(found, list) else [found]  # pyright: ignore[reportUnknownVariableType]
 
 
+def _clip(get: Get) -> list[float]:
+    dual = get(f"{ACTOR}policy_loss.loss_mode") == "vanilla"
+    return [float(get(f"{ACTOR}clip_ratio_{bound}")) for bound in ("low", "high", *(["c"] if dual else []))]
+
+
+def _filter(get: Get) -> int:
+    most = get("algorithm.filter_groups.max_num_gen_batches") or 0  # of verl's, 0 is without a limit
+    return (most if most > 0 else REFILL_BATCHES) if get("algorithm.filter_groups.enable") else 0
+
+
 def _recomputed(get: Get) -> str | int:
     level, method, layers = (get(f"{MEGATRON}recompute_{name}") for name in ("granularity", "method", "num_layers"))
     return layers if level == "full" and method == "block" and layers else level or "none"
@@ -288,8 +297,8 @@ NAMES: dict[str, dict[Any, Any]] = {
 }
 FLOATS = {entry.key for entry in reference(("rl",)) if entry.kind.startswith("a number")}
 READ: dict[str, Callable[[Get], Any]] = {
-    "algorithm.filter_groups": lambda get: bool(get("algorithm.filter_groups.enable")),
-    "algorithm.clip": lambda get: [get(f"{ACTOR}clip_ratio_{side}") for side in ("low", "high")],
+    "algorithm.filter_groups": _filter,
+    "algorithm.clip": _clip,
     "algorithm.tau": lambda get: [float(get(f"{ACTOR}tau_{side}")) for side in ("pos", "neg")],
     "algorithm.kl_coef": _kl,
     "algorithm.kl_in": lambda get: "reward" if get("algorithm.use_kl_in_reward") else "loss",

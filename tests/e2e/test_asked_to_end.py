@@ -75,7 +75,7 @@ def test_rl_with_prompts_in_flight_goes_on_with_all_of_them(mode: str, tmp_path:
     size = ("train.prompts_per_step=8", "train.mini_batch_prompts=4", "rollout.group_size=2", "rollout.protocol=retool")
     size += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400", "rollout.record_groups=8")
     steps = ("train.steps=5", "checkpoint.every_steps=50", "checkpoint.grace_s=100", "validation.every=0")
-    ahead = (f"train.mode={mode}", "train.prefetch_batches=1.0", "train.max_staleness=4", "train.when_stale=wait")
+    ahead = (f"train.mode={mode}", "train.prefetch_batches=1.0", "train.max_staleness={wait=4}")
     coin = write_coin_task(tmp_path, calls=True, wrong_goes_on=50)
     argv = argv_rl(f"run.root={tmp_path}", "run.name=rl", *coin, *size, *steps, *ahead, *MODES[mode])
     folder, log = tmp_path / "rl", tmp_path / "rl/logs/rl.log"

@@ -113,7 +113,7 @@ def test_verls_own_retool_recipe_becomes_a_run_file_that_loads(tmp_path: Path):
     assert (run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (2048, 16384)
     assert (run.validation.n, run.validation.top_p, run.validation.temperature) == (30, 0.6, 1.0)
     assert (run.parallel.cp, run.memory.offload_idle, run.train.micro_batch_tokens) == (8, True, 18432)
-    assert (run.algorithm.clip, run.algorithm.clip_c, run.algorithm.kl_coef) == ([0.2, 0.28], 10.0, 0.0)
+    assert (run.algorithm.clip, run.algorithm.kl_coef) == ([0.2, 0.28, 10.0], 0.0)
     assert (run.validation.every, run.checkpoint.every_steps, run.optim.lr) == (5, 30, 1e-6)
     assert run.rollout.tool
     assert "It does not load" not in text
@@ -140,10 +140,10 @@ def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path
 
 
 def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: Path):
-    """Ours are others: clip [0.2, 0.28], clip_c 10, validation as the rollout samples."""
+    """Ours are others: clip [0.2, 0.28, 10], validation as the rollout samples."""
     text = "data: {train_batch_size: 64}\nalgorithm: {adv_estimator: grpo}\ntrainer: {total_training_steps: 10}\n"
     tree, _, _ = converted(tmp_path, text, name="verl.yaml")
-    assert (tree["algorithm"]["clip"], tree["algorithm"]["clip_c"]) == ([0.2, 0.2], 3.0)
+    assert tree["algorithm"]["clip"] == [0.2, 0.2, 3.0]
     assert (tree["validation"]["n"], tree["validation"]["temperature"]) == (1, 0.0)
     assert tree["rollout"]["tools"] == [], "verl's default has no tool"
     assert tree["rollout"]["max_response_tokens"] == 512
@@ -173,11 +173,16 @@ def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: P
         ),
         ("trainer.device=npu", "run", {"platform": "ascend"}),
         ("trainer.device=cpu", "run", {"platform": "cpu"}),
-        ("algorithm.filter_groups.enable=true", "algorithm", {"filter_groups": True}),
+        ("algorithm.filter_groups.enable=true", "algorithm", {"filter_groups": 10}),
+        (
+            "algorithm.filter_groups.enable=true algorithm.filter_groups.max_num_gen_batches=4",
+            "algorithm",
+            {"filter_groups": 4},
+        ),
         ("actor_rollout_ref.actor.optim.betas=[0.8,0.95]", "optim", {"betas": [0.8, 0.95]}),
-        ("actor_rollout_ref.actor.clip_ratio_low=0.1", "algorithm", {"clip": [0.1, 0.2]}),
-        ("+actor_rollout_ref.actor.clip_ratio_high=0.3", "algorithm", {"clip": [0.2, 0.3]}),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm", {"loss": "gspo", "clip_c": None}),
+        ("actor_rollout_ref.actor.clip_ratio_low=0.1", "algorithm", {"clip": [0.1, 0.2, 3.0]}),
+        ("+actor_rollout_ref.actor.clip_ratio_high=0.3", "algorithm", {"clip": [0.2, 0.3, 3.0]}),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm", {"loss": "gspo", "clip": [0.2, 0.2]}),
         (f"{RECOMPUTE}granularity=full", "memory", {"recompute": "full"}),
         (
             f"{RECOMPUTE}granularity=full {RECOMPUTE}method=block {RECOMPUTE}num_layers=4",

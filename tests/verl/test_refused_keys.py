@@ -108,16 +108,16 @@ memory.adam_states=bfloat16 memory.optimizer_on_cpu=0.5 memory.offload_idle=true
 optim.lr=1 optim.min_lr=1e-9 optim.schedule=cosine optim.warmup_fraction=0.5 optim.weight_decay=1
 optim.betas=[0.5,0.999] optim.betas=[0.9,0.5] optim.clip_grad=2 data.train_file=x data.max_prompt_tokens=9
 train.steps=7 train.prompts_per_step=24 train.mini_batch_prompts=6 train.micro_batch_tokens=9999
-train.mode=partial_rollout train.mode=partial_rollout,train.prefetch_batches=2 train.max_staleness=3
-train.mode=async,rollout.gpus=1,cluster.gpus_per_node=2 train.when_stale=wait
+train.mode=partial_rollout train.mode=partial_rollout,train.prefetch_batches=2 train.max_staleness={drop=3}
+train.mode=async,rollout.gpus=1,cluster.gpus_per_node=2 train.max_staleness={wait=7}
 rollout.group_size=4 rollout.max_turns=2 rollout.max_response_tokens=99 rollout.temperature=0.5 rollout.top_p=0.5
 rollout.engine_tp=2,cluster.gpus_per_node=2 rollout.engine_memory_fraction=0.5 rollout.max_running_requests=3
 rollout.agent_workers=2
 rollout.engine_args={chunked_prefill_size=99} validation.every=3 validation.n=3 validation.temperature=0.5
 validation.top_p=0.5 validation.files=["x"] reward.workers=2
-algorithm.name=grpo critic.lr=1 critic.clip_value=1 algorithm.clip=[0.1,0.28]
-algorithm.clip=[0.2,0.5] algorithm.clip_c=5 algorithm.loss_agg=seq-mean-token-sum algorithm.normalize_by_std=false
-algorithm.filter_groups=true algorithm.importance_sampling=token algorithm.importance_bounds=[0,3]
+algorithm.name=grpo critic.lr=1 algorithm.clip=[0.1,0.28] algorithm.clip=[0.2,0.5]
+algorithm.clip=[0.2,0.28,5] algorithm.loss_agg=seq-mean-token-sum algorithm.normalize_by_std=false
+algorithm.filter_groups=10 algorithm.importance_sampling=token algorithm.importance_bounds=[0,3]
 algorithm.kl_coef=0.1 algorithm.old_log_prob=rollout algorithm.loss=gspo algorithm.kl_type=k2 algorithm.kl_in=reward
 algorithm.loss=sapo,algorithm.loss_agg=seq-mean-token-mean,algorithm.tau=[2,3] algorithm.gamma=0.9
 algorithm.loss_agg=seq-mean-token-sum-norm algorithm.lam=0.9 critic.warmup_steps=2
@@ -126,7 +126,7 @@ algorithm.rejection=seq_max_k2,algorithm.rejection_bounds=[0,1]
 algorithm.rejection=seq_mean_k1,algorithm.rejection_bounds=[0.5,2]
 algorithm.old_log_prob=rollout,algorithm.rejection=seq_max_k2,algorithm.rejection_bounds=[0,1]
 algorithm.router_replay=R2 algorithm.router_replay=R3
-experts.load_balancing={aux_loss=0.1} experts.permute_fusion=true
+experts.load_balancing={aux_loss=0.1}
 checkpoint.every_steps=3 checkpoint.reshardable=true checkpoint.asynchronous=true
 """
 FREE = {

@@ -21,6 +21,8 @@ from tests.verl.loss_scenario import actor_config, tree
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
+MEGATRON = "actor_rollout_ref.actor.megatron."
+
 
 class Reached(Exception):
     """Its one argument is what the last call before the part was given."""
@@ -132,8 +134,8 @@ def test_experts_tokens_are_sorted_by_the_kernel_that_the_run_file_names(fused: 
     """In Megatron's own dispatcher, up to the call; the fused kernel is Transformer Engine's."""
     from megatron.core.transformer.moe import token_dispatcher
 
-    asked = f"experts.permute_fusion={str(fused).lower()}"
-    options = actor_config(asked).megatron.override_transformer_config
+    asked = f"verl_overrides.{MEGATRON}override_transformer_config.moe_permute_fusion=true"
+    options = actor_config(*[asked] * fused).megatron.override_transformer_config
     plain = {"moe_router_padding_for_quantization": False, "moe_permute_fusion": False}
 
     def permute(*_: Any, **words: Any) -> Any:

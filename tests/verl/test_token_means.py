@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 
 ADVANTAGES_BT = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]]).expand(4, 6)
 COLUMNS = {"old_log_probs": OLD_BT, "advantages": ADVANTAGES_BT, "response_mask": MASK_BT}
-CLIPS = ("algorithm.clip=[0.3, 0.4]", "algorithm.clip_c=3")
+CLIPS = ("algorithm.clip=[0.3, 0.4, 3]",)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -78,7 +78,7 @@ ALGORITHM = (
     Key(CORRECTION + "rollout_is_batch_normalize", "algorithm.importance_sampling"),
     # verl then fetches prompts one by one; our replay buffer does the filtering.
     Key("algorithm.filter_groups", "algorithm.filter_groups"),
-    Key("algorithm.filter_groups.enable", "algorithm.filter_groups", lambda run: run.algorithm.filter_groups),
+    Key("algorithm.filter_groups.enable", "algorithm.filter_groups", lambda run: run.algorithm.filter_groups > 0),
     # verl trains the actor from the step of this number on.
     Key(
         "trainer.critic_warmup",
@@ -93,7 +93,7 @@ ALGORITHM = (
     Key(ACTOR + "clip_ratio", "algorithm.clip", lambda run: run.algorithm.clip[0]),
     Key(ACTOR + "clip_ratio_low", "algorithm.clip", lambda run: run.algorithm.clip[0]),
     Key(ACTOR + "clip_ratio_high", "algorithm.clip", lambda run: run.algorithm.clip[1]),
-    Key(ACTOR + "clip_ratio_c", "algorithm.clip_c", lambda run: run.algorithm.clip_c),
+    Key(ACTOR + "clip_ratio_c", "algorithm.clip", lambda run: run.algorithm.clip_c),
     Key(ACTOR + "tau_pos", "algorithm.tau", lambda run: run.algorithm.tau[0]),
     Key(ACTOR + "tau_neg", "algorithm.tau", lambda run: run.algorithm.tau[1]),
     Key(ACTOR + "loss_agg_mode", "algorithm.loss_agg", lambda run: run.algorithm.loss_agg),

@@ -138,12 +138,6 @@ MEGATRON = (
         _balancing(1),
         when=_balances,
     ),
-    Key(
-        OPTION + "moe_permute_fusion",
-        "experts.permute_fusion",
-        True,
-        when=lambda run, _: run.experts.permute_fusion,
-    ),
     Key(OPTION + "moe_grouped_gemm", GROUPED),
     Key(OPTION + "fp8", "model.fp8", "hybrid", when=_in_fp8),
     Key(OPTION + "fp8_recipe", "model.fp8", lambda run, _: run.model.fp8, when=_in_fp8),
