@@ -31,7 +31,9 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
         elif where and item["type"] != "value_error":
             lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
         else:
-            lines.append(f"{item['msg'].removeprefix('Value error, ')}" + (f" (section [{where}])" if where else ""))
+            said = item["msg"].removeprefix("Value error, ")
+            named = not where or said.startswith(f"{where} =")
+            lines.append(said if named else f"{said} (section [{where}])")
     origin = source + (f" with {' '.join(overrides)}" if overrides else "")
     return f"{origin}: " + "; ".join(lines) + "."
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retool_mcore.config.algorithm import CLIP_C
 from retool_mcore.config.base import is_table
 
 GONE = "gone: {}. Leave the line out"
@@ -66,7 +65,7 @@ def _loss_and_weight(loss: str, weight: float) -> dict[str, float]:
 
 
 def _clip(low: float, high: float, dual: float) -> list[float]:
-    return [low, high] if dual == CLIP_C else [low, high, dual]
+    return [low, high] if dual == 10.0 else [low, high, dual]
 
 
 def _filter(on: bool, most: int) -> int:

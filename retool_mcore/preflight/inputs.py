@@ -66,6 +66,7 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
         return
     loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
+        # With the interpreter alone: a tool of the user's own has a check of its own.
         protocol_of(config.rollout.calling(False).calling(config.rollout.tool), loaded)
         served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "text alone"
         yield ok("tokenizer", f"{len(loaded)} tokens; it and its chat template serve {served}")

@@ -88,8 +88,8 @@ def test_verl_accepts_the_tree_and_counts_versions_and_updates():
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
-        (("train.max_staleness={drop=1}"), 2),
-        (("train.max_staleness={wait=1}"), 2),
+        (("train.max_staleness={drop=1}",), 2),
+        (("train.max_staleness={wait=1}",), 2),
         (("train.max_staleness={wait=3}", "train.prefetch_batches=1.5"), 3),
         (("train.max_staleness={wait=3}", "train.prefetch_batches=3.0"), 2),
         (("train.max_staleness={drop=3}", "train.prefetch_batches=3.0"), 4),
