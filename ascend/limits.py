@@ -39,7 +39,7 @@ class Row:
 
 TABLE: tuple[Row, ...] = (
     Row(
-        cuda="[parallel] tp, pp, vpp, ep, etp, sequence_parallel; distributed optimizer; packed sequences",
+        cuda="[parallel] tp, pp, vpp, ep, etp; sequence parallelism; distributed optimizer; packed sequences",
         ascend="the same keys of verl's Megatron engine",
         kind="same",
         reason="MindSpeed patches Megatron-core underneath",
@@ -210,12 +210,12 @@ TABLE: tuple[Row, ...] = (
         overrides=("*.use_fused_kernels", "*fused_kernel_options*"),
     ),
     Row(
-        cuda="experts.permute_fusion = true",
+        cuda="[verl_overrides] ...override_transformer_config.moe_permute_fusion = true",
         ascend="",
         kind="refused",
-        reason="the kernels are Transformer Engine's. Set it to false",
+        reason="the kernels are Transformer Engine's. Leave it out",
         seen_in="Megatron-core 0.16.1",
-        asked=lambda config: config.experts.permute_fusion,
+        overrides=("*moe_permute_fusion=True",),
     ),
     Row(
         cuda='algorithm.router_replay = "R3"',

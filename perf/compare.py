@@ -33,7 +33,8 @@ from scipy.special import nctdtrinc
 from scipy.stats import t as students_t
 
 from retool_mcore.cli.common import guarded
-from retool_mcore.config.base import leaves
+from retool_mcore.config.base import is_table
+from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.errors import ConfigError
 
 CONFIDENCE = 0.99
@@ -49,7 +50,6 @@ LATER_START, LATER_START_S = 0.5, 10.0  # both: a start is measured once, and di
 # Settings that say where a run's files are and how long it goes on, not what a step does.
 FREE = (
     "model.path", "data.train_file", "data.allow_overlap", "validation.files", "validation.every", "train.steps",
-    "data.val_file", "train.val_every_steps",  # what baselines of before 26 November 2026 call the two of [validation]
     "train.stall_s", "train.max_engine_restarts", "checkpoint", "verl_overrides",
 )  # fmt: skip
 
@@ -121,8 +121,16 @@ def require_comparable(head: dict[str, Any], base: dict[str, Any], changed: tupl
 
 def _differing(head: dict[str, Any], base: dict[str, Any], part: str) -> dict[str, tuple[Any, Any]]:
     """What differs in a part of the provenance, of the keys that both records have."""
-    ours, theirs = (leaves(record["provenance"].get(part, {})) for record in (head, base))
+    ours, theirs = (_by_key(under_todays_names(record["provenance"].get(part, {}))) for record in (head, base))
     return {key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}
+
+
+def _by_key(part: dict[str, Any]) -> dict[str, Any]:
+    """By "section.key"; a table that is one setting's value, such as engine_args, stays whole."""
+    found: dict[str, Any] = {}
+    for name, value in part.items():
+        found |= {f"{name}.{key}": each for key, each in value.items()} if is_table(value) else {name: value}
+    return found
 
 
 def token_times(record: dict[str, Any]) -> list[float]:

@@ -37,7 +37,7 @@ def fsdp_worker(config: SftConfig, model: Any, engine: Any) -> Any:
     optimizer = FSDPOptimizerConfig(
         lr=config.optim.lr,
         weight_decay=config.optim.weight_decay,
-        betas=(config.optim.beta1, config.optim.beta2),
+        betas=(config.optim.betas[0], config.optim.betas[1]),
         clip_grad=config.optim.clip_grad,
         total_training_steps=config.train.steps,
         lr_scheduler_type=config.optim.schedule,

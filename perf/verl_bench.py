@@ -189,7 +189,7 @@ def _actor_keys(config: RlConfig) -> dict[str, Any]:
         ACTOR + "ppo_max_token_len_per_gpu": max(TRAINING_TOKENS, config.max_sequence_tokens),
         ACTOR + "optim.lr": o.lr,
         ACTOR + "optim.weight_decay": o.weight_decay,
-        ACTOR + "optim.betas": [o.beta1, o.beta2],
+        ACTOR + "optim.betas": o.betas,
         ACTOR + "optim.clip_grad": o.clip_grad,
         ACTOR + "optim.lr_scheduler_type": o.schedule,
         ACTOR + "optim.override_optimizer_config.fused": True,

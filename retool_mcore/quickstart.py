@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config.sampling import INTERPRETER
 from retool_mcore.errors import ReToolError
 from retool_mcore.process import END_WITH_PARENT_ENV
 from retool_mcore.report.build import write_report
@@ -161,13 +162,13 @@ def _train(stages: Stages, root: Path, seed: int) -> None:
         watch=_watch(sft, sft_steps, "loss"),
     )
     rl_steps = load_config(RlConfig, RL_CONFIG).train.steps
-    for name, tool, what in (("tool_rl", "true", "RL with live tool calls"), ("text_rl", "false", "RL, text only")):
+    for name, tools, what in (("tool_rl", INTERPRETER, "RL with live tool calls"), ("text_rl", "", "RL, text only")):
         run_dir = root / name
         stages.run(
             name,
             what,
             *("launch/rl.py", RL_CONFIG, *_places(root, seed, name), f"model.path={sft}/export"),
-            *(f"rollout.tool={tool}", f"data.train_file={task}/rl_train.parquet"),
+            *(f"rollout.tools={json.dumps([tools] if tools else [])}", f"data.train_file={task}/rl_train.parquet"),
             f"validation.files=[{json.dumps(str(task / 'rl_val.parquet'))}]",
             watch=_watch(run_dir, rl_steps, "accuracy"),
         )

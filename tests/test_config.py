@@ -20,9 +20,7 @@ def test_every_shipped_config_loads(path: Path):
 
 
 def test_overrides_are_typed_toml_and_bare_words_are_strings():
-    run = load_config(
-        RlConfig, RL, ["train.steps=7", 'sandbox.where=["local"]', "run.name=other", "rollout.tool=false"]
-    )
+    run = load_config(RlConfig, RL, ["train.steps=7", 'sandbox.where=["local"]', "run.name=other", "rollout.tools=[]"])
     assert (run.train.steps, run.sandbox.where, run.run.name, run.rollout.tool) == (7, ["local"], "other", False)
 
 
@@ -49,20 +47,35 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "rollout.group_size=1", 'rollout.group_size = 1 gives algorithm.name = "grpo" no group'),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
         (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": input should be 'grpo', 'ppo', 'rloo'"),
-        (RL, "algorithm.importance_threshold=0.5", "algorithm.importance_threshold = 0.5"),
+        (
+            RL,
+            "algorithm.importance_bounds=[0, 0.5]",
+            "algorithm.importance_bounds = [0.0, 0.5]: give a number from 0 to 1",
+        ),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
         (RL, "validation.files=[]", "validation.files = []: list should have at least 1 item"),
         (RL, "validation.n=0", "validation.n = 0: input should be greater than 0"),
         (RL, "validation.temperature=-1.0", "validation.temperature = -1.0"),
-        (RL, "reward.wrong=2.0", "reward.wrong = 2.0 is not below reward.correct = 1.0"),
-        (RL, "reward.call_bonus=-0.1", "reward.call_bonus = -0.1: input should be greater than or equal to 0"),
+        (RL, "reward.answer=[1.0, 2.0]", "reward.answer = [1.0, 2.0]: give a right answer's reward, and a lower"),
+        (
+            RL,
+            "reward.call_bonus=[-0.1, -0.6]",
+            "reward.call_bonus = [-0.1, -0.6]: give a number for each call, 0 or more",
+        ),
+        (RL, "reward.call_bonus=0.1", "reward.call_bonus = 0.1: it is now reward.call_bonus = [bonus of a call"),
         (RL, "reward.overlong_buffer_tokens=161", "is longer than rollout.max_response_tokens = 160"),
         (RL, "optim.min_lr=1.0", "min_lr = 1.0 is above lr"),
         (SFT, "parallel.vpp=2", "parallel.vpp = 2 interleaves the chunks of pipeline stages, and parallel.pp = 1"),
         (SFT, "parallel.ep=3", "parallel.etp * ep = 1 * 3 = 3 does not divide the 2 ranks of the model, tp * cp * dp"),
-        (SFT, "experts.load_balancing=aux_loss", "a loss needs a weight above 0"),
-        (RL, "experts.aux_loss_coef=0.1", '"none" has no weight'),
-        (SFT, "memory.recompute_layers=2", "memory.recompute_layers = 2 counts whole layers, and memory.recompute ="),
+        (SFT, "experts.load_balancing=aux_loss", "it is now experts.load_balancing = { aux_loss = 0.001 }"),
+        (RL, "experts.load_balancing={aux_loss=0.0}", "input should be greater than 0"),
+        (RL, "experts.load_balancing={aux_loss=0.1,global_aux_loss=0.1}", "should have at most 1 item"),
+        (
+            SFT,
+            "memory.recompute=0",
+            'memory.recompute = 0 is none of "none", "selective", "full", "auto", nor',
+        ),
+        (RL, "memory.recompute=all", 'memory.recompute = "all" is none of'),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: str):
@@ -76,11 +89,6 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: 
 @pytest.mark.parametrize(
     ("path", "overrides", "message"),
     [
-        (
-            SFT,
-            ("memory.fused_cross_entropy=true", "parallel.tp=2", "parallel.sequence_parallel=false"),
-            "memory.fused_cross_entropy with parallel.tp = 2 needs parallel.sequence_parallel = true",
-        ),
         (
             RL,
             ("algorithm.router_replay=R2", "algorithm.old_log_prob=rollout"),
@@ -98,12 +106,12 @@ def test_a_wrong_setting_is_one_clear_error(path: Path, override: str, message: 
         ),
         (
             RL,
-            ("memory.recompute=auto", "experts.load_balancing=global_aux_loss", "experts.aux_loss_coef=0.1"),
-            'and experts.load_balancing = "global_aux_loss" sends counts between them',
+            ("memory.recompute=auto", "experts.load_balancing={global_aux_loss=0.1}"),
+            "and experts.load_balancing = {'global_aux_loss': 0.1} sends counts between them",
         ),
         (
             RL,
-            ("algorithm.name=ppo", "algorithm.filter_groups=true", "rollout.group_size=1"),
+            ("algorithm.name=ppo", "algorithm.filter_groups=10", "rollout.group_size=1"),
             "algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1",
         ),
         (
@@ -128,19 +136,18 @@ def test_settings_that_cannot_go_together_are_one_clear_error(path: Path, overri
 def test_what_those_rules_allow_loads():
     """So that none of them refuses more than it says."""
     fused = ("memory.fused_cross_entropy=true", "parallel.tp=2")
-    assert load_config(SftConfig, SFT, fused).parallel.sequence_parallel
-    assert load_config(SftConfig, SFT, ["memory.fused_cross_entropy=true", "parallel.sequence_parallel=false"]).dp == 2
+    assert load_config(SftConfig, SFT, fused).dp == 1
     assert load_config(SftConfig, SFT, ["parallel.vpp=2", "parallel.pp=2"]).dp == 1
     assert load_config(SftConfig, SFT, ["parallel.ep=2"]).parallel.ep == 2
     whole = load_config(SftConfig, SFT, ["parallel.tp=2", "parallel.ep=2", "parallel.etp=1"]).parallel
     assert (whole.expert_tp, Parallel(tp=2).expert_tp) == (1, 2), "over the ranks of tp, too; as tp where it is not set"
     with pytest.raises(ConfigError, match=r"etp \* ep = 2 \* 2 = 4 does not divide the 2 ranks"):
         load_config(SftConfig, SFT, ["parallel.tp=2", "parallel.ep=2"])
-    aux = ("memory.recompute=auto", "experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.1")
-    assert load_config(SftConfig, SFT, aux).experts.load_balancing == "aux_loss"
+    aux = ("memory.recompute=auto", "experts.load_balancing={aux_loss=0.1}")
+    assert load_config(SftConfig, SFT, aux).experts.load_balancing == {"aux_loss": 0.1}
     assert load_config(RlConfig, RL, ["algorithm.router_replay=R3", "algorithm.old_log_prob=rollout"]).dp == 1
-    full = load_config(SftConfig, SFT, ["memory.recompute=full", "memory.recompute_layers=2"])
-    assert full.memory.recompute_layers == 2
+    full = load_config(SftConfig, SFT, ["memory.recompute=2"])
+    assert full.memory.recomputes_layers and full.memory.recomputed_layers == 2
     assert load_config(RlConfig, RL, ["algorithm.name=ppo", "rollout.group_size=1"]).rollout.group_size == 1
     assert load_config(RlConfig, RL, ["cluster.gpus_per_node=4", "train.mini_batch_prompts=3"]).dp == 4
 
@@ -171,13 +178,15 @@ def test_validation_samples_as_the_rollout_where_it_says_nothing_itself():
 
 
 def test_shaping_that_cannot_shape_is_refused():
-    with pytest.raises(ConfigError, match=r"rollout.tool = false leaves none"):
-        load_config(RlConfig, RL, ["reward.call_bonus=0.1", "rollout.tool=false"])
-    with pytest.raises(ConfigError, match=r"rollout.tool = false leaves none"):
-        load_config(RlConfig, RL, ["reward.require_format=true", "rollout.tool=false"])
+    with pytest.raises(ConfigError, match=r"rollout.tools = \[\] leaves none"):
+        load_config(RlConfig, RL, ["reward.call_bonus=[0.1, -0.6]", "rollout.tools=[]"])
+    with pytest.raises(ConfigError, match=r"rollout.tools = \[\] leaves none"):
+        load_config(RlConfig, RL, ['reward.require=["format"]', "rollout.tools=[]"])
     for cap in (-1.0, 1.0):
-        with pytest.raises(ConfigError, match=f"reward.call_bonus_cap = {cap} is not between"):
-            load_config(RlConfig, RL, ["reward.call_bonus=0.1", f"reward.call_bonus_cap={cap}"])
+        with pytest.raises(
+            ConfigError, match=rf"reward.call_bonus = \[0.1, {cap}\]: the highest reward with it is not between"
+        ):
+            load_config(RlConfig, RL, [f"reward.call_bonus=[0.1, {cap}]"])
 
 
 def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):

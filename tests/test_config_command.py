@@ -44,7 +44,7 @@ def test_a_kind_of_run_has_its_own_keys(run: str, kind: type[SftConfig | RlConfi
 
 
 def test_a_section_is_its_explanation_and_its_keys():
-    assert names("critic") == names("[critic]") == ["[critic]", "critic.lr", "critic.clip_value", "critic.warmup_steps"]
+    assert names("critic") == names("[critic]") == ["[critic]", "critic.lr", "critic.warmup_steps"]
     assert "PPO's value model" in explain("critic").output
     assert names("verl_overrides") == ["verl_overrides"]
 
@@ -64,7 +64,7 @@ def test_a_section_is_its_explanation_and_its_keys():
             "rollout.engine_memory_fraction: a number above 0 and below 1; default 0.6; RL",
         ),
         ("validation.n", "validation.n: a whole number above 0; default rollout.group_size; RL"),
-        ("reward.wrong", "reward.wrong: a number; default -1.0; RL"),
+        ("reward.answer", "reward.answer: a list of 2 numbers; default [1.0, -1.0]; RL"),
         ("run.root", 'run.root: a text; default "runs"; SFT and RL'),
         ("run.name", "run.name: a text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$; required; SFT and RL"),
         ("sandbox.where", 'sandbox.where: a list of texts, at least 1; default ["local"]; RL'),
@@ -92,7 +92,7 @@ def test_a_key_that_two_kinds_of_run_have_in_their_own_way_is_printed_for_both()
         (["lr"], "error: lr is not a section of a run file; did you mean optim.lr or critic.lr?\n"),
         (["source"], "error: source is not a section of a run file;"),
         (["zzzz"], "error: zzzz is not a section of a run file; the sections are run, cluster, model, "),
-        (["rollout.tool", "--run", "sft"], "error: rollout.tool is a setting of RL only. Leave out --run sft.\n"),
+        (["rollout.tools", "--run", "sft"], "error: rollout.tools is a setting of RL only. Leave out --run sft.\n"),
         (["critic", "--run", "sft"], "error: critic is a section of RL only. Leave out --run sft.\n"),
     ],
 )

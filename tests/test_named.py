@@ -50,6 +50,6 @@ def test_a_function_of_ones_own_leaves_no_other_part_of_the_reward_in_force(tmp_
     function = "reward.function=mine:score"
     config = load_config(RlConfig, CONFIG, [function, "reward.workers=2", "reward.timeout_s=3"])
     assert config.reward.function == "mine:score"
-    for other in ("correct=2.0", "call_bonus=0.1", "require_format=true"):
+    for other in ("answer=[2.0, -1.0]", "call_bonus=[0.1, -0.6]", 'require=["format"]'):
         with pytest.raises(ConfigError, match=f"so reward.{other.partition('=')[0]} = .* would do nothing"):
             load_config(RlConfig, CONFIG, [function, f"reward.{other}"])

@@ -72,9 +72,8 @@ def rollout(
     from retool_mcore.rollout.engine import Sampling
     from retool_mcore.rollout.limits import Limits
 
-    loop = LOOP.model_copy(
+    loop = LOOP.calling(tool).model_copy(
         update={
-            "tool": tool,
             "max_turns": max_turns,
             "max_response_tokens": max_response_tokens,
             "max_tool_output_tokens": max_tool_output_tokens,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from retool_mcore.config.base import PositiveFloat, Section
+from retool_mcore.config.base import Pair, PositiveFloat, Section
 
 NonNegative = Annotated[float, Field(ge=0)]
 Discount = Annotated[float, Field(ge=0, le=1)]
 # A default that is also the value of "not set": another one is refused where nothing reads it.
-CLIP_C, TAU_POS, TAU_NEG = 10.0, 1.0, 1.05
+CLIP_C, TAU, ANY_WEIGHT, ANY_GAP = 10.0, [1.0, 1.05], [0.0, 2.0], [0.0, 0.0]
+REFILL_BATCHES = 10  # of failed or stale prompts, in a run that filters none
 IN_GROUPS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # names that compare a prompt's responses
 
 
 class Algorithm(Section):
     """Where advantages come from, the loss, and what is masked or weighted in it.
 
-    All in verl's own implementations. DAPO is GRPO with clip_high above clip_low, loss_agg
+    All in verl's own implementations. DAPO is GRPO with clip = [0.2, 0.28], loss_agg
     "token-mean", filter_groups and reward.overlong_buffer_tokens. Dr. GRPO is GRPO with loss_agg
     "seq-mean-token-sum-norm" and normalize_by_std false. verl/README.md has a table of all losses.
     """
@@ -37,25 +39,23 @@ class Algorithm(Section):
 
     "ppo": the ratio, clipped; a clipped token has no gradient. "gspo": one ratio for a response,
     the geometric mean of its tokens'; its paper clips at 3e-4 and 4e-4. "cispo": the clipped ratio
-    is a constant weight of the log-probability, so every token keeps a gradient; clip_low = 1.0
-    leaves the lower side open, as in its paper. "sapo": a smooth gate, tau_pos and tau_neg, in
-    place of the clip.
+    is a constant weight of the log-probability, so every token keeps a gradient; a lower
+    bound of 1 leaves that side open, as in its paper. "sapo": a smooth gate, tau, in place of the
+    clip.
     """
 
-    clip_low: PositiveFloat = 0.2
-    """The probability ratio of a token is clipped below 1 - clip_low; not in loss "sapo"."""
+    clip: list[float] = Field(default=[0.2, 0.28], min_length=2, max_length=3)
+    """The probability ratio of a token is clipped below 1 - the first and above 1 + the second.
 
-    clip_high: PositiveFloat = 0.28
-    """The probability ratio of a token is clipped above 1 + clip_high; not in loss "sapo"."""
+    A third, above 1, bounds the ratio in loss "ppo" of a token with a negative advantage (dual
+    clip); 10 where it is left out. Not in loss "sapo". verl's clip_ratio_low, _high and _c.
+    """
 
-    clip_c: Annotated[float, Field(gt=1)] = CLIP_C
-    """Bounds the ratio in loss "ppo" of a token with a negative advantage (dual clip)."""
+    tau: Pair = Field(default=TAU)
+    """Loss "sapo": how steeply a token fades as its ratio leaves 1.
 
-    tau_pos: PositiveFloat = TAU_POS
-    """Loss "sapo": how steeply tokens with a positive advantage fade as their ratio leaves 1."""
-
-    tau_neg: PositiveFloat = TAU_NEG
-    """Loss "sapo": as tau_pos, of the other tokens; larger than it in its paper."""
+    The first is of tokens with a positive advantage, the second of the others; larger in its paper.
+    """
 
     loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
@@ -76,21 +76,24 @@ class Algorithm(Section):
     lam: Discount = 1.0
     """PPO's lambda: 1 trusts the rewards alone, less than 1 the critic's values as well."""
 
-    filter_groups: bool = False
-    """Replace a prompt whose answers are all right or all wrong by another one."""
+    filter_groups: Annotated[int, Field(ge=0)] = 0
+    """Replace a prompt whose answers are all right or all wrong by another one; 0: off.
 
-    mask_truncated: bool = False
-    """Leave out of the loss a response that rollout.max_response_tokens cut off.
-
-    Its reward still counts in its group's mean, but not under "opo". DAPO calls it overlong
-    filtering.
+    The number is the most prompts in place of others, filtered, failed or stale ones, per step, in
+    batches of prompts, verl's max_num_gen_batches; 10, where it is 0, of those that failed.
     """
 
-    mask_void_turns: bool = False
-    """Leave out of the loss a response with a void turn, as SimpleTIR does.
+    @property
+    def max_refill_batches(self) -> int:
+        """The most prompts in place of others, per step, in batches of prompts."""
+        return self.filter_groups or REFILL_BATCHES
 
-    A void turn has neither a call that can be read nor an answer. The reward still counts in the
-    group's mean, but not under "opo".
+    mask: list[Literal["truncated", "void_turns"]] = Field(default=[])
+    """Responses that are left out of the loss. Their rewards still count in their group's mean.
+
+    "truncated": those that rollout.max_response_tokens cut off; DAPO calls it overlong filtering.
+    "void_turns": those with a turn that has neither a call that can be read nor an answer, as
+    SimpleTIR does. Under "opo" their rewards do not count either.
     """
 
     importance_sampling: Literal["off", "token", "sequence"] = "off"
@@ -100,13 +103,12 @@ class Algorithm(Section):
     the ratios over its response.
     """
 
-    importance_threshold: Annotated[float, Field(ge=1)] = 2.0
-    """Upper bound of the weight of importance_sampling."""
+    importance_bounds: Pair = Field(default=ANY_WEIGHT)
+    """Bounds of the weight of importance_sampling: at most 1, and at least 1.
 
-    importance_low: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Above 0: a weight below it or above importance_threshold becomes 0, not the bound (IcePop).
-
-    The token then adds nothing to the loss, and still counts in its mean. IcePop has 0.5 and 5.
+    The lower one 0: a weight above the upper one becomes the upper one. Above 0: a weight outside
+    the two becomes 0 (IcePop, which has 0.5 and 5). The token then adds nothing to the loss, and
+    still counts in its mean.
     """
 
     rejection: Literal[
@@ -121,11 +123,12 @@ class Algorithm(Section):
     still counts in the means of loss_agg, so "token_*" does not go with "seq-mean-token-mean".
     """
 
-    rejection_low: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Least ratio that rejection keeps, exp(k1); of k1 only, and above 0 there. Geo-RS: 0.999."""
+    rejection_bounds: Pair = Field(default=ANY_GAP)
+    """The least and the most that rejection keeps.
 
-    rejection_high: NonNegative = 0.0
-    """Most that rejection keeps: of k1 the ratio exp(k1), of k2 and k3 the value. Geo-RS: 1.001."""
+    Of k1: of the ratio exp(k1), in Geo-RS 0.999 and 1.001. Of k2 and k3: of the value; the first is
+    0 then.
+    """
 
     old_log_prob: Literal["actor", "rollout"] = "actor"
     """The old probability in the clipped ratio. See rollout/README.md, "Old log-probabilities".
@@ -157,13 +160,31 @@ class Algorithm(Section):
     """Where the divergence goes: into the loss, or off each token's reward (PPO, REINFORCE++)."""
 
     @property
+    def clip_c(self) -> float:
+        """The bound of the dual clip."""
+        return self.clip[2] if len(self.clip) == 3 else CLIP_C
+
+    @property
     def compares_groups(self) -> bool:
         """Whether advantages need several responses to a prompt."""
         return self.name in IN_GROUPS
 
     @property
     def masks_responses(self) -> bool:
-        return self.mask_truncated or self.mask_void_turns
+        return bool(self.mask)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Algorithm:
+        low, high = self.importance_bounds
+        wrong = [
+            ("clip", min(self.clip) <= 0 or self.clip_c <= 1, "two numbers above 0, and perhaps one above 1"),
+            ("tau", min(self.tau) <= 0, "two numbers above 0"),
+            ("importance_bounds", not 0 <= low <= 1 <= high, "a number from 0 to 1, and one of at least 1"),
+        ]
+        for key, is_wrong, rule in wrong:
+            if is_wrong:
+                raise ValueError(f"algorithm.{key} = {getattr(self, key)}: give {rule}")
+        return self
 
     @model_validator(mode="after")
     def _check_no_unused_settings(self) -> Algorithm:
@@ -171,14 +192,12 @@ class Algorithm(Section):
         loss, name = f'algorithm.loss = "{self.loss}"', f'algorithm.name = "{self.name}"'
         off, weighs = 'algorithm.{} = "off"', self.importance_sampling != "off"
         idle = [
-            ("clip_c", self.clip_c != CLIP_C and self.loss != "ppo", loss),
-            ("tau_pos", self.tau_pos != TAU_POS and self.loss != "sapo", loss),
-            ("tau_neg", self.tau_neg != TAU_NEG and self.loss != "sapo", loss),
+            ("clip", self.clip_c != CLIP_C and self.loss != "ppo", f"{loss}, whose ratio has no third bound"),
+            ("tau", self.tau != TAU and self.loss != "sapo", loss),
             ("gamma", self.gamma != 1 and self.name not in ("ppo", "reinforce_plus_plus"), name),
             ("lam", self.lam != 1 and self.name != "ppo", name),
-            ("importance_low", self.importance_low > 0 and not weighs, off.format("importance_sampling")),
-            ("rejection_low", self.rejection_low > 0 and self.rejection == "off", off.format("rejection")),
-            ("rejection_high", self.rejection_high > 0 and self.rejection == "off", off.format("rejection")),
+            ("importance_bounds", self.importance_bounds[0] > 0 and not weighs, off.format("importance_sampling")),
+            ("rejection_bounds", self.rejection_bounds != ANY_GAP and self.rejection == "off", off.format("rejection")),
             ("kl_type", self.kl_type != "k3" and not self.kl_coef, "algorithm.kl_coef = 0"),
             ("kl_in", self.kl_in != "loss" and not self.kl_coef, "algorithm.kl_coef = 0"),
         ]
@@ -224,7 +243,7 @@ class Algorithm(Section):
             )
         if self.masks_responses:
             raise ValueError(
-                f"{given} fails on a micro-batch of which algorithm.mask_truncated or mask_void_turns leaves nothing. "
+                f"{given} fails on a micro-batch of which algorithm.mask = {json.dumps(self.mask)} leaves nothing. "
                 'Set old_log_prob = "actor"'
             )
 
@@ -233,17 +252,16 @@ class Algorithm(Section):
         if self.rejection == "off":
             return self
         given = f'algorithm.rejection = "{self.rejection}"'
-        ratio = self.rejection.endswith("k1")
-        if ratio and not 0 < self.rejection_low <= 1 <= self.rejection_high:
+        ratio, (low, high) = self.rejection.endswith("k1"), self.rejection_bounds
+        if ratio and not 0 < low <= 1 <= high:
             raise ValueError(
-                f"{given} keeps ratios from algorithm.rejection_low to rejection_high, and these are "
-                f"{self.rejection_low} and {self.rejection_high}. Set the one above 0 and at most 1, the other to at "
-                "least 1"
+                f"{given} keeps ratios between algorithm.rejection_bounds = {self.rejection_bounds}. Set the first "
+                "above 0 and at most 1, the second to at least 1"
             )
-        if not ratio and (self.rejection_low or not self.rejection_high):
+        if not ratio and (low or high <= 0):
             raise ValueError(
-                f"{given} has an upper bound alone: set algorithm.rejection_high above 0 (it is "
-                f"{self.rejection_high}) and leave out rejection_low (it is {self.rejection_low})"
+                f"{given} has an upper bound alone, and algorithm.rejection_bounds = {self.rejection_bounds}. Set the "
+                "first to 0 and the second above 0"
             )
         self._check_rejected_tokens(given)
         return self
@@ -253,7 +271,7 @@ class Algorithm(Section):
             return
         instead = (
             'Take a rejection of whole responses ("seq_*"), or algorithm.importance_sampling = "token" with '
-            "importance_low, which leaves tokens out by a weight of 0"
+            "a lower one of importance_bounds, which leaves tokens out by a weight of 0"
         )
         if self.loss_agg == "seq-mean-token-mean":
             raise ValueError(
@@ -280,9 +298,6 @@ class Critic(Section):
 
     lr: PositiveFloat = 1e-5
     """The critic's highest learning rate, in place of optim.lr."""
-
-    clip_value: PositiveFloat = 0.5
-    """How far a value may move from its old one before its loss stops falling."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """The first so many steps train the critic alone; the actor's schedule starts after them."""

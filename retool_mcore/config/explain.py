@@ -9,11 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-MOVED = {  # settings of earlier versions -> where they are now
-    "data.val_file": 'files = ["..."] in the section [validation]',
-    "train.val_every_steps": "every = ... in the section [validation]",
-    "model.bridge": "gone: mbridge is the only bridge, ARCHITECTURE.md says why. Leave the line out",
-}
+from retool_mcore.config.old_names import CHANGED, MOVED
+
+OTHER_KINDS = ("list_type", "dict_type", "int_type", "float_type")  # pydantic's words for a value of another kind
 
 
 def explain(kind: type[BaseModel], error: ValidationError, source: str, overrides: Sequence[str]) -> str:
@@ -24,6 +22,8 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
         value = json.dumps(item["input"], default=str)[:80]
         if where in MOVED and item["type"] == "extra_forbidden":
             lines.append(f"{where} is now {MOVED[where]}")
+        elif where in CHANGED and item["type"] in OTHER_KINDS:
+            lines.append(f"{where} = {value}: it is now {CHANGED[where]}")
         elif item["type"] == "extra_forbidden":
             lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
         elif item["type"] == "missing":
@@ -31,7 +31,9 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
         elif where and item["type"] != "value_error":
             lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
         else:
-            lines.append(f"{item['msg'].removeprefix('Value error, ')}" + (f" (section [{where}])" if where else ""))
+            said = item["msg"].removeprefix("Value error, ")
+            named = not where or said.startswith(f"{where} =")
+            lines.append(said if named else f"{said} (section [{where}])")
     origin = source + (f" with {' '.join(overrides)}" if overrides else "")
     return f"{origin}: " + "; ".join(lines) + "."
 

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from retool_mcore.config.evaluation import EvaluationConfig
 from retool_mcore.config.explain import explain
+from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.config.rl import RlConfig
 from retool_mcore.config.sft import SftConfig
-from retool_mcore.config.shared import JobConfig
+from retool_mcore.config.shared import CONFIG_FILE, JobConfig
 from retool_mcore.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=JobConfig)
@@ -23,7 +24,8 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
     """Read a TOML run file, apply ``section.key=value`` overrides and validate it.
 
     The values of overrides are TOML (``train.steps=5``, ``sandbox.where=["local"]``); bare words
-    are strings. Raises ConfigError naming the file, the key, the value and the rule.
+    are strings. A run's own config.toml may be of an earlier version, with that one's names. Raises
+    ConfigError naming the file, the key, the value and the rule.
     """
     try:
         with open(path, "rb") as file:
@@ -32,7 +34,8 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
-    return build_config(kind, tree, str(path), overrides)
+    recorded = os.path.basename(path) == CONFIG_FILE
+    return build_config(kind, under_todays_names(tree) if recorded else tree, str(path), overrides)
 
 
 def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> ConfigT:

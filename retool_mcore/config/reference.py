@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -76,13 +77,17 @@ def kind_of(field: FieldInfo) -> str:
     of, arguments = get_origin(field.annotation), get_args(field.annotation)
     if of is Literal:
         return f"one of {', '.join(map(json.dumps, arguments))}"
+    if isinstance(field.annotation, UnionType) or of is Union:  # a word, or a number
+        return f"one of {', '.join(map(json.dumps, get_args(arguments[0])))}, or {NAMES[arguments[1]]}"
     if of is dict:
         return "a table"
     if of is list:
         if get_origin(arguments[0]) is Literal:
             return f"a list of any of {', '.join(map(json.dumps, get_args(arguments[0])))}"
-        least = _bound(field, "min_length")
+        least, most = _bound(field, "min_length"), _bound(field, "max_length")
         plural = NAMES[arguments[0]].removeprefix("a ") + "s"
+        if least and least == most:
+            return f"a list of {least} {plural}"
         return f"a list of {plural}" + (f", at least {least}" if least else "")
     pattern = _bound(field, "pattern")
     return NAMES[field.annotation] + (f" that matches {pattern}" if pattern else "") + _range(field)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from retool_mcore.config.algorithm import Algorithm, Critic
-from retool_mcore.config.base import PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import Pair, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.files import parquet_files
 from retool_mcore.config.sampling import Prompts, Rollout, SandboxSettings, Validation, sampled_as_rollout
 from retool_mcore.config.shared import RunConfig
@@ -41,15 +41,13 @@ class RlData(Prompts):
     allow_overlap: bool = False
     """True: over a tenth of the problems of a file of validation.files may be trained on."""
 
-    curriculum: Literal["off", "solve_rate"] = "off"
-    """"solve_rate": prompts that are solved always or never are sampled less.
+    curriculum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Below 1: prompts that are solved always or never are sampled less; 1: all alike.
 
     Each group in a row that is all right, or all wrong, halves the share of epochs that take its
-    prompt; a group that is mixed brings it back to all. See rollout/README.md, "Curriculum".
+    prompt, down to this one: 0.125 is at least every eighth. A group that is mixed brings it back
+    to all. See rollout/README.md, "Curriculum".
     """
-
-    curriculum_floor: Annotated[float, Field(gt=0, le=1)] = 0.125
-    """The least share of epochs that take a prompt: 0.125 is at least every eighth."""
 
 
 class RlTrain(Section):
@@ -77,14 +75,11 @@ class RlTrain(Section):
     prefetch_batches: PositiveFloat = 1.0
     """Batches of prompts in flight beyond the one that the step waits for; not in mode "sync"."""
 
-    max_staleness: PositiveInt = 7
-    """Most weight syncs between a prompt's start and the step that trains on it; not in "sync"."""
+    max_staleness: dict[Literal["drop", "wait"], PositiveInt] = Field(default={"drop": 7}, min_length=1, max_length=1)
+    """Most weight syncs between a prompt's start and the step that trains on it; not in "sync".
 
-    when_stale: Literal["drop", "wait"] = "drop"
-    """What is done about prompts that become older than max_staleness; not in mode "sync".
-
-    "drop" samples another prompt in place of an older one, "wait" delays the step until the prompt
-    is finished.
+    { drop = 7 } samples another prompt in place of an older one, { wait = 7 } delays the step until
+    the prompt is finished.
     """
 
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
@@ -103,6 +98,15 @@ class RlTrain(Section):
     """
 
     @property
+    def staleness_limit(self) -> int:
+        return next(iter(self.max_staleness.values()))
+
+    @property
+    def when_stale(self) -> str:
+        """What is done about prompts that become older: "drop" or "wait"."""
+        return next(iter(self.max_staleness))
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates between two weight syncs."""
         return self.prompts_per_step // self.mini_batch_prompts
@@ -117,11 +121,8 @@ class Reward(Section):
     function: str = ""
     """A function of your own that scores responses instead, "module:name"; see reward/README.md."""
 
-    correct: float = 1.0
-    """Reward of a response whose answer is equivalent to the truth."""
-
-    wrong: float = -1.0
-    """Reward of any other response; below correct."""
+    answer: Pair = Field(default=[1.0, -1.0])
+    """Reward of a response whose answer is equivalent to the truth, and of any other; less."""
 
     timeout_s: PositiveFloat = 5.0
     """Seconds of CPU time per equivalence check; a check that takes longer counts as wrong."""
@@ -129,20 +130,21 @@ class Reward(Section):
     workers: PositiveInt = 1
     """Processes that score responses, each with two checkers of its own."""
 
-    call_bonus: Annotated[float, Field(ge=0)] = 0.0
-    """Added for each call of a wrong response; 0.1 in the public recipe; 0: off."""
+    call_bonus: Pair = Field(default=[0.0, -0.6])
+    """Added for each call of a wrong response, and the highest reward that it then has.
 
-    call_bonus_cap: float = -0.6
-    """The highest reward of a wrong response with its bonus."""
+    0.1 and -0.6 in the public recipe; 0 for a call: off.
+    """
 
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
     """The last so many tokens of rollout.max_response_tokens cost up to 1, linearly; 0: off."""
 
-    require_format: bool = False
-    """True: a right answer counts only when no call of its response was malformed."""
+    require: list[Literal["format", "simplified"]] = Field(default=[])
+    """What a right answer needs, too, to be paid as one.
 
-    require_simplified: bool = False
-    """True: only when it is worked out: a number for a number, no copy; see reward/README.md."""
+    "format": no call of its response was malformed; "simplified": it is worked out, a number for a
+    number and no copy; see reward/README.md.
+    """
 
     @model_validator(mode="after")
     def _check_own_function_alone(self) -> Reward:
@@ -157,13 +159,15 @@ class Reward(Section):
 
     @model_validator(mode="after")
     def _check_right_is_worth_most(self) -> Reward:
-        if self.wrong >= self.correct:
-            raise ValueError(f"reward.wrong = {self.wrong} is not below reward.correct = {self.correct}")
-        if self.call_bonus and not self.wrong < self.call_bonus_cap < self.correct:
+        (right, wrong), (bonus, highest) = self.answer, self.call_bonus
+        if wrong >= right:
+            raise ValueError(f"reward.answer = {self.answer}: give a right answer's reward, and a lower one of others")
+        if bonus < 0:
+            raise ValueError(f"reward.call_bonus = {self.call_bonus}: give a number for each call, 0 or more")
+        if bonus and not wrong < highest < right:
             raise ValueError(
-                f"reward.call_bonus_cap = {self.call_bonus_cap} is not between reward.wrong = {self.wrong} and "
-                f"reward.correct = {self.correct}, so reward.call_bonus = {self.call_bonus} would do nothing, or pay "
-                "wrong answers like right ones"
+                f"reward.call_bonus = {self.call_bonus}: the highest reward with it is not between those of "
+                f"reward.answer = {self.answer}, so it would do nothing, or pay wrong answers like right ones"
             )
         return self
 
@@ -203,7 +207,7 @@ class RlConfig(RunConfig):
     @property
     def best_source(self) -> str:
         """The data_source that best.metric is the accuracy on; "" where it names none."""
-        found = SOURCE_ACCURACY.fullmatch(self.best.metric)
+        found = SOURCE_ACCURACY.fullmatch(self.best.name)
         return found["source"] if found else ""
 
     @property
@@ -226,9 +230,9 @@ class RlConfig(RunConfig):
                 f'rollout.group_size = 1 gives algorithm.name = "{self.algorithm.name}" no group to compare within. '
                 "Use at least 2"
             )
-        if self.data.curriculum != "off" and r.group_size < 2:
+        if self.data.curriculum < 1 and r.group_size < 2:
             raise ValueError(
-                f'data.curriculum = "{self.data.curriculum}" tells mixed groups from others, and rollout.group_size = 1'
+                f"data.curriculum = {self.data.curriculum} tells mixed groups from others, and rollout.group_size = 1"
             )
         if self.algorithm.filter_groups and r.group_size < 2:
             raise ValueError("algorithm.filter_groups needs groups to compare within, and rollout.group_size = 1")
@@ -258,10 +262,10 @@ class RlConfig(RunConfig):
                 f"reward.overlong_buffer_tokens = {self.reward.overlong_buffer_tokens} is longer than "
                 f"rollout.max_response_tokens = {r.max_response_tokens}, whose end it is"
             )
-        if not r.tool and (self.reward.call_bonus or self.reward.require_format):
+        if not r.tool and (self.reward.call_bonus[0] or "format" in self.reward.require):
             raise ValueError(
-                "reward.call_bonus and reward.require_format judge calls, and rollout.tool = false leaves none. Set "
-                "reward.call_bonus = 0.0 and reward.require_format = false"
+                'reward.call_bonus and "format" of reward.require judge calls, and rollout.tools = [] leaves none. '
+                "Leave them out"
             )
         return self
 
@@ -370,9 +374,9 @@ def train_gpus(train: RlTrain, rollout: Rollout, nodes: int, gpus_per_node: int)
             f"rollout.gpus = {rollout.gpus} is not a multiple of cluster.gpus_per_node = {gpus_per_node}: of "
             f"{nodes} nodes, rollouts and training each take whole ones"
         )
-    if train.mode != "sync" and train.prefetch_batches > train.max_staleness:
+    if train.mode != "sync" and train.prefetch_batches > train.staleness_limit:
         raise ValueError(
             f"train.prefetch_batches = {train.prefetch_batches} starts prompts more than train.max_staleness = "
-            f"{train.max_staleness} steps before the one that learns from them. Lower the one or raise the other"
+            f"{train.staleness_limit} steps before the one that learns from them. Lower the one or raise the other"
         )
     return nodes * gpus_per_node - rollout.gpus

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Section, StepInterval
 from retool_mcore.config.mcp import McpServer
 
+INTERPRETER = "code_interpreter"
 # Settings of [validation] -> those of [rollout] that they are when left out.
 SAME_AS_ROLLOUT = {"n": "group_size", "temperature": "temperature", "top_p": "top_p"}
 
@@ -32,13 +33,11 @@ class ToolLoop(Section):
     Native forms of other models are "qwen3_coder", "llama3" and "mistral". See rollout/protocol.py.
     """
 
-    tool: bool = True
-    """False: text only, the baseline of the paper's comparison."""
-
-    tools: list[str] = Field(default=["code_interpreter"])
+    tools: list[str] = Field(default=[INTERPRETER])
     """What may be called: the interpreter, and tools of your own, "module:Name".
 
-    Without "code_interpreter" your own tools alone, and those of mcp. See rollout/tools.py.
+    Without "code_interpreter" your own tools alone, and those of mcp; [] without mcp: text only,
+    the baseline of the paper's comparison. See rollout/tools.py.
     """
 
     mcp: dict[str, McpServer] = Field(default={})
@@ -58,12 +57,6 @@ class ToolLoop(Section):
 
     max_tool_output_tokens: PositiveInt = 512
     """Tokens shown of one result; a longer one is cut in the middle, and the model is told."""
-
-    max_tool_s: PositiveFloat = 300.0
-    """Interpreter time per trajectory, in seconds; beyond it the trajectory ends."""
-
-    max_malformed_calls: PositiveInt = 3
-    """Malformed calls in a row at which the trajectory ends."""
 
     max_outage_s: PositiveFloat = 60.0
     """Seconds to retry a call while the sandbox is away; then the trajectory is dropped."""
@@ -87,12 +80,18 @@ class ToolLoop(Section):
     def _check_tools(self) -> Self:
         if len(set(self.tools)) != len(self.tools):
             raise ValueError(f"rollout.tools = {self.tools} must name each tool once")
-        if not self.tools and not self.mcp:
-            raise ValueError(
-                'rollout.tools = [] without rollout.mcp leaves nothing to call. Name "code_interpreter" or a tool of '
-                "your own, or set rollout.tool = false for text alone"
-            )
         return self
+
+    @property
+    def tool(self) -> bool:
+        """Whether anything may be called."""
+        return bool(self.tools or self.mcp)
+
+    def calling(self, tool: bool) -> Self:
+        """The loop with its tools, or the interpreter where it has none; or without any."""
+        if not tool:
+            return self.model_copy(update={"tools": [], "mcp": {}})
+        return self if self.tool else self.model_copy(update={"tools": [INTERPRETER]})
 
 
 class Rollout(ToolLoop):
@@ -109,9 +108,6 @@ class Rollout(ToolLoop):
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the likeliest tokens that have this probability together; 1: from all."""
-
-    max_refill_batches: PositiveInt = 10
-    """Most prompts in place of filtered, failed or stale ones, per step, in batches of prompts."""
 
     max_dropped_fraction: Fraction = 0.02
     """Fraction of a batch that sandbox or engine outages may cost; above it the run stops."""

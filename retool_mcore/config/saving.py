@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from retool_mcore.config.base import PositiveInt, Section, StepInterval
+from retool_mcore.config.base import Pair, PositiveInt, Section, StepInterval
 
 
 class Checkpoint(Section):
@@ -62,26 +62,44 @@ class Best(Section):
     metric: str = ""
     """The metric of validation that decides; "": none does. SFT has "val_loss".
 
-    RL: "val/accuracy", or "val-core/SOURCE/acc/mean@N", the accuracy on the validation problems
+    The name implies whether the highest or the lowest value is best; "max NAME" or "min NAME" says
+    it. RL: "val/accuracy", or "val-core/SOURCE/acc/mean@N", the accuracy on the validation problems
     whose data_source is SOURCE, with N = validation.n. A wrong name's error lists all there are.
     """
 
-    mode: Literal["auto", "max", "min"] = "auto"
-    """Whether the highest or the lowest value is best; "auto": as the metric's name implies."""
+    patience: Pair = Field(default=[0, 0.0])
+    """The run ends after so many validations in a row without a better value; 0: never.
 
-    patience: Annotated[int, Field(ge=0)] = 0
-    """The run ends after so many validations in a row without a better value; 0: never."""
+    The second: by how much a value must be better for that, in units of the metric.
+    """
 
-    min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """How much better a value must be for patience to start anew, in units of the metric."""
+    @property
+    def name(self) -> str:
+        """The metric, without what says whether it is best high or low."""
+        return self.metric.removeprefix("min ").removeprefix("max ")
+
+    @property
+    def mode(self) -> str:
+        """What metric says of it: "min", "max" or ""."""
+        return self.metric[:3] if self.name != self.metric else ""
+
+    @property
+    def validations(self) -> int:
+        return int(self.patience[0])
+
+    @property
+    def min_delta(self) -> float:
+        return self.patience[1]
 
     @model_validator(mode="after")
     def _check_patience(self) -> Best:
-        if not self.metric and (self.patience or self.min_delta or self.mode != "auto"):
+        if not self.metric and any(self.patience):
             raise ValueError(
-                f'best.patience = {self.patience}, best.min_delta = {self.min_delta} and best.mode = "{self.mode}" do '
-                'nothing without best.metric. Name one, "val_loss" in SFT or "val/accuracy" in RL, or leave them out'
+                f"best.patience = {self.patience} does nothing without best.metric. Name one, "
+                '"val_loss" in SFT or "val/accuracy" in RL, or leave it out'
             )
+        if min(self.patience) < 0 or self.validations != self.patience[0]:
+            raise ValueError(f"best.patience = {self.patience}: give a whole number of validations, and a gain")
         return self
 
 

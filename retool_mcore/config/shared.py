@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from retool_mcore.config.base import Fraction, PositiveFloat, PositiveInt, Section
+from retool_mcore.config.base import Fraction, Pair, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.experts import Experts
 from retool_mcore.config.lora import Lora
 from retool_mcore.config.model import Model
 from retool_mcore.config.saving import Best, Checkpoint, check_saving
 
 MAX_VERL_OVERRIDES = 10
+RECOMPUTE = ("none", "selective", "full", "auto")
+CONFIG_FILE = "config.toml"  # of a run's folder
 
 
 class Run(Section):
@@ -49,7 +52,7 @@ class Run(Section):
     @property
     def config_file(self) -> Path:
         """Where the run's resolved settings are written, as an absolute path."""
-        return self.dir.absolute() / "config.toml"
+        return self.dir.absolute() / CONFIG_FILE
 
 
 class Cluster(Section):
@@ -73,7 +76,7 @@ class Parallel(Section):
     """
 
     tp: PositiveInt = 1
-    """Tensor parallelism: ranks that share every layer's matrices."""
+    """Tensor parallelism: ranks that share every layer's matrices, and split norms and dropout."""
 
     pp: PositiveInt = 1
     """Pipeline parallelism: stages that the layers are divided into."""
@@ -93,9 +96,6 @@ class Parallel(Section):
     1 keeps small experts whole under tp, and leaves more ranks to ep.
     """
 
-    sequence_parallel: bool = True
-    """Also splits norms and dropout over the tp group; nothing to split at tp = 1."""
-
     @property
     def model_parallel(self) -> int:
         return self.tp * self.pp * self.cp
@@ -105,22 +105,27 @@ class Parallel(Section):
         return self.etp or self.tp
 
 
+def _level_or_layers(value: Any) -> Any:
+    if value in RECOMPUTE or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    known = ", ".join(map(json.dumps, RECOMPUTE))
+    raise ValueError(f"memory.recompute = {json.dumps(value)} is none of {known}, nor a number of layers above 0")
+
+
 class Memory(Section):
     """What is kept, recomputed, shrunk or moved to the host so that a model fits.
 
     Each setting costs time: see perf/LOG.md.
     """
 
-    recompute: Literal["none", "selective", "full", "auto"] = "none"
+    recompute: Annotated[Literal["none", "selective", "full", "auto"] | int, BeforeValidator(_level_or_layers)] = "none"
     """Activations computed again in the backward pass instead of kept.
 
-    "selective": norms and what Megatron finds cheap; "full": whole layers; "auto": whole layers,
-    but only in micro-batches that are longer than train.micro_batch_tokens because of one long
-    sequence, and only as many layers as it takes to use no more memory than at that length.
+    "selective": norms and what Megatron finds cheap; "full": whole layers; a number: so many layers
+    of each pipeline stage; "auto": whole layers, but only in micro-batches that are longer than
+    train.micro_batch_tokens because of one long sequence, and only as many layers as it takes to
+    use no more memory than at that length.
     """
-
-    recompute_layers: Annotated[int, Field(ge=0)] = 0
-    """With recompute = "full": the layers to recompute per pipeline stage; 0: all of them."""
 
     fused_cross_entropy: bool = False
     """Make no float32 copies of the logits.
@@ -140,6 +145,16 @@ class Memory(Section):
 
     offload_idle: bool = False
     """RL: move the actor's weights and optimizer to the host while the rollout engine works."""
+
+    @property
+    def recomputes_layers(self) -> bool:
+        """Whether each micro-batch recomputes whole layers."""
+        return self.recompute == "full" or self.recomputed_layers > 0
+
+    @property
+    def recomputed_layers(self) -> int:
+        """The layers of a pipeline stage that recompute counts; 0: it counts none."""
+        return self.recompute if isinstance(self.recompute, int) else 0
 
 
 class Optim(Section):
@@ -164,14 +179,11 @@ class Optim(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Adam's decoupled weight decay: an update shrinks a weight by the rate times this."""
 
-    beta1: Fraction = 0.9
-    """Adam's decay of the gradients' running mean, per update."""
+    betas: Pair = Field(default=[0.9, 0.999])
+    """Adam's decays, per update, of the gradients' running mean and of their squares'.
 
-    beta2: Fraction = 0.999
-    """Adam's decay of the squared gradients' running mean, per update.
-
-    The shipped SFT runs take 0.95, as is usual for language models: 0.999 averages over 1,000
-    updates, more than they have. RL keeps verl's 0.999.
+    The shipped SFT runs take 0.95 for the second, as is usual for language models: 0.999 averages
+    over 1,000 updates, more than they have. RL keeps verl's 0.999.
     """
 
     clip_grad: PositiveFloat = 1.0
@@ -181,6 +193,12 @@ class Optim(Section):
     def _check_min_lr(self) -> Optim:
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr} is above lr = {self.lr}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_betas(self) -> Optim:
+        if not all(0 <= beta <= 1 for beta in self.betas):
+            raise ValueError(f"betas = {self.betas} are decays, from 0 to 1")
         return self
 
 
@@ -244,19 +262,21 @@ class RunConfig(JobConfig):
 
     @property
     def best_mode(self) -> str:
-        """ "max" or "min": best.mode, or what the metric's name implies."""
-        return self.validation_metrics[self.best.metric] if self.best.mode == "auto" else self.best.mode
+        """ "max" or "min": what best.metric says, or its name implies."""
+        return self.best.mode or self.validation_metrics[self.best.name]
 
     @model_validator(mode="after")
     def _best_rules(self) -> RunConfig:
         if not self.best.metric:
             return self
-        metric, known, (key, every) = self.best.metric, self.validation_metrics, self.validated
+        metric, known, (key, every) = self.best.name, self.validation_metrics, self.validated
         saved = self.checkpoint.every_steps
         if metric not in known:
             raise ValueError(f'best.metric = "{metric}" is no metric of validation. There are: {", ".join(known)}')
         if not self.best_mode:
-            raise ValueError(f'best.metric = "{metric}" is not better high or low by itself. Set best.mode')
+            raise ValueError(
+                f'best.metric = "{metric}" is not better high or low by itself. Say "max {metric}" or "min {metric}"'
+            )
         if not every or not saved or every % saved:
             raise ValueError(
                 f'best.metric = "{metric}": {key} = {every} is not a multiple of checkpoint.every_steps = {saved}, and '
@@ -280,16 +300,6 @@ class RunConfig(JobConfig):
             raise ValueError(
                 f"parallel.tp * pp * cp = {p.tp} * {p.pp} * {p.cp} = {p.model_parallel} does not divide the "
                 f"{gpus} GPUs of [cluster] ({c.nodes} nodes x {c.gpus_per_node}{less}). Lower one of them"
-            )
-        if self.memory.recompute_layers and self.memory.recompute != "full":
-            raise ValueError(
-                f"memory.recompute_layers = {self.memory.recompute_layers} counts whole layers, and memory.recompute = "
-                f'"{self.memory.recompute}" recomputes none. Use "full", or leave it out'
-            )
-        if self.memory.fused_cross_entropy and p.tp > 1 and not p.sequence_parallel:
-            raise ValueError(
-                f"memory.fused_cross_entropy with parallel.tp = {p.tp} needs parallel.sequence_parallel = true: the "
-                "gradient of the last hidden states is summed over the ranks there"
             )
         if p.vpp > 1 and p.pp == 1:
             raise ValueError(f"parallel.vpp = {p.vpp} interleaves the chunks of pipeline stages, and parallel.pp = 1")
@@ -327,7 +337,7 @@ class RunConfig(JobConfig):
         balancing = self.experts.load_balancing
         exchanging = {
             f"parallel.ep = {self.parallel.ep} sends tokens": self.parallel.ep > 1,
-            f'experts.load_balancing = "{balancing}" sends counts': balancing == "global_aux_loss",
+            f"experts.load_balancing = {balancing} sends counts": "global_aux_loss" in balancing,
         }
         for what, asked in exchanging.items():
             if asked and self.memory.recompute == "auto":

@@ -1,11 +1,11 @@
 """The order of RL's prompts: every epoch anew by the seed, or by how often prompts are solved.
 
-``SolveRateOrder`` is the sampler of data.curriculum = "solve_rate". It goes through the rows in
+``SolveRateOrder`` is the sampler of data.curriculum below 1. It goes through the rows in
 epochs, each in an order of its own, as without a curriculum, and passes over some of them:
 
 - A row has a streak: how many of its groups in a row were all right (above 0) or all wrong (below
   0). A group that is mixed, and thus has something to compare, sets it to 0.
-- Its share is 0.5 ** abs(streak), at least data.curriculum_floor. An epoch takes it when the
+- Its share is 0.5 ** abs(streak), at least data.curriculum. An epoch takes it when the
   row's clock, which runs at that share, passes a whole number. A row of share 1 is in every epoch,
   one of 1/8 in exactly every eighth, so none vanishes. Where its clock starts is drawn from the
   seed, so rows of one share are spread over the epochs.

@@ -88,7 +88,7 @@ def evaluate_many(
             samples = SampleFile(out / case.name, identity_of(config, case.model, problems) | settings.identity())
             on_start(case.name, len(samples.rows), len(problems) * n)
             if len(samples.rows) < len(problems) * n:
-                rollout = config.rollout.model_copy(update={"tool": case.tool})
+                rollout = config.rollout.calling(case.tool)
                 # Before the servers start, as it may fail.
                 protocol = protocol_of(rollout, tokenizer_of(config.model, case.model))
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))

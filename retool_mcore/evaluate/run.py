@@ -59,7 +59,7 @@ class Settings:
     @classmethod
     def of(cls, config: EvaluationConfig, n: int, tool: bool, servers: int = 1) -> Settings:
         """n samples per problem, sampled as ``config`` says, with or without the tool."""
-        rollout = config.rollout.model_copy(update={"tool": tool})
+        rollout, offered = config.rollout.calling(tool), config.rollout.calling(True)
         return cls(
             limits=Limits.of(rollout, config.sandbox),
             max_prompt_tokens=config.data.max_prompt_tokens,
@@ -67,8 +67,8 @@ class Settings:
             protocol=rollout.protocol,
             calls_per_turn=rollout.calls_per_turn,
             tool=tool,
-            tools=tuple(rollout.tools),
-            mcp={name: server.model_dump() for name, server in rollout.mcp.items()},
+            tools=tuple(offered.tools),
+            mcp={name: server.model_dump() for name, server in offered.mcp.items()},
             sampling=Sampling(temperature=config.validation.temperature, top_p=config.validation.top_p),
             seed=config.run.seed,
             concurrency=2 * rollout.max_running_requests * servers,  # half of them may wait for the interpreter

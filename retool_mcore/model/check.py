@@ -55,12 +55,6 @@ def check_model(config: RunConfig) -> None:
             f"{config.source}: parallel.etp = {size} does not divide the {shape.ffn} hidden units of an "
             f"expert of {config.model.path}. 1 keeps experts whole."
         )
-    if experts and config.parallel.tp > 1 and not config.parallel.sequence_parallel:
-        raise ConfigError(
-            f"{config.source}: parallel.tp = {config.parallel.tp} with parallel.sequence_parallel = false, and "
-            f"{config.model.path} has {experts} experts: Megatron trains experts under TP with sequence parallelism "
-            "only. Leave it on."
-        )
     if experts and isinstance(config, RlConfig):
         _check_old_log_prob(config)
     _check_length(config, values)

@@ -108,7 +108,7 @@ def activation_bytes(
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)
     unfused += 2 * 2 * hidden if lora and fused else 0
     whole = (shape.kept_bytes - (shape.fp8_values if fp8 else 0) + unfused) / tp
-    if memory.recompute == "full":
+    if memory.recomputes_layers:
         return 2 * hidden / tp, whole
     if memory.recompute == "selective" and not fused:  # recomputes the norms' outputs, which fused layers do not keep
         return whole - 2 * 2 * hidden / tp, 2 * 2 * hidden / tp
@@ -130,9 +130,9 @@ def train_memory(
     adapters = adapters_of_rank(shape, parallel, lora)
     how: dict[str, bool] = {"fused": fused, "fp8": fp8, "lora": bool(lora.rank)}
     kept, working = activation_bytes(shape, memory, tp, **how)
-    if memory.recompute == "full" and memory.recompute_layers:
+    if memory.recomputed_layers:
         plain, _ = activation_bytes(shape, Memory(), tp, **how)
-        share = min(1.0, memory.recompute_layers / layers)
+        share = min(1.0, memory.recomputed_layers / layers)
         kept = kept * share + plain * (1 - share)
     in_flight = (
         pp * (1 + (pp - 1) / (pp * parallel.vpp)) if parallel.vpp > 1 else pp

@@ -74,8 +74,8 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
 def _layout(plan: Plan) -> str:
     p, m, config = plan.parallel, plan.memory, plan.config
     experts = f" ep {p.ep} etp {p.expert_tp}" if p.ep > 1 else ""
-    layers = f" of {m.recompute_layers} layers a stage" if m.recompute_layers else ""
-    words = [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}", f"recompute {m.recompute}{layers}"]
+    again = f"{m.recompute} layers a stage" if m.recomputed_layers else m.recompute
+    words = [f"tp {p.tp} pp {p.pp} cp {p.cp} dp {plan.dp}{experts}", f"recompute {again}"]
     words += [f"adapters of rank {config.lora.rank}"] if config.lora.rank else []
     words += ["base in FP8"] if config.lora.in_fp8 else []
     words += [f"optimizer {m.optimizer_on_cpu:.0%} on the host"] if m.optimizer_on_cpu else []

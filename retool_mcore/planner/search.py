@@ -91,8 +91,8 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
     whole = math.ceil(config.max_sequence_tokens / config.parallel.cp)
     layers = math.ceil(shape.layers / config.parallel.pp)
 
-    def varied(recompute: str, tokens: int, recompute_layers: int = 0) -> Config:
-        changed = _with(config, "memory", recompute=recompute, recompute_layers=recompute_layers)
+    def varied(recompute: str | int, tokens: int) -> Config:
+        changed = _with(config, "memory", recompute=recompute)
         return _with(changed, "train", micro_batch_tokens=tokens)
 
     yield varied("full", whole)
@@ -103,7 +103,7 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
     yield varied("selective", whole)
     for quarter in (1, 2, 3):
         if 0 < (some := layers * quarter // 4) < layers:
-            yield varied("full", whole, some)
+            yield varied(some, whole)
     rest, input_share = token_memory(shape, fused_cross_entropy=config.memory.fused_cross_entropy)
     for tokens in range(MICRO_BATCH_STEP, whole, MICRO_BATCH_STEP):
         if layers_to_recompute(whole, tokens, layers, rest=rest, input_share=input_share) <= layers:

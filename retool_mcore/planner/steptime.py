@@ -147,9 +147,9 @@ def passes_of(memory: Memory, layers_of_stage: int, recomputed: float) -> float:
     """A training pass in forward passes; ``recomputed`` is ``Lengths.recomputed``, for "auto"."""
     if memory.recompute == "auto":
         return 3.0 + recomputed
-    if memory.recompute != "full":
+    if not memory.recomputes_layers:
         return 3.0
-    return 3.0 + (min(1.0, memory.recompute_layers / layers_of_stage) if memory.recompute_layers else 1.0)
+    return 3.0 + (min(1.0, memory.recomputed_layers / layers_of_stage) if memory.recomputed_layers else 1.0)
 
 
 def offload_s(train: TrainMemory, hardware: Hardware) -> float:

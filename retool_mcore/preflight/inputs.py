@@ -54,7 +54,7 @@ def stall(config: RunConfig) -> Iterator[Finding]:
 
 def tools(config: RunConfig) -> Iterator[Finding]:
     """What the model may call. A server of rollout.mcp is asked, or started, as the run will."""
-    if isinstance(config, RlConfig) and config.rollout.tool and (config.rollout.tools or config.rollout.mcp):
+    if isinstance(config, RlConfig) and config.rollout.tool:
         interpreter = [TOOL_NAME] if TOOL_NAME in config.rollout.tools else []
         offered = ", ".join([*interpreter, *(tool.name for tool in tools_of(config.rollout))])
         yield ok("tools", f"the model may call {offered}")
@@ -66,7 +66,8 @@ def tokenizer(config: RunConfig) -> Iterator[Finding]:
         return
     loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
-        protocol_of(config.rollout.model_copy(update={"tools": [TOOL_NAME], "mcp": {}}), loaded)
+        # With the interpreter alone: a tool of the user's own has a check of its own.
+        protocol_of(config.rollout.calling(False).calling(config.rollout.tool), loaded)
         served = f"rollout.protocol = {config.rollout.protocol}" if config.rollout.tool else "text alone"
         yield ok("tokenizer", f"{len(loaded)} tokens; it and its chat template serve {served}")
     else:

@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from retool_mcore.config.sampling import INTERPRETER
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.compare import REPORT, Comparison, compare, read_report
 from retool_mcore.report.record import RunRecord
@@ -107,7 +108,7 @@ def before_and_after(run: RunRecord, reports: Sequence[Evaluation]) -> list[Befo
 
 
 def trained_with_tool(run: RunRecord) -> bool:
-    return bool(run.setting("rollout.tool", True))
+    return bool(run.setting("rollout.tools", [INTERPRETER]) or run.setting("rollout.mcp"))
 
 
 def _newest(reports: Sequence[Evaluation], is_it: Callable[[str], bool]) -> dict[Key, Evaluation]:

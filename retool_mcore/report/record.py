@@ -1,7 +1,7 @@
 """What a run has left in its folder, read once; a folder that is damaged or foreign is an error.
 
-Settings are read as they stand in config.toml, and not checked against today's schema: a report of
-an old run, whose keys have moved since, is still a report.
+Settings are read as they stand in config.toml, under today's names where keys have moved since, and
+not checked against today's schema: a report of an old run is still a report.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.config.base import is_table
+from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.errors import DataError
 from retool_mcore.run import start
 from retool_mcore.run.environment import read_environment
@@ -135,7 +136,7 @@ def _settings(path: Path) -> dict[str, Any]:
         what = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
         raise DataError(f"{path} is not a run's folder: {what}.{f' Name one of these: {inside}' if inside else ''}")
     try:
-        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+        settings = under_todays_names(tomllib.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read as a run's settings: {error}") from error
     run, train = settings.get("run"), settings.get("train")

@@ -37,7 +37,7 @@ def compute_score(
     response = read_response(data_source, solution_str, ground_truth, extra_info, timeout_s=reward.timeout_s)
     right, shaping = response.right, Shaping.of(reward, max_response_tokens)
     result = {
-        "score": float(reward.correct if right else reward.wrong),
+        "score": reward.answer[0 if right else 1],
         "acc": float(right),
         "pred": vote(response.answer),
         "answer": response.answer or "",
@@ -47,7 +47,7 @@ def compute_score(
     if shaping.on:
         behavior = behavior_of(extra_info) if shaping.needs_behavior else dict[str, Any]()
         counts = shaping.counts(response, behavior)
-        base = float(reward.correct if counts else reward.wrong)
+        base = reward.answer[0 if counts else 1]
         parts = shaping.parts(counts, base, behavior)
         added = sum(value for name, value in parts.items() if name != "format_ok")
         told = {"simplified_ok": float(shaping.worked_out(response))} if shaping.require_simplified else {}

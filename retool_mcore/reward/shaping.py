@@ -1,12 +1,12 @@
 """Optional parts of the reward beyond the paper's, each off by default and logged separately.
 
-- ``call_bonus``: a bonus for every call of a wrong response, up to a reward of ``call_bonus_cap``;
-  0.1 and -0.6 in the public recipe.
+- ``call_bonus``: a bonus for every call of a wrong response, and the highest reward with it; 0.1
+  and -0.6 in the public recipe.
 - ``overlong_buffer_tokens``: DAPO's overlong shaping. A response that runs into the last so many
   tokens before ``overlong_limit_tokens`` loses up to 1, linearly. The limit is
   rollout.max_response_tokens, interpreter output included.
-- ``require_format``: a right answer counts only when no call of the response was malformed.
-- ``require_simplified``: a right answer counts only when it is worked out (see ``simplified``).
+- ``require``, "format": a right answer counts only when no call of the response was malformed;
+  "simplified": only when it is worked out (see ``simplified``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Shaping:
     """The shaping options of section [reward]; its defaults change nothing."""
 
     call_bonus: float
-    call_bonus_cap: float
+    highest_with_bonus: float
     overlong_buffer_tokens: int
     overlong_limit_tokens: int
     require_format: bool
@@ -35,12 +35,12 @@ class Shaping:
     @classmethod
     def of(cls, reward: Reward, max_response_tokens: int) -> Shaping:
         return cls(
-            call_bonus=reward.call_bonus,
-            call_bonus_cap=reward.call_bonus_cap,
+            call_bonus=reward.call_bonus[0],
+            highest_with_bonus=reward.call_bonus[1],
             overlong_buffer_tokens=reward.overlong_buffer_tokens,
             overlong_limit_tokens=max_response_tokens,
-            require_format=reward.require_format,
-            require_simplified=reward.require_simplified,
+            require_format="format" in reward.require,
+            require_simplified="simplified" in reward.require,
         )
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Shaping:
         """
         parts: dict[str, float] = {}
         if self.call_bonus:
-            bonus = min(self.call_bonus * behavior["calls"], max(self.call_bonus_cap - base, 0.0))
+            bonus = min(self.call_bonus * behavior["calls"], max(self.highest_with_bonus - base, 0.0))
             parts["reward_calls"] = 0.0 if right else bonus
         if self.overlong_buffer_tokens:
             over = behavior["response_tokens"] - (self.overlong_limit_tokens - self.overlong_buffer_tokens)

@@ -1,7 +1,7 @@
 r"""Whether a right answer is worked out, or could be a copy of the problem's own expression.
 
 ``e^{\ln 42}``, ``42+0x`` and ``\frac{84}{2}`` are 42, and say nothing that a problem may not have
-said. ``reward.require_simplified`` pays none of them.
+said. "simplified" in reward.require pays none of them.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class StopReason(StrEnum):
     ============ =========================================== ================== ===================
 
     When a call fails, is malformed, or is stopped at a limit of the sandbox, the model sees that as
-    text. algorithm.mask_truncated and mask_void_turns leave whole responses out of the loss; the
+    text. algorithm.mask leaves whole responses out of the loss; the
     ledger keeps their masks as they are.
     """
 

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from retool_mcore.config import SandboxSettings, ToolLoop
 
+MAX_MALFORMED_CALLS = 3  # a model that has been told twice what is wrong rarely gets it right
+# Of running in all turns. Calls that each take their whole time may do so in every turn.
+MAX_TOOL_S = 300.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """See ``ledger.StopReason`` for what happens at each. config/sampling.py has the defaults."""
+    """See ``ledger.StopReason`` for what happens at each. Most are settings of [rollout]."""
 
     max_response_tokens: int  # sampled and written tokens together
     max_turns: int  # model turns
@@ -27,8 +31,8 @@ class Limits:
             max_response_tokens=rollout.max_response_tokens,
             max_turns=rollout.max_turns if rollout.tool else 1,
             max_tool_output_tokens=rollout.max_tool_output_tokens,
-            max_malformed_calls=rollout.max_malformed_calls,
-            max_tool_s=rollout.max_tool_s,
+            max_malformed_calls=MAX_MALFORMED_CALLS,
+            max_tool_s=max(MAX_TOOL_S, rollout.max_turns * sandbox.run_timeout_s),
             run_timeout_s=sandbox.run_timeout_s,
             memory_limit_mb=sandbox.memory_limit_mb,
             max_outage_s=rollout.max_outage_s,

@@ -8,8 +8,8 @@ values after it, and its best step and its patience are those of that step. Ever
 saved (a rule of the settings), so the best step always has a checkpoint, which checkpoint.keep does
 not delete. A value is on disk before anything follows from it.
 
-The earliest of equal values is the best. best.min_delta is for patience alone: a small gain makes a
-new best checkpoint, and does not make the run wait longer.
+The earliest of equal values is the best. The gain that best.patience names is for patience alone: a
+smaller one makes a new best checkpoint, and does not make the run wait longer.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def best_so_far(config: RunConfig, step: int) -> BestStep | None:
     wanted = config.best
     if not wanted.metric:
         return None
-    rule = BestStep(metric=wanted.metric, mode=config.best_mode, patience=wanted.patience, min_delta=wanted.min_delta)
+    rule = BestStep(metric=wanted.name, mode=config.best_mode, patience=wanted.validations, min_delta=wanted.min_delta)
     found = read_best(config.run.dir)
     if found is None:
         return rule

@@ -33,6 +33,7 @@ from rich.console import Console
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.config.base import leaves
 from retool_mcore.config.lora import Lora
+from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.errors import CheckpointError
 from retool_mcore.run import checksums, prolong
 from retool_mcore.run.step_folders import STATE_FILE, set_aside, step_folders
@@ -94,7 +95,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     keys = {"prompts_per_step": config.train.prompts_per_step, "group_size": config.rollout.group_size}
     keys |= {"mini_batch_prompts": None if constant else config.train.mini_batch_prompts}  # it counts updates
     roles: dict[str, Any] = {"tool": config.rollout.tool, "algorithm": config.algorithm.name}
-    roles["data"] = {"curriculum": config.data.curriculum}
+    roles["data"] = {"curriculum": "solve_rate" if config.data.curriculum < 1 else "off"}
     if config.algorithm.name == "ppo":  # a PPO run saves a critic, too
         roles["critic"] = {"lr": config.critic.lr, "warmup_steps": None if constant else config.critic.warmup_steps}
     return shared | keys | roles | {"train_file": config.data.train_file}
@@ -136,8 +137,8 @@ def read_state(path: Path) -> Saved:
         return Saved(
             step=int(state["step"]),
             path=path,
-            identity=state["identity"],
-            settings=state.get("settings", {}),
+            identity=under_todays_names(state["identity"]),
+            settings=under_todays_names(state.get("settings", {})),
             layout={size: int((LATER_SIZES | state["layout"])[size]) for size in LAYOUT},
             reshardable=bool(state["reshardable"]),
             files=state.get("files", {}),

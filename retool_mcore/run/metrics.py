@@ -13,7 +13,7 @@ actor/entropy nats per token: of the actor's distribution at the step's start, m
               in the loss before rejection. With algorithm.old_log_prob = "rollout" estimated by
               -log p of the tokens that the first update learns from
 actor/pg_clipfrac, actor/pg_clipfrac_lower, actor/ppo_kl
-              shares of tokens that clip_low and clip_high, or clip_c, keep from learning, and the
+              shares of tokens that clip, or clip_c, keeps from learning, and the
               mean of log p_old - log p: over the loss_tokens of all updates of the step, each token
               once, with the weights of its own update
 mismatch/*    engine against the weights at the step's start, over the sampled tokens, also rejected
@@ -52,7 +52,7 @@ time_start_s  in the first row of an RL run's start: from its first check to its
 val_loss      nats per trained token of the validation file
 engine/restarts  in RL, rollout engines that died and were restarted since the row before
 best/step     with best.metric, in rows with a validation: the best step so far; best/value: its
-              value; best/waited: validations since a value that was better by best.min_delta
+              value; best/waited: validations since a value better by what best.patience asks
 """
 
 from __future__ import annotations

@@ -264,7 +264,8 @@ def routes_of(trajectory: Trajectory) -> Routes:
 def leaves_out(algorithm: Algorithm, trajectory: Trajectory) -> bool:
     """Whether the run's settings keep the whole response out of the loss."""
     truncated = trajectory.stop_reason == StopReason.LENGTH
-    return (algorithm.mask_truncated and truncated) or (algorithm.mask_void_turns and trajectory.has_void_turn)
+    masked = {"truncated": truncated, "void_turns": trajectory.has_void_turn}
+    return any(masked[kind] for kind in algorithm.mask)
 
 
 def _output(trajectory: Trajectory, said: dict[str, Any] | None, *, masked: bool, row: int) -> AgentLoopOutput:

@@ -30,11 +30,11 @@ class Correction:
         self._by_row = a.importance_sampling == "sequence"
         self._rejection = a.rejection
         self._of_ratio = a.rejection.endswith("k1")
-        self._lowest, self._highest = a.importance_low, a.importance_threshold
-        low, high = (-math.inf, a.rejection_high)
+        self._lowest, self._highest = a.importance_bounds
+        low, high = -math.inf, a.rejection_bounds[1]
         if self._of_ratio:
-            low, high = math.log(a.rejection_low), math.log(a.rejection_high)
-        self._weights = _Spread(a.importance_low or 1 / a.importance_threshold, a.importance_threshold, 0.0)
+            low, high = map(math.log, a.rejection_bounds)
+        self._weights = _Spread(self._lowest or 1 / self._highest, self._highest, 0.0)
         self._judged = _Spread(low, high, low if self._of_ratio else 0.0)
         self._outside, self._rejected, self._touched = 0.0, 0.0, 0
 

@@ -6,6 +6,7 @@ ours decides it. What is here is how a value is read back where it is not the sa
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +17,10 @@ from typing import Any
 import tomli_w
 
 from retool_mcore.config import RlConfig, build_config
+from retool_mcore.config.algorithm import REFILL_BATCHES
 from retool_mcore.config.base import is_table, leaves
 from retool_mcore.config.reference import reference
+from retool_mcore.config.sampling import INTERPRETER
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import PLATFORMS, get_platform
 from retool_mcore.verl.keys.algorithm import ESTIMATORS, KL_TYPES, LOSSES
@@ -29,25 +32,24 @@ from retool_mcore.verl.keys.rollout import UNDER
 
 Get = Callable[[str], Any]  # verl's key -> its value in the file, or verl's default
 OWN = {under + key.path for under, keys in RL_TABLES for key in keys if key.decided_by is None}
+MEGATRON = f"{ACTOR}megatron.override_transformer_config."
 RAW = "no setting of ours says it; [verl_overrides] takes a key of verl 0.9.1 as it is"
 SFT_FILE = ("engine", "optim", "model")  # sections that only verl's SFT files have at the top
 # Settings whose verl default changes what is learnt: they are written though the file is silent.
 LEARNT = ("algorithm.", "critic.", "optim.", "train.", "validation.", "cluster.", "data.max")
-LEARNT_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "tool")
+LEARNT_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "tools")
 OTHER_MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_async": "async"}
 # Of a mode of its own, of several keys together, or counted otherwise: to be set by hand.
 BY_HAND = {
     "train.max_staleness": "its age is counted from the step that starts a prompt; see rollout/README.md, Scheduling",
-    "train.when_stale": "set it with train.mode",
     "train.prefetch_batches": "set it with train.mode",
-    "algorithm.rejection": "set it with algorithm.rejection_low and rejection_high",
+    "algorithm.rejection": "set it with algorithm.rejection_bounds",
     "algorithm.router_replay": "see verl/README.md, Experts",
     "checkpoint.resume": "a run goes on from its own newest checkpoint",
     "experts.load_balancing": "see `retool config --explain experts`",
     "model.fp8": "see `retool config --explain model.fp8`",
     "memory.adam_states": "see `retool config --explain memory`",
     "memory.optimizer_on_cpu": "see `retool config --explain memory`",
-    "memory.recompute_layers": "see `retool config --explain memory`",
     "checkpoint.reshardable": "see `retool config --explain checkpoint`",
     "run.platform": "--platform says it",
     "reward.workers": "processes of ours have two checkers each",
@@ -199,7 +201,7 @@ def _fill(made: Converted, given: Mapping[str, Any], get: Get) -> None:
         value = _value(setting, (said or paths)[-1], get)
         if value is NOT_SET:
             continue
-        if said or tomli_w.dumps({"v": value}).strip() != f"v = {defaults[setting]}":
+        if said or json.dumps(value) != defaults[setting]:
             made.settings[setting] = (value, " and ".join(said) if said else "verl's default")
 
 
@@ -210,12 +212,11 @@ def _applies(setting: str, get: Get) -> bool:
         return name == "gae"
     return {
         "gamma": name in ("gae", "reinforce_plus_plus"),
-        "clip_c": loss == "vanilla",
-        "tau_pos": loss == "sapo",
-        "tau_neg": loss == "sapo",
+        "tau": loss == "sapo",
         "kl_type": _kl(get) > 0,
         "kl_in": _kl(get) > 0,
-        "importance_threshold": False,
+        "importance_bounds": False,
+        "rejection_bounds": False,
     }.get(key, True)
 
 
@@ -271,6 +272,21 @@ def _files(get: Get) -> list[str]:
     return found if isinstance(found, list) else [found]  # pyright: ignore[reportUnknownVariableType]
 
 
+def _clip(get: Get) -> list[float]:
+    dual = get(f"{ACTOR}policy_loss.loss_mode") == "vanilla"
+    return [float(get(f"{ACTOR}clip_ratio_{bound}")) for bound in ("low", "high", *(["c"] if dual else []))]
+
+
+def _filter(get: Get) -> int:
+    most = get("algorithm.filter_groups.max_num_gen_batches") or 0  # of verl's, 0 is without a limit
+    return (most if most > 0 else REFILL_BATCHES) if get("algorithm.filter_groups.enable") else 0
+
+
+def _recomputed(get: Get) -> str | int:
+    level, method, layers = (get(f"{MEGATRON}recompute_{name}") for name in ("granularity", "method", "num_layers"))
+    return layers if level == "full" and method == "block" and layers else level or "none"
+
+
 NAMES: dict[str, dict[Any, Any]] = {
     "algorithm.name": {theirs: ours for ours, theirs in ESTIMATORS.items()},
     "algorithm.loss": {theirs: ours for ours, theirs in LOSSES.items()},
@@ -281,8 +297,9 @@ NAMES: dict[str, dict[Any, Any]] = {
 }
 FLOATS = {entry.key for entry in reference(("rl",)) if entry.kind.startswith("a number")}
 READ: dict[str, Callable[[Get], Any]] = {
-    "algorithm.filter_groups": lambda get: bool(get("algorithm.filter_groups.enable")),
-    "algorithm.clip_low": lambda get: get(f"{ACTOR}clip_ratio_low"),
+    "algorithm.filter_groups": _filter,
+    "algorithm.clip": _clip,
+    "algorithm.tau": lambda get: [float(get(f"{ACTOR}tau_{side}")) for side in ("pos", "neg")],
     "algorithm.kl_coef": _kl,
     "algorithm.kl_in": lambda get: "reward" if get("algorithm.use_kl_in_reward") else "loss",
     "algorithm.kl_type": lambda get: get(
@@ -295,6 +312,7 @@ READ: dict[str, Callable[[Get], Any]] = {
     "data.train_file": _one("data.train_files"),
     "data.max_prompt_tokens": lambda get: get("data.max_prompt_length"),
     "rollout.max_response_tokens": lambda get: get("data.max_response_length"),
+    "rollout.tools": lambda get: [INTERPRETER] if get(f"{UNDER}multi_turn.enable") else [],
     "validation.files": _files,
     "validation.n": lambda get: get(f"{UNDER}val_kwargs.n"),
     "validation.temperature": lambda get: float(get(f"{UNDER}val_kwargs.temperature")),
@@ -307,10 +325,9 @@ READ: dict[str, Callable[[Get], Any]] = {
     "train.mini_batch_prompts": lambda get: get(f"{ACTOR}ppo_mini_batch_size"),
     "train.mode": lambda get: get("trainer.v1.trainer_mode"),
     "run.name": lambda get: re.sub(r"[^A-Za-z0-9._-]+", "_", get("trainer.experiment_name")).lstrip("._-"),
-    "memory.recompute": lambda get: get(f"{ACTOR}megatron.override_transformer_config.recompute_granularity") or "none",
+    "memory.recompute": _recomputed,
     "optim.warmup_fraction": _warm_up,
-    "optim.beta1": lambda get: get(f"{ACTOR}optim.betas")[0],
-    "optim.beta2": lambda get: get(f"{ACTOR}optim.betas")[1],
+    "optim.betas": lambda get: [float(beta) for beta in get(f"{ACTOR}optim.betas")],
 }
 
 

@@ -31,12 +31,12 @@ class BestAndCurriculum(PPOTrainer):
         """
         super()._init_dataloader()
         data, loader = self._run.data, self.train_dataloader
-        if data.curriculum == "off":
+        if data.curriculum == 1:
             return
         self._order = SolveRateOrder(
             len(self.train_dataset),
             seed=self._run.run.seed,
-            floor=data.curriculum_floor,
+            floor=data.curriculum,
             apart=self._run.train.prompts_per_step,
         )
         self.train_dataloader = StatefulDataLoader(

@@ -25,6 +25,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer, ReplayBufferAsync
 
+from retool_mcore.config.algorithm import REFILL_BATCHES
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout.records import RecordWriter
 from retool_mcore.rollout.traces import traces
@@ -51,7 +52,7 @@ class ReplayMixin:
 
     ``sampler_kwargs`` names the file of the run's settings. With algorithm.filter_groups (DAPO's
     dynamic sampling) a group whose answers are all right or all wrong is replaced by another
-    prompt, up to a limit of rollout.max_refill_batches.
+    prompt, up to as many batches of prompts a step as it says.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +66,7 @@ class ReplayMixin:
         self.tracked = run.rollout.tracked_trajectories
         self.traces: list[Trace] = []  # of what was recorded since the last row of metrics
         self.compares_groups = run.algorithm.compares_groups
-        self.max_refills = run.rollout.max_refill_batches * batch
+        self.max_refills = run.algorithm.max_refill_batches * batch
         self.refilled = 0  # prompts sampled in place of others, for the current batch
         self.failed = 0  # trajectories of groups that verl has replaced because one failed, for it
         self.expected = 0  # trajectories that the current batch would have without outages
@@ -122,9 +123,10 @@ class ReplayMixin:
         if self.refilled > self.max_refills:
             raise RolloutError(
                 f"step {self.global_steps} has asked for {self.refilled} prompts in place of others and is not full; "
-                f"rollout.max_refill_batches * train.prompts_per_step = {self.max_refills} is the limit. Under "
-                "algorithm.filter_groups most groups are then all right or all wrong: take other problems, or a larger "
-                "rollout.group_size. Of trajectories that failed the log says why: look for 'Error in _run_prompt'"
+                f"{self.max_refills} is the limit, algorithm.filter_groups ({REFILL_BATCHES} where it is 0) * "
+                "train.prompts_per_step. Under that filter most groups are then all right or all wrong: take other "
+                "problems, or a larger rollout.group_size. Of trajectories that failed the log says why: look for "
+                "'Error in _run_prompt'"
             )
         self._add_prompts(prompts)
 

@@ -8,6 +8,7 @@ checkpoints across restarts, so neither is used.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -246,7 +247,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Advantages, after a look at what masks have left to learn from."""
         if self._run.algorithm.masks_responses:
-            named = "algorithm.mask_truncated or mask_void_turns"
+            named = f"algorithm.mask = {json.dumps(self._run.algorithm.mask)}"
             metrics["loss/masked_fraction"] = require_learnable(batch, self.global_steps, named)
         return super()._compute_advantage(batch, metrics)
 

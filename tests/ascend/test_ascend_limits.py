@@ -29,7 +29,7 @@ def refused(*settings: str) -> str:
         ("lora.rank=8", "linear layers with adapters"),
         ("memory.adam_states=compact", "precision-aware optimizer"),
         ("memory.fused_cross_entropy=true", "Triton for CUDA"),
-        ("experts.permute_fusion=true", "Transformer Engine's"),
+        ("verl_overrides.engine.override_transformer_config.moe_permute_fusion=true", "Transformer Engine's"),
         ("verl_overrides.actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3", "no SGLang"),
         ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.fp8=hybrid", "FP8"),
         ("verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config.enable_cuda_graph=true", "ACL"),

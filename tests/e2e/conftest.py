@@ -22,7 +22,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-TP2 = ("parallel.tp=2", "optim.beta1=0.8", "optim.beta2=0.95")
+TP2 = ("parallel.tp=2", "optim.betas=[0.8, 0.95]")
 
 
 @pytest.fixture(scope="session")

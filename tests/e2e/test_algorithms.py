@@ -80,9 +80,9 @@ def test_ppo_with_a_critic_on_the_papers_protocol_continues_on_another_layout(tm
 
 
 def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path: Path, mark: str):
-    settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=2", "algorithm.filter_groups=true")
+    settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=2", "algorithm.filter_groups=10")
     # An answer has six tokens, two of them within the last four of eight: it costs half a point.
-    settings += ("algorithm.clip_high=0.28", "rollout.max_response_tokens=8", "reward.overlong_buffer_tokens=4")
+    settings += ("algorithm.clip=[0.2, 0.28]", "rollout.max_response_tokens=8", "reward.overlong_buffer_tokens=4")
     rows = train(tmp_path, mark, *settings)
     assert len(rows) == 2
     for row in rows:
@@ -100,11 +100,11 @@ def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path
 
 @pytest.mark.long
 def test_filtering_that_finds_nothing_stops_with_one_error(tmp_path: Path, mark: str):
-    settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=1", "algorithm.filter_groups=true")
+    settings = (*write_coin_task(tmp_path), *SIZE, *RARELY, "train.steps=1", "algorithm.filter_groups=2")
     # A response of one token holds no answer: all groups are wrong.
-    settings += ("rollout.max_response_tokens=1", "rollout.max_refill_batches=2", f"run.root={tmp_path}")
+    settings += ("rollout.max_response_tokens=1", f"run.root={tmp_path}")
     done = run(argv_rl(*settings), mark, timeout_s=500)
-    assert_one_error(done, "rollout.max_refill_batches * train.prompts_per_step = 16 is the limit")
+    assert_one_error(done, "16 is the limit, algorithm.filter_groups")
     assert_nothing_left(mark)
 
 

@@ -27,7 +27,7 @@ def argv(task: Path, root: Path) -> list[str]:
     torchrun = [sys.executable, "-m", "retool_mcore.cli.torchrun", "--standalone", "--nproc-per-node", "2"]
     files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
     steps = ["train.steps=8", "validation.every=4", "checkpoint.every_steps=2", "train.global_batch=16"]
-    more = ["parallel.tp=2", "optim.beta1=0.8", "optim.beta2=0.95", "checkpoint.grace_s=60"]
+    more = ["parallel.tp=2", "optim.betas=[0.8, 0.95]", "checkpoint.grace_s=60"]
     words = [f"run.root={root}", f"model.path={task}/model", *files, *steps, *more]
     return [*torchrun, "launch/sft_mcore.py", "configs/sft_tiny_cpu.toml", *words]
 
@@ -75,7 +75,7 @@ def test_rl_with_prompts_in_flight_goes_on_with_all_of_them(mode: str, tmp_path:
     size = ("train.prompts_per_step=8", "train.mini_batch_prompts=4", "rollout.group_size=2", "rollout.protocol=retool")
     size += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400", "rollout.record_groups=8")
     steps = ("train.steps=5", "checkpoint.every_steps=50", "checkpoint.grace_s=100", "validation.every=0")
-    ahead = (f"train.mode={mode}", "train.prefetch_batches=1.0", "train.max_staleness=4", "train.when_stale=wait")
+    ahead = (f"train.mode={mode}", "train.prefetch_batches=1.0", "train.max_staleness={wait=4}")
     coin = write_coin_task(tmp_path, calls=True, wrong_goes_on=50)
     argv = argv_rl(f"run.root={tmp_path}", "run.name=rl", *coin, *size, *steps, *ahead, *MODES[mode])
     folder, log = tmp_path / "rl", tmp_path / "rl/logs/rl.log"

@@ -64,7 +64,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
     """Two updates a step; each token is of the weights whose version it bears, as the checkpoints
     have them.
     """
-    settings = ("train.prefetch_batches=1.0", "train.max_staleness=1", "train.when_stale=wait")
+    settings = ("train.prefetch_batches=1.0", "train.max_staleness={wait=1}")
     settings += ("train.mini_batch_prompts=4", "optim.lr=3e-4", "algorithm.kl_coef=0.01", "validation.every=4")
     settings += ("algorithm.importance_sampling=sequence", "checkpoint.every_steps=1", "checkpoint.keep=4")
     settings += ("rollout.record_groups=8",)
@@ -125,7 +125,7 @@ def test_engines_of_their_own_sample_one_step_ahead_with_the_weights_that_were_s
 @pytest.mark.long
 def test_fully_asynchronous_updates_drop_what_is_too_old_and_continue_from_a_checkpoint(tmp_path: Path, mark: str):
     settings = (*write_coin_task(tmp_path, calls=True, wrong_goes_on=50), "train.mini_batch_prompts=2")
-    settings += ("train.prefetch_batches=2.0", "train.max_staleness=2", "train.when_stale=drop", "optim.lr=1e-4")
+    settings += ("train.prefetch_batches=2.0", "train.max_staleness={drop=2}", "optim.lr=1e-4")
     settings += ("algorithm.importance_sampling=token", "checkpoint.every_steps=3", "validation.every=0")
     first = train(tmp_path, mark, *settings, "train.steps=3")
     rows = train(tmp_path, mark, *settings, "train.steps=6")  # with the prompts that were in flight

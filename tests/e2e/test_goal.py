@@ -30,8 +30,8 @@ def settings(folder: Path) -> tuple[str, ...]:
     size = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=2", "validation.n=8")
     every = ("validation.every=1", "checkpoint.every_steps=1", "checkpoint.keep=1", "rollout.record_groups=8")
     # No accuracy is better than another by more than 1: patience counts from the first validation.
-    goal = ("best.metric=val-core/coin/acc/mean@8", f"best.patience={LAST - 1}", "best.min_delta=1.0")
-    return (*task, f"data.train_file={few}", *size, *every, *goal, "data.curriculum=solve_rate", "optim.lr=1e-3")
+    goal = ("best.metric=val-core/coin/acc/mean@8", f"best.patience=[{LAST - 1}, 1.0]")
+    return (*task, f"data.train_file={few}", *size, *every, *goal, "data.curriculum=0.125", "optim.lr=1e-3")
 
 
 def train(root: Path, mark: str, *more: str) -> str:
@@ -95,7 +95,7 @@ def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_long
     often = ("validation.every=1", "checkpoint.every_steps=1", "checkpoint.keep=1", "train.global_batch=16")
     # The loss falls, so that by the highest the first step is the best, and patience is spent at
     # the third.
-    goal = ("best.metric=val_loss", "best.mode=max", "best.patience=2", "checkpoint.asynchronous=true")
+    goal = ("best.metric=max val_loss", "best.patience=[2, 0]", "checkpoint.asynchronous=true")
     schedule = ("optim.schedule=constant", "optim.warmup_fraction=0.0", "run.name=sft")
     common = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *often, *goal, *schedule)
     for steps in (2, 8, 8):

@@ -26,8 +26,8 @@ SIZE += ("rollout.max_response_tokens=400", "rollout.protocol=retool", "validati
 SIZE += ("rollout.record_groups=8",)
 ADAPTERS = ("lora.rank=8", "lora.alpha=16", "optim.lr=0.01", "algorithm.kl_coef=0.01")
 KEPT = ("checkpoint.every_steps=1", "checkpoint.keep=3")
-OWN_ENGINES = ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1", "train.when_stale=wait")
-OWN_ENGINES += ("train.prefetch_batches=1.0", "train.max_staleness=1", "algorithm.importance_sampling=sequence")
+OWN_ENGINES = ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1", "train.max_staleness={wait=1}")
+OWN_ENGINES += ("train.prefetch_batches=1.0", "algorithm.importance_sampling=sequence")
 
 
 @pytest.mark.parametrize("mode", [("train.mode=sync",), OWN_ENGINES], ids=["sync", "async"])

@@ -33,7 +33,7 @@ SIZE += (
     "rollout.max_running_requests=16",
 )
 OPTIM = (f"optim.lr={LR}", "optim.schedule=cosine", f"optim.warmup_fraction={WARMUP}", "optim.min_lr=1e-6")
-OPTIM += ("optim.beta1=0.5", "optim.beta2=0.6", "optim.weight_decay=0.125")
+OPTIM += ("optim.betas=[0.5, 0.6]", "optim.weight_decay=0.125")
 
 
 def rate(update: int, updates: int) -> float:

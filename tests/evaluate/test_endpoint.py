@@ -234,13 +234,12 @@ def test_a_server_that_reads_no_calls_leaves_them_in_the_text(server: StandIn, t
             "length",
         ),
         ([chat("a", "print(1)")] * 2, "turns"),
-        ([chat("a", "")] * 2, "malformed_calls"),
+        ([chat("a", "")] * 3, "malformed_calls"),
     ],
 )
 def test_a_trajectory_ends_as_in_training(server: StandIn, tmp_path: Path, script: list[Any], reason: str):
     server.script = list(script)
-    limits = ["rollout.max_turns=2"] if reason == "turns" else ["rollout.max_malformed_calls=2"]
-    code, output, report = evaluate(server, tmp_path, *limits)
+    code, output, report = evaluate(server, tmp_path, *["rollout.max_turns=2"] * (reason == "turns"))
     assert code == 0, output
     assert report["behavior"][f"behavior/stop/{reason}"] == 1.0
     assert report["accuracy"] == 0.0
@@ -251,11 +250,13 @@ def test_an_answer_that_the_budget_cuts_off_counts_and_calls_that_can_be_read_st
 ):
     server.script = [
         chat("a", ""),
+        chat("a", ""),
         chat("b", "print(1)"),
+        chat("c", ""),
         chat("c", ""),
         chat("\\boxed{579} d", "print(2)", tokens=16384),
     ]
-    _, _, report = evaluate(server, tmp_path, "rollout.max_malformed_calls=2")
+    _, _, report = evaluate(server, tmp_path)
     assert report["behavior"]["behavior/stop/length"] == 1.0 and report["behavior"]["behavior/calls"] == 1
     assert report["accuracy"] == 1.0
 

@@ -18,13 +18,18 @@ from tests.numerics.rl_ranks import LENGTHS, PROMPT_TOKENS, row
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
+DUAL = "algorithm.clip=[0.2, 0.28, 3]"
 MEAN_OF_MEANS = "algorithm.loss_agg=seq-mean-token-mean"
 SETTINGS = {
-    "ppo": ["algorithm.clip_c=3"],
+    "ppo": [DUAL],
     "gspo": ["algorithm.loss=gspo", MEAN_OF_MEANS],
     "cispo": ["algorithm.loss=cispo"],
     "sapo": ["algorithm.loss=sapo", MEAN_OF_MEANS],
-    "dr_grpo": ["algorithm.clip_c=3", "algorithm.loss_agg=seq-mean-token-sum-norm", "rollout.max_response_tokens=50"],
+    "dr_grpo": [
+        DUAL,
+        "algorithm.loss_agg=seq-mean-token-sum-norm",
+        "rollout.max_response_tokens=50",
+    ],
 }
 
 
@@ -37,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         for name, settings in SETTINGS.items()
     ]
     jobs.append({**jobs[0], "name": "masked", "actions": [["update", 0]]})
-    settings = ["algorithm.clip_c=3", "algorithm.old_log_prob=rollout", "train.mini_batch_prompts=3"]
+    settings = [DUAL, "algorithm.old_log_prob=rollout", "train.mini_batch_prompts=3"]
     engines = {"name": "engines", "settings": settings, "lr": 2e-2, "actions": [["update", None, 4]]}
     jobs.append({**jobs[0], **engines})
     return {name: answers[0] for name, answers in launch(jobs, 1, folder / "ranks").items()}

@@ -53,10 +53,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         one += [{**job(f"norms_{name}", "actor", auto=False), **built}]
     one += [{**job(f"critic_{path.name}", "critic", auto=False), "model": str(path)} for path in (tied, untied)]
     two += [{**job("critic_tied_tp2", "critic", {"tp": 2}, auto=False), "model": str(tied)}]
-    cut = [*OF_ROWS, "cluster.gpus_per_node=2", "parallel.tp=2"]
-    for name, on in (("whole", "false"), ("shared", "true")):
-        file = [*cut, f"parallel.sequence_parallel={on}"]
-        two += [{**job(f"run_file_{name}", "actor", auto=False), "run_file": file}]
+    one += [{**job("run_file_whole", "actor", auto=False), "run_file": [*OF_ROWS]}]
+    shared = [*OF_ROWS, "cluster.gpus_per_node=2", "parallel.tp=2"]
+    two += [{**job("run_file_shared", "actor", auto=False), "run_file": shared}]
     with ThreadPoolExecutor() as pool:
         launches = [pool.submit(launch, one, 1, folder / "one"), pool.submit(launch, two, 2, folder / "two")]
         return {name: answers[0] for launched in launches for name, answers in launched.result().items()}

@@ -28,12 +28,12 @@ MEASURED = {
         11129,
     ),
     "dp2_12_layers_recomputed": (
-        ("parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=full", "memory.recompute_layers=12"),
+        ("parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=12"),
         125.5,
         10353,
     ),
     "dp2_6_layers_bfloat16_moments": (
-        ("parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=full", "memory.recompute_layers=6",
+        ("parallel.cp=1", "train.micro_batch_tokens=16384", "memory.recompute=6",
          "memory.adam_states=bfloat16"),
         117.4,
         10670,

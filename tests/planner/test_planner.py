@@ -132,8 +132,8 @@ def test_memory_knobs_turn_the_right_way():
         return train_memory(SEVEN, parallel, memory, dp=dp, micro_batch_tokens=16384).total
 
     plain = need(Parallel(), Memory())
-    assert need(Parallel(), Memory(recompute="full")) < need(Parallel(), Memory(recompute="full", recompute_layers=14))
-    assert need(Parallel(), Memory(recompute="full", recompute_layers=14)) < plain
+    assert need(Parallel(), Memory(recompute="full")) < need(Parallel(), Memory(recompute=14))
+    assert need(Parallel(), Memory(recompute=14)) < plain
     assert need(Parallel(), Memory(fused_cross_entropy=True)) < plain
     assert need(Parallel(), Memory(adam_states="bfloat16")) < need(Parallel(), Memory(adam_states="compact")) < plain
     assert need(Parallel(), Memory(optimizer_on_cpu=1.0)) < plain

@@ -118,16 +118,6 @@ def test_fp8_of_experts_which_is_slower_is_remarked_on(fp8: str, ep: int, told: 
     assert len(remarks) == told and all("slower than in bfloat16" in remark for remark in remarks)
 
 
-def test_fused_permutation_needs_it_too_and_never_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", "a_package_that_is_not_there")
-    config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", ["experts.permute_fusion=true"])
-    with pytest.raises(PlatformError, match=r"experts\.permute_fusion as set needs Transformer Engine"):
-        get_platform("cuda").check_settings(config)
-    config = load_config(SftConfig, "configs/sft_tiny_cpu.toml", ["experts.permute_fusion=true"])
-    with pytest.raises(ConfigError, match=r"experts\.permute_fusion = True needs kernels of a GPU"):
-        get_platform("cpu").check_settings(config)
-
-
 def test_an_engine_that_goes_to_sleep_copies_nothing_to_the_host():
     """SGLang's own adapter over a recorder, with our plugin loaded as SGLang does, and without."""
     script = """

@@ -66,7 +66,7 @@ def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
         assert title in made.text("behaviour")
     assert "update actor" in made.text("where-the-time-went") and "59 s to the first step" in made.text("start")
     assert "trajectories dropped by outages 0 0" in made.text("what-was-dropped-or-cut")
-    assert "algorithm.clip_high" not in made.text("settings") and "rollout.max_turns" in made.text("settings")
+    assert "algorithm.clip" not in made.text("settings") and "rollout.max_turns" in made.text("settings")
 
 
 def test_a_page_is_one_file_that_loads_nothing(tmp_path: Path):

@@ -17,7 +17,7 @@ def test_a_real_runs_changes_are_those_that_its_file_makes():
     assert found["model.path"].default == "required" and not found["model.path"].has_default
     defaults = {entry.key: entry.default for entry in reference(("rl",)) if entry.kind}
     assert all(setting.values[0] != defaults[key] for key, setting in found.items())
-    assert "optim.beta1" not in found and "parallel.tp" not in found and "verl_overrides" not in found
+    assert "optim.betas" not in found and "parallel.tp" not in found and "verl_overrides" not in found
 
 
 def test_a_default_that_is_another_keys_value_is_compared_with_that(tmp_path: Path):
@@ -42,7 +42,7 @@ def test_of_two_runs_a_key_stands_there_if_one_changes_it(tmp_path: Path):
     one = read_run(write_run(tmp_path / "one", optim={"lr": 1e-3, "beta1": 0.9}))
     two = read_run(write_run(tmp_path / "two", kind="sft", optim={"lr": 1e-3, "beta1": 0.8}))
     found = {setting.key: setting for setting in changed_settings([one, two])}
-    assert found["optim.beta1"].values == ("0.9", "0.8") and found["optim.beta1"].differs_between_runs
+    assert found["optim.betas"].values == ("[0.9, 0.999]", "[0.8, 0.999]") and found["optim.betas"].differs_between_runs
     assert not found["optim.lr"].differs_between_runs
 
 

@@ -40,8 +40,8 @@ def test_answers_that_are_written_differently_only_are_one_vote():
 
 
 def test_the_values_come_from_the_configuration():
-    assert compute_score("math", r"\boxed{1}", "1", None, reward=Reward(correct=2.0, wrong=0.5))["score"] == 2.0
-    assert compute_score("math", r"\boxed{2}", "1", None, reward=Reward(correct=2.0, wrong=0.5))["score"] == 0.5
+    assert compute_score("math", r"\boxed{1}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 2.0
+    assert compute_score("math", r"\boxed{2}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 0.5
 
 
 def test_arguments_verl_may_add_are_passed_over():

@@ -22,19 +22,19 @@ def score(answer: str, shaping=None, **behavior):
 def test_by_default_nothing_is_added():
     parts = {"score": -1.0, "acc": 0.0, "pred": "35", "answer": "35", "has_answer": 1.0, "check_failed": 0.0}
     assert score("35", calls=5) == parts
-    assert score("35", {"call_bonus": 0.0}, calls=5)["score"] == -1.0
+    assert score("35", {"call_bonus": [0.0, -0.6]}, calls=5)["score"] == -1.0
 
 
 @pytest.mark.parametrize("calls, reward", [(0, -1.0), (1, -0.9), (3, -0.7), (4, -0.6), (7, -0.6)])
 def test_the_recipes_bonus_for_calls_of_wrong_answers_ends_at_its_cap(calls, reward):
-    got = score("35", {"call_bonus": 0.1}, calls=calls)
+    got = score("35", {"call_bonus": [0.1, -0.6]}, calls=calls)
     assert got["score"] == pytest.approx(reward)
     assert got["reward_answer"] == -1.0
     assert got["reward_calls"] == pytest.approx(reward + 1)
 
 
 def test_right_answers_get_no_bonus_for_calls():
-    got = score("34", {"call_bonus": 0.1}, calls=3)
+    got = score("34", {"call_bonus": [0.1, -0.6]}, calls=3)
     assert (got["score"], got["reward_calls"]) == (1.0, 0.0)
 
 
@@ -48,9 +48,9 @@ def test_overlong_responses_lose_linearly_within_the_buffer(tokens, penalty):
 
 
 def test_a_right_answer_with_a_malformed_call_is_gated_when_asked():
-    got = score("34", {"require_format": True}, malformed={"json": 1})
+    got = score("34", {"require": ["format"]}, malformed={"json": 1})
     assert (got["score"], got["reward_answer"], got["format_ok"], got["acc"]) == (-1.0, -1.0, 0.0, 1.0)
-    assert score("34", {"require_format": True})["score"] == 1.0
+    assert score("34", {"require": ["format"]})["score"] == 1.0
     assert score("34", malformed={"json": 1})["score"] == 1.0
 
 
@@ -60,11 +60,11 @@ def test_a_right_answer_with_a_malformed_call_is_gated_when_asked():
      (r"e^{\ln 34}", False), ("34+0x", False), (r"34\text{ cm}", True), ("3.4e1", True), ("68/2", False)],
 )  # fmt: skip
 def test_a_right_answer_that_is_not_worked_out_is_gated_when_asked(answer, counts):
-    got = compute_score("math", rf"So \boxed{{{answer}}}.", "34", reward=Reward(require_simplified=True))
+    got = compute_score("math", rf"So \boxed{{{answer}}}.", "34", reward=Reward(require=["simplified"]))
     assert got["acc"] == 1.0
     assert (got["score"], got["simplified_ok"]) == ((1.0, 1.0) if counts else (-1.0, 0.0))
     assert compute_score("math", rf"So \boxed{{{answer}}}.", "34")["score"] == 1.0
-    wrong = compute_score("math", r"\boxed{35}", "34", reward=Reward(require_simplified=True))
+    wrong = compute_score("math", r"\boxed{35}", "34", reward=Reward(require=["simplified"]))
     assert (wrong["score"], wrong["simplified_ok"]) == (-1.0, 1.0)
 
 
@@ -97,13 +97,18 @@ def test_what_counts_as_worked_out(answer, truth, worked_out):
 
 
 def test_all_responses_of_a_run_have_the_same_parts():
-    options = {"call_bonus": 0.1, "overlong_buffer_tokens": 10, "overlong_limit_tokens": 100, "require_format": True}
+    options = {
+        "call_bonus": [0.1, -0.6],
+        "overlong_buffer_tokens": 10,
+        "overlong_limit_tokens": 100,
+        "require": ["format"],
+    }
     assert score("34", options).keys() == score("35", options, calls=2, response_tokens=95).keys()
 
 
 def test_shaping_without_the_loops_counts_is_an_error():
     with pytest.raises(RewardError, match="needs the counts of our agent loop"):
-        compute_score("math", r"\boxed{34}", "34", {}, reward=Reward(call_bonus=0.1))
+        compute_score("math", r"\boxed{34}", "34", {}, reward=Reward(call_bonus=[0.1, -0.6]))
 
 
 def test_impossible_options_are_errors():
@@ -112,7 +117,7 @@ def test_impossible_options_are_errors():
 
 
 def test_each_part_is_logged_by_its_mean():
-    options = {"call_bonus": 0.1, "overlong_buffer_tokens": 200, "overlong_limit_tokens": 1000}
+    options = {"call_bonus": [0.1, -0.6], "overlong_buffer_tokens": 200, "overlong_limit_tokens": 1000}
     results = [score("34", options, response_tokens=900), score("35", options, calls=2)]
     assert mean_parts(results) == {
         "reward/has_answer": 1.0,

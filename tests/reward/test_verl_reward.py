@@ -11,11 +11,11 @@ from tests.scenario import run_scenario
 
 SETTINGS = {
     "paper": [],
-    "recipe": ["reward.call_bonus=0.1"],
+    "recipe": ["reward.call_bonus=[0.1, -0.6]"],
     "all": [
-        "reward.call_bonus=0.1",
+        "reward.call_bonus=[0.1, -0.6]",
         "reward.overlong_buffer_tokens=40",
-        "reward.require_format=true",
+        'reward.require=["format"]',
     ],
     "own": ["reward.function=configs.examples.reward:score"],
 }

@@ -103,7 +103,7 @@ async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_toke
 )
 async def test_tool_time_is_that_of_all_turns(tokenizer, run_s: tuple[float, ...], reason: StopReason, calls: int):
     sandbox = Recording(*run_s)
-    limits = replace(limits_of("rollout.max_tool_s=1.0"), max_response_tokens=2000)
+    limits = replace(limits_of(), max_tool_s=1.0, max_response_tokens=2000)
     trajectory = await play(tokenizer, sandbox, limits, [CALL] * len(run_s) + [ANSWER])
     assert (trajectory.stop_reason, len(sandbox.asked)) == (reason, calls)
     assert trajectory.answer == ("1379" if reason == StopReason.FINISHED else None)
@@ -132,7 +132,8 @@ async def test_a_sandbox_that_stays_away_is_tried_for_as_long_as_the_run_file_sa
         ("rollout.max_response_tokens=77", "max_response_tokens", 77),
         ("rollout.max_turns=3", "max_turns", 3),
         ("rollout.max_tool_output_tokens=99", "max_tool_output_tokens", 99),
-        ("rollout.max_malformed_calls=5", "max_malformed_calls", 5),
+        ("sandbox.run_timeout_s=10", "max_tool_s", 300.0),
+        ("sandbox.run_timeout_s=200", "max_tool_s", 600.0),  # in each of three turns
     ],
 )
 def test_the_other_limits_are_the_run_files_too(setting: str, field: str, value: int):

@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import pytest
 
 from configs.examples.tools import Search
-from retool_mcore.config import load_evaluation
+from retool_mcore.config import SandboxSettings, ToolLoop, load_evaluation
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.metrics import Behavior, summarize
-from retool_mcore.rollout.protocol import Hermes, open_protocol, protocol_of
+from retool_mcore.rollout.protocol import Hermes, TextOnly, open_protocol, protocol_of
 from retool_mcore.rollout.records import record
 from retool_mcore.rollout.tool_call import Call, parse_hermes
 from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult, open_tools
@@ -251,6 +252,18 @@ def test_own_tools_alone_are_offered_read_and_told(tokenizer):
 def test_protocols_without_names_refuse_tools_and_a_list_names_each_once(tokenizer):
     with pytest.raises(ConfigError, match=r'rollout.mcp offers .count., and calls of rollout.protocol = "retool"'):
         open_protocol("retool", tokenizer).offer([Counter()])
-    for tools, rule in ((f'["{SEARCH}", "{SEARCH}"]', "must name each tool once"), ("[]", "leaves nothing to call")):
-        with pytest.raises(ConfigError, match=rule):
-            load_evaluation("configs/rl_tiny_cpu.toml", [f"rollout.tools={tools}"])
+    with pytest.raises(ConfigError, match="must name each tool once"):
+        load_evaluation("configs/rl_tiny_cpu.toml", [f'rollout.tools=["{SEARCH}", "{SEARCH}"]'])
+
+
+def test_without_a_tool_a_run_is_text_alone_and_with_a_server_of_tools_it_is_not(tokenizer):
+    def loop(*settings: str) -> ToolLoop:
+        return load_evaluation("configs/rl_tiny_cpu.toml", ["rollout.max_turns=5", *settings]).rollout
+
+    server = 'rollout.mcp={ mine = { url = "http://here" } }'
+    for settings, tool in (((), True), (("rollout.tools=[]",), False), (("rollout.tools=[]", server), True)):
+        found = loop(*settings)
+        assert (found.tool, Limits.of(found, SandboxSettings()).max_turns) == (tool, 5 if tool else 1)
+    text, own = loop("rollout.tools=[]"), loop(f'rollout.tools=["{SEARCH}"]')
+    assert type(protocol_of(text, tokenizer)) is type(protocol_of(own.calling(False), tokenizer)) is TextOnly
+    assert (text.calling(True).tools, own.calling(True).tools) == (["code_interpreter"], [SEARCH])

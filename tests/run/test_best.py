@@ -93,7 +93,7 @@ def test_the_best_checkpoint_outlives_newer_ones_until_a_better_one_is_complete(
 
 
 def test_a_resumed_run_forgets_what_came_after_its_checkpoint_and_nothing_else(tmp_path: Path):
-    config = run_in(tmp_path, "best.patience=2")
+    config = run_in(tmp_path, "best.patience=[2, 0]")
     keeper = BestKeeper(config, 0)
     for step, loss in ((10, 1.0), (20, 2.0), (30, 0.5)):
         keeper.validated(step, {"val_loss": loss})
@@ -105,11 +105,11 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint_and_nothing_else(t
     on_disk = json.loads((config.run.dir / "best.json").read_text())
     assert (on_disk["metric"], on_disk["step"], on_disk["value"], on_disk["waited"]) == ("val_loss", 10, 1.0, 2)
     assert on_disk["ended_early"] and [path.name for path in config.run.dir.iterdir()] == ["best.json"]
-    assert not BestKeeper(run_in(tmp_path, "best.patience=3"), 30).given_up, "the settings of now decide"
+    assert not BestKeeper(run_in(tmp_path, "best.patience=[3, 0]"), 30).given_up, "the settings of now decide"
 
 
 def test_a_rank_that_does_not_write_decides_alike(tmp_path: Path):
-    config = run_in(tmp_path, "best.patience=1")
+    config = run_in(tmp_path, "best.patience=[1, 0]")
     writes, reads = BestKeeper(config, 0), BestKeeper(config, 0, writes=False)
     for keeper in (reads, writes):
         keeper.validated(10, {"val_loss": 1.0})
@@ -140,7 +140,7 @@ def test_values_of_another_metric_are_refused(tmp_path: Path):
     config = run_in(tmp_path)
     BestKeeper(config, 0).validated(10, {"val_loss": 1.0})
     with pytest.raises(CheckpointError, match=r"has the values of val_loss \(min\), and .* \(max\)"):
-        BestKeeper(run_in(tmp_path, "best.mode=max"), 10)
+        BestKeeper(run_in(tmp_path, "best.metric=max val_loss"), 10)
     (config.run.dir / "best.json").write_text("{")
     with pytest.raises(CheckpointError, match="is not the record of a run's best checkpoint"):
         BestKeeper(config, 10)
@@ -167,12 +167,18 @@ def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
         (["best.metric=val/acc"], r'"val/acc" is no metric of validation\. There are: val/accuracy, .*mean@8'),
         (["best.metric=reward"], "is no metric of validation"),
         (["best.metric=val-core/aime/acc/mean@4"], "val-core/aime/acc/mean@8"),
-        (["best.metric=val/behavior/calls"], "not better high or low by itself"),
+        (
+            ["best.metric=val/behavior/calls"],
+            'by itself. Say "max val/behavior/calls" or "min val',
+        ),
         (["best.metric=val/accuracy", "validation.every=12"], "12 is not a multiple of checkpoint.every_steps = 8"),
         (["best.metric=val/accuracy", "validation.every=0"], "validation.every = 0"),
         (["best.metric=val/accuracy", "checkpoint.every_steps=0"], "checkpoint.every_steps = 0"),
-        (["best.patience=3"], "do nothing without best.metric"),
-        (["data.curriculum=solve_rate", "rollout.group_size=1", "algorithm.name=reinforce_plus_plus"], "group_size"),
+        (["best.patience=[3, 0]"], "does nothing without best.metric"),
+        (["best.patience=[0, 0.5]"], "does nothing without best.metric"),
+        (["best.metric=val/accuracy", "best.patience=[1.5, 0]"], "give a whole number of validations"),
+        (["best.metric=val/accuracy", "best.mode=max"], 'best.mode is now best.metric = "min NAME" or "max NAME"'),
+        (["data.curriculum=0.5", "rollout.group_size=1", "algorithm.name=reinforce_plus_plus"], "group_size"),
     ],
 )
 def test_a_goal_that_cannot_be_reached_is_refused_with_the_settings(settings: list[str], message: str):
@@ -187,7 +193,7 @@ def test_the_mode_follows_from_the_name_unless_it_is_named():
         ).best_mode
 
     assert (mode("metric=val/accuracy"), mode("metric=val/groups/all_wrong")) == ("max", "min")
-    assert mode("metric=val/accuracy", "mode=min") == mode("metric=val/behavior/turns", "mode=min") == "min"
+    assert mode("metric=min val/accuracy") == mode("metric=min val/behavior/turns") == "min"
     assert mode("metric=val-core/aime_2024/x/acc/mean@8") == "max", "a data_source may have slashes"
     assert load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", ["best.metric=val_loss"]).best_mode == "min"
 
@@ -227,11 +233,11 @@ def test_a_curriculum_is_of_the_run_and_older_checkpoints_are_of_runs_without(tm
     saving.step_folder(rl(), 10).joinpath(STATE_FILE).write_text(json.dumps(state))
     assert checkpoint.find_resume(rl()) is not None, "saved before there were curricula"
     for before, after, said in (
-        ((), ("data.curriculum=solve_rate",), "data.curriculum was 'off', now 'solve_rate'"),
-        (("data.curriculum=solve_rate",), (), "data.curriculum was 'solve_rate', now 'off'"),
+        ((), ("data.curriculum=0.125",), "data.curriculum was 'off', now 'solve_rate'"),
+        (("data.curriculum=0.125",), (), "data.curriculum was 'solve_rate', now 'off'"),
     ):
         saved_by(rl(*before))
         with pytest.raises(CheckpointError, match=said):
             checkpoint.find_resume(rl(*after))
-    saved_by(rl("data.curriculum=solve_rate"))
-    assert checkpoint.find_resume(rl("data.curriculum=solve_rate", "data.curriculum_floor=0.5")) is not None
+    saved_by(rl("data.curriculum=0.125"))
+    assert checkpoint.find_resume(rl("data.curriculum=0.5")) is not None

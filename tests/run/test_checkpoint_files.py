@@ -190,7 +190,7 @@ def test_a_changed_learning_rate_is_told_and_counts(
     [
         ("optim.schedule=linear", "optim.schedule was 'cosine', now 'linear'"),
         ("optim.warmup_fraction=0.2", "optim.warmup_fraction was 0.1, now 0.2"),
-        ("optim.beta1=0.5", "optim.beta1 was 0.9, now 0.5"),
+        ("optim.betas=[0.5, 0.999]", "optim.betas was [0.9, 0.999], now [0.5, 0.999]"),
     ],
 )
 def test_what_bends_the_schedule_or_adams_moments_is_refused_by_name(tmp_path: Path, setting: str, said: str):

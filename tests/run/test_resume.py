@@ -41,10 +41,10 @@ def test_every_other_changed_setting_is_told_by_name(tmp_path: Path):
     changes = {
         "train.mini_batch_prompts": ("64", "32"),
         "algorithm.loss": ("'ppo'", "'gspo'"),
-        "algorithm.clip_high": ("0.28", "0.3"),
-        "algorithm.mask_truncated": ("False", "True"),
+        "algorithm.clip": ("[0.2, 0.28]", "[0.2, 0.3]"),
+        "algorithm.mask": ("[]", "['truncated']"),
         "rollout.temperature": ("1.0", "0.7"),
-        "reward.call_bonus": ("0.0", "0.1"),
+        "reward.call_bonus": ("[0.0, -0.6]", "[0.1, -0.6]"),
     }
     settings = [f"{key}={new.strip(chr(39)).lower()}" for key, (_, new) in changes.items()]
     config = load_config(RlConfig, RL_7B, [*here, *settings])

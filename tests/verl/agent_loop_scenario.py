@@ -128,7 +128,7 @@ async def main(folder: Path) -> None:
     own = [f"run.root={folder}", "rollout.max_response_tokens=160", "data.max_prompt_tokens=160"]
     own += ["train.prompts_per_step=8", "train.mini_batch_prompts=8"]
     tool = load_config(RlConfig, file, own)
-    text = load_config(RlConfig, file, [*own, "run.name=text", "rollout.tool=false", "rollout.record_groups=0"])
+    text = load_config(RlConfig, file, [*own, "run.name=text", "rollout.tools=[]", "rollout.record_groups=0"])
     said = ["I add.\n" + call("print(412 + 967)"), ANSWER]
     out: dict[str, Any] = {"tool": await run(Client(tokenizer, said), tokenizer, tool)}
     out["dropped"] = await run(Client(tokenizer, said, dies=True), tokenizer, tool)

@@ -20,7 +20,8 @@ from tests.numerics.megatron_ranks import make_model
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
 SETTINGS = ("cluster.gpus_per_node=1", "data.max_length_tokens=64", "train.steps=8", "train.global_batch=2")
 SETTINGS += ("train.micro_batch_tokens=64", "optim.clip_grad=1e9", "optim.warmup_fraction=0")
-AUX = ("experts.load_balancing=aux_loss", "experts.aux_loss_coef=0.5")
+AUX = ("experts.load_balancing={aux_loss=0.5}",)
+RAW_ROUTER = "verl_overrides.engine.override_transformer_config.moe_router_dtype"
 COEF, EXPERTS, TOP = 0.5, 4, 2
 
 
@@ -115,9 +116,7 @@ def main(folder: Path) -> None:
         return SftEngine(megatron_worker(config, platform), config, platform)
 
     out: dict[str, Any] = {"plain": plain(folder / "model", 0.0), "plain_aux": plain(folder / "model", COEF)}
-    out["plain_dtype"] = dtype_of_the_scores(
-        engine_of("model.dtype=bfloat16", "experts.router_dtype=model").worker.engine
-    )
+    out["plain_dtype"] = dtype_of_the_scores(engine_of("model.dtype=bfloat16", f"{RAW_ROUTER}=fp64").worker.engine)
     out["dtype"] = dtype_of_the_scores(engine_of("model.dtype=bfloat16").worker.engine)
     for name, changes in (("default", ()), ("aux", AUX)):
         engine = engine_of(*changes)

@@ -92,12 +92,11 @@ def sampler(
             f"rollout.group_size={GROUP}",
             f"validation.n={GROUP}",
             f"rollout.max_dropped_fraction={max_dropped_fraction}",
-            "rollout.max_refill_batches=2",
             "rollout.record_groups=2",
             "rollout.tracked_trajectories=3",
             "train.prompts_per_step=2",
             "train.mini_batch_prompts=2",
-            f"algorithm.filter_groups={'true' if refill and mode == 'sync' else 'false'}",
+            f"algorithm.filter_groups={2 if refill and mode == 'sync' else 0}",
         ],
     )
     file = folder / f"{max_dropped_fraction}-{refill is not None}-{mode}.toml"

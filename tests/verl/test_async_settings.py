@@ -42,10 +42,12 @@ def keys(config: RlConfig) -> dict[str, object]:
         ((*ASYNC, "parallel.tp=2"), "= 2 does not divide the 1 GPUs of [cluster] (1 nodes x 2 less 1 of rollout.gpus)"),
         ((*ASYNC, "rollout.engine_tp=2"), "rollout.engine_tp = 2 does not divide the 1 GPUs that serve rollouts"),
         ((*ASYNC, "cluster.nodes=3"), "rollout.gpus = 1 is not a multiple of cluster.gpus_per_node = 2: of 3 nodes"),
-        ((*ASYNC, "train.prefetch_batches=2.5", "train.max_staleness=2"), "train.prefetch_batches = 2.5 starts"),
+        ((*ASYNC, "train.prefetch_batches=2.5", "train.max_staleness={drop=2}"), "train.prefetch_batches = 2.5 starts"),
         (("train.mode=partial_rollout", "train.prefetch_batches=8.0"), "train.max_staleness = 7 steps before the one"),
-        ((*ASYNC, "train.max_staleness=0"), "train.max_staleness = 0: input should be greater than 0"),
-        ((*ASYNC, "train.when_stale=keep"), "train.when_stale = \"keep\": input should be 'drop' or 'wait'"),
+        ((*ASYNC, "train.max_staleness={drop=0}"), "input should be greater than 0"),
+        ((*ASYNC, "train.max_staleness={keep=7}"), "input should be 'drop' or 'wait'"),
+        ((*ASYNC, "train.max_staleness={drop=7, wait=7}"), "should have at most 1 item"),
+        ((*ASYNC, "train.max_staleness=7"), "it is now train.max_staleness = { drop = 7 }, or { wait = 7 }"),
     ],
 )
 def test_what_does_not_go_together_is_one_clear_error(settings: tuple[str, ...], message: str):
@@ -69,7 +71,7 @@ def test_one_node_is_divided_and_several_nodes_are_dealt_whole():
 
 
 def test_verl_accepts_the_tree_and_counts_versions_and_updates():
-    settings = (*ASYNC, "train.mini_batch_prompts=4", "train.max_staleness=1", "train.when_stale=wait")
+    settings = (*ASYNC, "train.mini_batch_prompts=4", "train.max_staleness={wait=1}")
     config = rl(TINY, *settings, "train.prefetch_batches=0.5")
     tree = ppo_tree(config, get_platform("cpu"))
     check_ppo_tree(tree)
@@ -86,11 +88,11 @@ def test_verl_accepts_the_tree_and_counts_versions_and_updates():
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
-        (("train.max_staleness=1", "train.when_stale=drop"), 2),
-        (("train.max_staleness=1", "train.when_stale=wait"), 2),
-        (("train.max_staleness=3", "train.when_stale=wait", "train.prefetch_batches=1.5"), 3),
-        (("train.max_staleness=3", "train.when_stale=wait", "train.prefetch_batches=3.0"), 2),
-        (("train.max_staleness=3", "train.when_stale=drop", "train.prefetch_batches=3.0"), 4),
+        (("train.max_staleness={drop=1}",), 2),
+        (("train.max_staleness={wait=1}",), 2),
+        (("train.max_staleness={wait=3}", "train.prefetch_batches=1.5"), 3),
+        (("train.max_staleness={wait=3}", "train.prefetch_batches=3.0"), 2),
+        (("train.max_staleness={drop=3}", "train.prefetch_batches=3.0"), 4),
     ],
 )
 def test_waiting_starts_early_enough_for_the_batches_in_front(settings: tuple[str, ...], limit: int):

@@ -68,7 +68,7 @@ def test_the_trainer_looks_where_masks_may_leave_nothing(monkeypatch: pytest.Mon
         trainer, metrics = masking_trainer(), dict[str, Any]()
         empty = in_memory(monkeypatch, mask_BT)
         if share is None:
-            with pytest.raises(RolloutError, match=r"algorithm\.mask_truncated or mask_void_turns left out all"):
+            with pytest.raises(RolloutError, match=r'algorithm\.mask = \["truncated"\] left out all'):
                 trainer._compute_advantage(empty, metrics)
         else:
             with pytest.MonkeyPatch.context() as patching:
@@ -81,7 +81,7 @@ def masking_trainer() -> Any:
     from retool_mcore.verl.trainer import ReToolTrainer
 
     trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
-    trainer._run = load_config(RlConfig, RL, ["algorithm.mask_truncated=true"])
+    trainer._run = load_config(RlConfig, RL, ['algorithm.mask=["truncated"]'])
     trainer.global_steps, trainer.config = 3, tree()
     trainer._forget_step()
     return trainer
@@ -89,13 +89,13 @@ def masking_trainer() -> Any:
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])
 def test_rejection_of_everything_ends_the_run_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch):
-    settings = (f"algorithm.name={name}", "algorithm.rejection=seq_max_k2", "algorithm.rejection_high=1e-9")
+    settings = (f"algorithm.name={name}", "algorithm.rejection=seq_max_k2", "algorithm.rejection_bounds=[0, 1e-9]")
     with pytest.raises(RolloutError, match=r'step 3 has a token.* algorithm.rejection = "seq_max_k2" left out all'):
         trained_on(monkeypatch, *settings)
 
 
 WEIGHTED = ("algorithm.old_log_prob=rollout", "algorithm.importance_sampling=sequence")
-REJECTED = ("algorithm.old_log_prob=rollout", "algorithm.rejection=token_k2", "algorithm.rejection_high=0.1")
+REJECTED = ("algorithm.old_log_prob=rollout", "algorithm.rejection=token_k2", "algorithm.rejection_bounds=[0, 0.1]")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def update(monkeypatch: pytest.MonkeyPatch, *settings: str, call: int = 0) -> tu
 
 
 def test_mismatch_is_of_the_engines_and_not_of_what_the_step_has_learnt(monkeypatch: pytest.MonkeyPatch):
-    settings = ("algorithm.importance_sampling=token", "algorithm.importance_threshold=2.0")
+    settings = ("algorithm.importance_sampling=token", "algorithm.importance_bounds=[0, 2.0]")
     trainer, queue, metrics = update(monkeypatch, *settings)
     assert trainer.updates_of_a_batch == 2
     gap_N = (ENGINE_BT - OLD_BT)[:2][MASK_BT[:2].bool()]

@@ -22,7 +22,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_router_of_a_bfloat16_model_computes_in_float32_unless_told_otherwise(seen: dict[str, Any]):
-    assert (seen["dtype"], seen["plain_dtype"]) == ("torch.float32", "torch.bfloat16")
+    assert (seen["dtype"], seen["plain_dtype"]) == ("torch.float32", "torch.float64")
 
 
 def test_there_is_no_balancing_loss_by_default(seen: dict[str, Any]):

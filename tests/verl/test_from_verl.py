@@ -77,6 +77,7 @@ trainer.test_freq=5
 trainer.default_local_dir=checkpoints
 trainer.total_epochs=1
 """
+RECOMPUTE = "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
 STEPS = "trainer.total_training_steps=33"
 
 
@@ -112,7 +113,7 @@ def test_verls_own_retool_recipe_becomes_a_run_file_that_loads(tmp_path: Path):
     assert (run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (2048, 16384)
     assert (run.validation.n, run.validation.top_p, run.validation.temperature) == (30, 0.6, 1.0)
     assert (run.parallel.cp, run.memory.offload_idle, run.train.micro_batch_tokens) == (8, True, 18432)
-    assert (run.algorithm.clip_high, run.algorithm.clip_c, run.algorithm.kl_coef) == (0.28, 10.0, 0.0)
+    assert (run.algorithm.clip, run.algorithm.kl_coef) == ([0.2, 0.28, 10.0], 0.0)
     assert (run.validation.every, run.checkpoint.every_steps, run.optim.lr) == (5, 30, 1e-6)
     assert run.rollout.tool
     assert "It does not load" not in text
@@ -139,12 +140,12 @@ def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path
 
 
 def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: Path):
-    """Ours are others: clip_high 0.28, clip_c 10, validation as the rollout samples."""
+    """Ours are others: clip [0.2, 0.28, 10], validation as the rollout samples."""
     text = "data: {train_batch_size: 64}\nalgorithm: {adv_estimator: grpo}\ntrainer: {total_training_steps: 10}\n"
     tree, _, _ = converted(tmp_path, text, name="verl.yaml")
-    assert (tree["algorithm"]["clip_high"], tree["algorithm"]["clip_c"]) == (0.2, 3.0)
+    assert tree["algorithm"]["clip"] == [0.2, 0.2, 3.0]
     assert (tree["validation"]["n"], tree["validation"]["temperature"]) == (1, 0.0)
-    assert tree["rollout"]["tool"] is False, "verl's default has no tool"
+    assert tree["rollout"]["tools"] == [], "verl's default has no tool"
     assert tree["rollout"]["max_response_tokens"] == 512
     assert tree["train"]["micro_batch_tokens"] == 512 + 512, "without dynamic batches verl takes rows of full length"
 
@@ -172,11 +173,27 @@ def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: P
         ),
         ("trainer.device=npu", "run", {"platform": "ascend"}),
         ("trainer.device=cpu", "run", {"platform": "cpu"}),
-        ("algorithm.filter_groups.enable=true", "algorithm", {"filter_groups": True}),
-        ("actor_rollout_ref.actor.optim.betas=[0.8,0.95]", "optim", {"beta1": 0.8, "beta2": 0.95}),
-        ("actor_rollout_ref.actor.clip_ratio_low=0.1", "algorithm", {"clip_low": 0.1}),
-        ("+actor_rollout_ref.actor.clip_ratio_high=0.3", "algorithm", {"clip_high": 0.3}),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm", {"loss": "gspo", "clip_c": None}),
+        ("algorithm.filter_groups.enable=true", "algorithm", {"filter_groups": 10}),
+        (
+            "algorithm.filter_groups.enable=true algorithm.filter_groups.max_num_gen_batches=4",
+            "algorithm",
+            {"filter_groups": 4},
+        ),
+        ("actor_rollout_ref.actor.optim.betas=[0.8,0.95]", "optim", {"betas": [0.8, 0.95]}),
+        ("actor_rollout_ref.actor.clip_ratio_low=0.1", "algorithm", {"clip": [0.1, 0.2, 3.0]}),
+        ("+actor_rollout_ref.actor.clip_ratio_high=0.3", "algorithm", {"clip": [0.2, 0.3, 3.0]}),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm", {"loss": "gspo", "clip": [0.2, 0.2]}),
+        (f"{RECOMPUTE}granularity=full", "memory", {"recompute": "full"}),
+        (
+            f"{RECOMPUTE}granularity=full {RECOMPUTE}method=block {RECOMPUTE}num_layers=4",
+            "memory",
+            {"recompute": 4},
+        ),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode=sapo actor_rollout_ref.actor.tau_neg=1.3",
+            "algorithm",
+            {"loss": "sapo", "tau": [1.0, 1.3]},
+        ),
     ],
 )
 def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, theirs: str, section: str, ours: dict[str, Any]):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 
 ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
 COUNT_B = MASK_BT.sum(1)
-CLIPS = ("algorithm.clip_low=0.3", "algorithm.clip_high=0.4")
+CLIPS = ("algorithm.clip=[0.3, 0.4]",)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -91,10 +91,10 @@ LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]
     "dr_grpo": (dr_grpo, (*CLIPS, "algorithm.loss_agg=seq-mean-token-sum-norm", "rollout.max_response_tokens=50")),
     "gspo": (
         gspo,
-        ("algorithm.loss=gspo", MEAN_OF_MEANS, "algorithm.clip_low=0.02", "algorithm.clip_high=0.03"),
+        ("algorithm.loss=gspo", MEAN_OF_MEANS, "algorithm.clip=[0.02, 0.03]"),
     ),
     "cispo": (cispo, ("algorithm.loss=cispo", *CLIPS)),
-    "sapo": (sapo, ("algorithm.loss=sapo", MEAN_OF_MEANS, "algorithm.tau_pos=0.9", "algorithm.tau_neg=1.3")),
+    "sapo": (sapo, ("algorithm.loss=sapo", MEAN_OF_MEANS, "algorithm.tau=[0.9, 1.3]")),
 }
 
 
@@ -209,7 +209,7 @@ def test_a_group_of_which_nothing_is_learnt_has_advantage_0_under_opo(monkeypatc
 def test_rejection_of_a_whole_group_leaves_opo_the_others(monkeypatch: pytest.MonkeyPatch):
     """Both responses of the second group are further from the engine than any of the first."""
     gap_B1 = torch.tensor([[0.0], [0.01], [3.0], [3.0]])
-    settings = ("algorithm.rejection=seq_mean_k1", "algorithm.rejection_low=0.9", "algorithm.rejection_high=1.1")
+    settings = ("algorithm.rejection=seq_mean_k1", "algorithm.rejection_bounds=[0.9, 1.1]")
     found = trained_on(monkeypatch, "algorithm.name=opo", *settings, rollout_log_probs=OLD_BT + gap_B1)
     assert found["response_mask"].any(1).tolist() == [True, True, False, False]
     torch.testing.assert_close(found["advantages"], opo_BT() * torch.tensor([[1], [1], [0], [0]]))
@@ -259,8 +259,8 @@ def test_ppo_discounts_by_gamma_and_trusts_values_by_lambda(
 def test_weights_outside_two_bounds_are_zero(kind: str, monkeypatch: pytest.MonkeyPatch):
     """IcePop, arXiv 2510.18855, Eq. 2: M(k) is k inside [alpha, beta] and 0 outside, k the ratio of
     trained weights to engine."""
-    settings = (f"algorithm.importance_sampling={kind}", "algorithm.importance_threshold=2.0")
-    found = trained_on(monkeypatch, *settings, "algorithm.importance_low=0.5")
+    settings = (f"algorithm.importance_sampling={kind}", "algorithm.importance_bounds=[0.5, 2.0]")
+    found = trained_on(monkeypatch, *settings)
     gap_BT = (OLD_BT - ENGINE_BT) * MASK_BT
     ratio_BT = (gap_BT if kind == "token" else gap_BT.sum(1, keepdim=True).expand(4, 6)).exp() * MASK_BT
     expected_BT = torch.where((ratio_BT >= 0.5) & (ratio_BT <= 2.0), ratio_BT, 0.0)
@@ -311,8 +311,7 @@ def kept(kind: str, low: float, high: float) -> torch.Tensor:
 def test_what_engine_and_actor_disagree_on_is_rejected(
     kind: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
 ):
-    settings = [f"algorithm.rejection={kind}", f"algorithm.rejection_high={high}"]
-    settings += [f"algorithm.rejection_low={low}"] if low else []
+    settings = [f"algorithm.rejection={kind}", f"algorithm.rejection_bounds=[{low}, {high}]"]
     found = trained_on(monkeypatch, *settings)
     expected_BT = kept(kind, low, high)
     assert torch.equal(found["response_mask"].bool(), expected_BT)
@@ -345,7 +344,7 @@ def test_what_is_rejected_still_counts_in_every_mean(
 ):
     """Also where the loss itself rejects, with the engine's log-probabilities as the old ones."""
     high, agg = 0.35, (f"algorithm.loss_agg={loss_agg}", "rollout.max_response_tokens=50")
-    settings = [*CLIPS, *agg, f"algorithm.rejection={kind}", f"algorithm.rejection_high={high}"]
+    settings = [*CLIPS, *agg, f"algorithm.rejection={kind}", f"algorithm.rejection_bounds=[0, {high}]"]
     if engines:
         settings.append("algorithm.old_log_prob=rollout")
         found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
@@ -365,8 +364,8 @@ def test_what_is_rejected_still_counts_in_every_mean(
 
 def test_with_the_engines_log_probabilities_the_loss_itself_rejects():
     """The same responses, judged in the loss, where old log-probabilities are the engine's."""
-    settings = ("algorithm.old_log_prob=rollout", "algorithm.rejection=seq_mean_k1", "algorithm.rejection_low=0.8")
-    settings = (*CLIPS, *settings, "algorithm.rejection_high=1.2")
+    settings = ("algorithm.old_log_prob=rollout", "algorithm.rejection=seq_mean_k1")
+    settings = (*CLIPS, *settings, "algorithm.rejection_bounds=[0.8, 1.2]")
     found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
 
     def objective(new_BT: torch.Tensor) -> torch.Tensor:

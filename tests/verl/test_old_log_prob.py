@@ -77,7 +77,7 @@ ROLLOUT_BT = ACTOR_BT + torch.tensor([[0.05, -1.5, 0.0], [-0.02, 0.4, 5.0]])
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_weighted_it_has_the_gradient_of_a_pass_of_its_own(level: str):
-    weighted = (f"algorithm.importance_sampling={level}", "algorithm.importance_threshold=2.0")
+    weighted = (f"algorithm.importance_sampling={level}", "algorithm.importance_bounds=[0, 2.0]")
     own = gradient(ROLLOUT_BT, ACTOR_BT, *weighted)
     saved = gradient(ROLLOUT_BT, ACTOR_BT, *weighted, "algorithm.old_log_prob=rollout")
     torch.testing.assert_close(saved, own, atol=1e-7, rtol=0)
@@ -98,7 +98,7 @@ def test_unweighted_the_clipped_ratio_is_taken_to_the_engine():
 
 
 # A step of four updates. In a later one the weights have moved (loss_scenario.MOVED_BT).
-FOUR_UPDATES = ("train.mini_batch_prompts=3", "algorithm.old_log_prob=rollout", "algorithm.clip_c=3")
+FOUR_UPDATES = ("train.mini_batch_prompts=3", "algorithm.old_log_prob=rollout", "algorithm.clip=[0.2, 0.28, 3]")
 ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
 
 
@@ -119,8 +119,8 @@ def test_in_a_later_update_weights_are_of_the_weights_of_that_update(level: str)
         log_weight_BT = gap_BT if level == "token" else gap_BT.sum(1, keepdim=True).expand(4, 6)
         return (log_weight_BT.exp().clamp(max=2.0) * ADVANTAGE_B1 * new_BT * MASK_BT).sum() / MASK_BT.sum()
 
-    settings = (f"algorithm.importance_sampling={level}", "algorithm.importance_threshold=2.0")
-    compared(objective, *(name for name in FOUR_UPDATES if "clip_c" not in name), *settings)
+    settings = (f"algorithm.importance_sampling={level}", "algorithm.importance_bounds=[0, 2.0]")
+    compared(objective, *(name for name in FOUR_UPDATES if "clip" not in name), *settings)
 
 
 def compared(objective: Callable[[torch.Tensor], torch.Tensor], *settings: str) -> None:

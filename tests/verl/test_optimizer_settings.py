@@ -17,7 +17,7 @@ from retool_mcore.verl.keys.sft import sft_worker_config
 from retool_mcore.verl.plugin import assert_loaded
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-BETAS = ("optim.beta1=0.5", "optim.beta2=0.6")
+BETAS = ("optim.betas=[0.5, 0.6]",)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -45,7 +45,7 @@ def test_an_unknown_protocol_is_refused_with_the_known_ones(tokenizer):
 
 def test_an_unknown_protocol_is_refused_without_the_tool_too(tokenizer):
     with pytest.raises(ConfigError, match="is none of hermes, qwen3_coder, retool"):
-        protocol_of(rollout_of("rollout.protocol=xml", "rollout.tool=false"), tokenizer)
+        protocol_of(rollout_of("rollout.protocol=xml", "rollout.tools=[]"), tokenizer)
 
 
 def test_an_evaluation_refuses_it_before_a_server_is_asked(model_dir, tmp_path):

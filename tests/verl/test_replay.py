@@ -107,7 +107,7 @@ def test_a_resume_carries_no_trajectory_whose_prompt_is_gone(scenarios: dict[str
 def test_filtering_that_never_fills_the_batch_stops_the_run(scenarios: dict[str, Any]):
     assert scenarios["filtered"]["metrics"]["rollout/refilled_prompts"] == 2
     error = scenarios["filtered in vain"]["error"]
-    assert "rollout.max_refill_batches * train.prompts_per_step = 4 is the limit" in error
+    assert "4 is the limit, algorithm.filter_groups (10 where it is 0)" in error
 
 
 def test_a_curriculum_is_told_each_group_once_also_those_that_the_filter_sets_aside(scenarios: dict[str, Any]):

@@ -128,7 +128,7 @@ def policy_loss(*settings: str, advantages: Sequence[Sequence[float]] = UP, **co
     return float(loss)
 
 
-CLIPS = ("algorithm.clip_low=0.3", "algorithm.clip_high=0.4", "algorithm.clip_c=5.0")
+CLIPS = ("algorithm.clip=[0.3, 0.4, 5.0]",)
 
 
 def test_a_ratio_is_clipped_on_either_side_where_the_run_file_says():
@@ -212,7 +212,7 @@ def test_importance_weights_are_those_of_tokens_or_of_whole_responses_up_to_the_
 
     gaps = [[a - e for a, e in zip(actor, engine, strict=True)] for actor, engine in zip(ACTOR, ENGINE, strict=True)]
     for limit in (1.4, 10.0):
-        threshold = f"algorithm.importance_threshold={limit}"
+        threshold = f"algorithm.importance_bounds=[0, {limit}]"
         token = [[min(math.exp(gap), limit) for gap in row] for row in gaps]
         response = [[min(math.exp(sum(row)), limit)] * len(row) for row in gaps]
         for kind, expected in (("token", token), ("sequence", response)):
@@ -229,7 +229,7 @@ def test_importance_weights_scale_the_loss_of_their_tokens():
 def test_a_value_moves_its_loss_up_to_the_clip():
     from verl.workers.utils.losses import value_loss
 
-    critic = made_by_verl(tree("algorithm.name=ppo", "critic.clip_value=0.3").critic)
+    critic = made_by_verl(tree("algorithm.name=ppo", "verl_overrides.critic.cliprange_value=0.3").critic)
     before, now, returns = [[0.0, 0.0, 0.0], [1.0]], [[1.0, 0.0, 0.2], [0.0]], [[1.0, 0.0, 1.0], [2.0]]
     data = batch(values=jagged(before), returns=jagged(returns))
     loss, _ = value_loss(critic, {"values": as_the_model_returns(now)}, data)
@@ -306,7 +306,7 @@ def test_groups_are_filtered_by_the_answers_and_not_by_the_shaped_reward(tmp_pat
     """
     from verl.trainer.ppo.v1 import replay_buffer, trainer_base
 
-    settings = ("algorithm.filter_groups=true", "rollout.group_size=2", "reward.call_bonus=0.1")
+    settings = ("algorithm.filter_groups=10", "rollout.group_size=2", "reward.call_bonus=[0.1, -0.6]")
     trainer = SimpleNamespace(
         config=tree_of_run(*settings, f"run.root={tmp_path}"),
         trainer_mode="sync",
@@ -335,7 +335,7 @@ def test_groups_are_filtered_by_the_answers_and_not_by_the_shaped_reward(tmp_pat
 def test_the_reward_that_verl_loads_is_the_runs_with_its_shaping(tmp_path: Path):
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    settings = ("reward.correct=2.0", "reward.wrong=-3.0", "reward.call_bonus=0.5", "reward.call_bonus_cap=-1.5")
+    settings = ("reward.answer=[2.0, -3.0]", "reward.call_bonus=[0.5, -1.5]")
     longest = ("reward.overlong_buffer_tokens=40", "rollout.max_response_tokens=200")
     made = get_custom_reward_fn(tree_of_run(*settings, *longest, f"run.root={tmp_path}"))
     assert made is not None

@@ -21,6 +21,8 @@ from tests.verl.loss_scenario import actor_config, tree
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
+MEGATRON = "actor_rollout_ref.actor.megatron."
+
 
 class Reached(Exception):
     """Its one argument is what the last call before the part was given."""
@@ -114,13 +116,26 @@ def test_adam_is_made_with_the_states_that_the_run_file_names(
     assert remainders is (True if held else None), "a master weight is the weight and its missing bits"
 
 
+@pytest.mark.parametrize(("loss", "weight"), [("aux_loss", 0.25), ("global_aux_loss", 0.001)])
+def test_a_balancing_loss_and_its_weight_are_one_setting(loss: str, weight: float):
+    options = actor_config(f"experts.load_balancing={{ {loss} = {weight} }}").megatron.override_transformer_config
+    assert (options["moe_router_load_balancing_type"], options["moe_aux_loss_coeff"]) == (loss, weight)
+    assert "moe_aux_loss_coeff" not in actor_config().megatron.override_transformer_config
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_tensor_parallelism_splits_norms_and_dropout_too(tp: int):
+    engine = actor_config("cluster.gpus_per_node=2", f"parallel.tp={tp}").megatron
+    assert engine.sequence_parallel is engine.override_transformer_config["sequence_parallel"] is (tp > 1)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_experts_tokens_are_sorted_by_the_kernel_that_the_run_file_names(fused: bool, monkeypatch: pytest.MonkeyPatch):
     """In Megatron's own dispatcher, up to the call; the fused kernel is Transformer Engine's."""
     from megatron.core.transformer.moe import token_dispatcher
 
-    asked = f"experts.permute_fusion={str(fused).lower()}"
-    options = actor_config(asked).megatron.override_transformer_config
+    asked = f"verl_overrides.{MEGATRON}override_transformer_config.moe_permute_fusion=true"
+    options = actor_config(*[asked] * fused).megatron.override_transformer_config
     plain = {"moe_router_padding_for_quantization": False, "moe_permute_fusion": False}
 
     def permute(*_: Any, **words: Any) -> Any:

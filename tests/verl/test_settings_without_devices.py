@@ -90,18 +90,18 @@ def test_an_idle_actor_leaves_the_device_where_the_run_file_says(
 
 
 @pytest.mark.parametrize(
-    ("settings", "again"),
-    [(("memory.recompute_layers=2",), [0, 1]), (("memory.recompute_layers=5",), [0, 1, 2, 3, 4]), ((), [*range(6)])],
+    ("layers", "again"),
+    [("2", [0, 1]), ("5", [0, 1, 2, 3, 4]), ("full", [*range(6)])],
     ids=["two", "five", "all"],
 )
 def test_so_many_layers_are_recomputed_as_the_run_file_says(
-    settings: tuple[str, ...], again: list[int], monkeypatch: pytest.MonkeyPatch
+    layers: str, again: list[int], monkeypatch: pytest.MonkeyPatch
 ):
     """In Megatron's own block of six layers: which of them it runs within a checkpoint."""
     from megatron.core import tensor_parallel
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    options = engine_of("memory.recompute=full", *settings).engine_config.override_transformer_config
+    options = engine_of(f"memory.recompute={layers}").engine_config.override_transformer_config
     plain = {"fp8": None, "fp4": None, "distribute_saved_activations": False}
     inside: list[bool] = [False]
     recomputed, kept = [], []

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 
 ADVANTAGES_BT = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]]).expand(4, 6)
 COLUMNS = {"old_log_probs": OLD_BT, "advantages": ADVANTAGES_BT, "response_mask": MASK_BT}
-CLIPS = ("algorithm.clip_low=0.3", "algorithm.clip_high=0.4", "algorithm.clip_c=3")
+CLIPS = ("algorithm.clip=[0.3, 0.4, 3]",)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,7 +82,7 @@ def test_the_scenario_tells_a_mean_over_tokens_from_one_over_micro_batches():
 @pytest.mark.parametrize("ranks", PACKED)
 def test_where_the_loss_rejects_what_it_keeps_is_what_it_counts(ranks: Any):
     """Rejected by the engine's log-probabilities, within each micro-batch."""
-    settings = ("algorithm.old_log_prob=rollout", "algorithm.rejection=token_k2", "algorithm.rejection_high=0.1")
+    settings = ("algorithm.old_log_prob=rollout", "algorithm.rejection=token_k2", "algorithm.rejection_bounds=[0, 0.1]")
     found = reported(ranks, *CLIPS, *settings, old_log_probs=ENGINE_BT)
     gap_BT = ENGINE_BT - NEW_BT
     kept_BT = (gap_BT**2 / 2 <= 0.1) & MASK_BT.bool()

@@ -217,7 +217,7 @@ def test_patience_is_counted_over_what_verls_validation_and_ours_have_measured(
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val-core/x": 1.0})
-    settings = ("best.metric=val/accuracy", "best.patience=2", "validation.every=2", "checkpoint.every_steps=2")
+    settings = ("best.metric=val/accuracy", "best.patience=[2, 0]", "validation.every=2", "checkpoint.every_steps=2")
     trainer = trainer_of(tmp_path, *settings)
     trainer._run.run.dir.mkdir(parents=True)
     trainer.config, trainer.total_training_steps = OmegaConf.create({"trainer": {"val_before_train": False}}), 24

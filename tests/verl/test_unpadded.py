@@ -163,9 +163,9 @@ def test_every_number_is_verls(name: str, tokens: int, monkeypatch: pytest.Monke
 
 
 RPP, BASELINE = "algorithm.name=reinforce_plus_plus", "algorithm.name=reinforce_plus_plus_baseline"
-PPO, WEIGHS, UPTO = "algorithm.name=ppo", "algorithm.importance_sampling=", "algorithm.importance_threshold="
+PPO, WEIGHS, BOUNDS = "algorithm.name=ppo", "algorithm.importance_sampling=", "algorithm.importance_bounds="
 KL = ("algorithm.kl_in=reward", "algorithm.kl_coef=0.3", "algorithm.kl_type=k3")
-RATIO = ("algorithm.rejection_low=0.93", "algorithm.rejection_high=1.07")
+RATIO = ("algorithm.rejection_bounds=[0.93, 1.07]",)
 SIGNALS = [
     ("algorithm.normalize_by_std=false",),
     ("algorithm.name=opo",),
@@ -176,17 +176,17 @@ SIGNALS = [
     (PPO,),
     (PPO, "algorithm.gamma=0.97", "algorithm.lam=0.8"),
     (PPO, "algorithm.lam=0.9", *KL),
-    (WEIGHS + "token", UPTO + "1.2"),
-    (WEIGHS + "sequence", UPTO + "1.5"),
-    (WEIGHS + "token", UPTO + "1.3", "algorithm.importance_low=0.8"),
-    (WEIGHS + "sequence", UPTO + "1.5", "algorithm.importance_low=0.5", RPP),
+    (WEIGHS + "token", BOUNDS + "[0, 1.2]"),
+    (WEIGHS + "sequence", BOUNDS + "[0, 1.5]"),
+    (WEIGHS + "token", BOUNDS + "[0.8, 1.3]"),
+    (WEIGHS + "sequence", BOUNDS + "[0.5, 1.5]", RPP),
     ("algorithm.rejection=token_k1", *RATIO),
-    ("algorithm.rejection=token_k3", "algorithm.rejection_high=0.05", WEIGHS + "sequence", BASELINE),
+    ("algorithm.rejection=token_k3", "algorithm.rejection_bounds=[0, 0.05]", WEIGHS + "sequence", BASELINE),
     ("algorithm.rejection=seq_sum_k1", *RATIO, RPP),
     ("algorithm.rejection=seq_mean_k1", *RATIO, "algorithm.name=opo"),
-    ("algorithm.rejection=seq_sum_k2", "algorithm.rejection_high=1.0", PPO),
-    ("algorithm.rejection=seq_mean_k2", "algorithm.rejection_high=0.045"),
-    ("algorithm.rejection=seq_max_k3", "algorithm.rejection_high=0.3", BASELINE),
+    ("algorithm.rejection=seq_sum_k2", "algorithm.rejection_bounds=[0, 1.0]", PPO),
+    ("algorithm.rejection=seq_mean_k2", "algorithm.rejection_bounds=[0, 0.045]"),
+    ("algorithm.rejection=seq_max_k3", "algorithm.rejection_bounds=[0, 0.3]", BASELINE),
 ]
 
 
@@ -238,7 +238,12 @@ def flat(rows: Rows, name: str) -> torch.Tensor:
 
 def test_a_response_without_a_token_in_the_loss_is_no_response_on_which_both_agree(monkeypatch: pytest.MonkeyPatch):
     """Masked responses and the rows that pad a batch; verl takes their weight as 1."""
-    settings = (WEIGHS + "token", UPTO + "1.2", "algorithm.rejection=seq_max_k2", "algorithm.rejection_high=0.2")
+    settings = (
+        WEIGHS + "token",
+        BOUNDS + "[0, 1.2]",
+        "algorithm.rejection=seq_max_k2",
+        "algorithm.rejection_bounds=[0, 0.2]",
+    )
     told = [step(Rows(monkeypatch, padding=padding), *settings, verls=False) for padding in (False, True)]
     named = [{name: value for name, value in each.items() if name.startswith("rollout_corr/")} for each in told]
     assert named[0] == named[1] and len(named[0]) > 40
@@ -275,7 +280,7 @@ def test_mismatch_is_over_rejected_tokens_too(monkeypatch: pytest.MonkeyPatch):
     before = step(rows, verls=False)["mismatch"]
     rows = Rows(monkeypatch)
     learnt = {key: int(row["response_mask"].sum()) for key, row in rows.rows.items()}
-    rejected = step(rows, "algorithm.rejection=token_k2", "algorithm.rejection_high=0.01", verls=False)
+    rejected = step(rows, "algorithm.rejection=token_k2", "algorithm.rejection_bounds=[0, 0.01]", verls=False)
     assert rejected["mismatch"] == before
     left = {key: int(row["response_mask"].sum()) for key, row in rows.rows.items()}
     assert 0 < sum(left.values()) < 0.8 * sum(learnt.values())

@@ -164,10 +164,10 @@ def test_each_token_is_stored_with_its_own_log_probability(tokenizer, tmp_path: 
 CALL, ANSWER = TURNS
 MASKED_BY = {  # what the model says -> the settings that leave it out
     "answered": ([CALL, ANSWER], set()),
-    "void at the end": ([CALL, "I do not know.<|im_end|>"], {"mask_void_turns"}),
-    "void on the way": (["<tool_call>\n{no call\n</tool_call>", ANSWER], {"mask_void_turns"}),
-    "cut": ([CALL, "a longer thought " * 90 + ANSWER], {"mask_truncated", "mask_void_turns"}),
-    "cut after its answer": ([CALL, "\\boxed{1379} " + "a thought " * 150 + "<|im_end|>"], {"mask_truncated"}),
+    "void at the end": ([CALL, "I do not know.<|im_end|>"], {"void_turns"}),
+    "void on the way": (["<tool_call>\n{no call\n</tool_call>", ANSWER], {"void_turns"}),
+    "cut": ([CALL, "a longer thought " * 90 + ANSWER], {"truncated", "void_turns"}),
+    "cut after its answer": ([CALL, "\\boxed{1379} " + "a thought " * 150 + "<|im_end|>"], {"truncated"}),
 }
 
 
@@ -178,16 +178,16 @@ def test_a_response_that_a_setting_leaves_out_has_no_token_in_the_loss(
     """SimpleTIR, arXiv 2509.02479, Sec. 3.2, for void turns; DAPO, arXiv 2503.14476, Sec. 3.4."""
     script, masked_by = MASKED_BY[said]
     monkeypatch.setattr(sys.modules[__name__], "TURNS", script)
-    for setting in ("mask_truncated", "mask_void_turns"):
-        config = rl(tmp_path / setting, "rollout.group_size=2", f"algorithm.{setting}=true")
+    for kind in ("truncated", "void_turns"):
+        config = rl(tmp_path / kind, "rollout.group_size=2", f'algorithm.mask=["{kind}"]')
         (row, *_), _ = sampled(config, tokenizer, monkeypatch, validate=False)
         mask = row["response_mask"].tolist()
         assert len(mask) == len(row["responses"]) == len(row["rollout_log_probs"])
-        assert (1 in mask) == (setting not in masked_by), setting
+        assert (1 in mask) == (kind not in masked_by), kind
 
 
 def test_a_validation_leaves_nothing_out(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules[__name__], "TURNS", MASKED_BY["cut"][0])
-    masks = ("algorithm.mask_truncated=true", "algorithm.mask_void_turns=true")
+    masks = ('algorithm.mask=["truncated", "void_turns"]',)
     (row, *_), _ = sampled(rl(tmp_path, "validation.n=2", *masks), tokenizer, monkeypatch, validate=True)
     assert 1 in row["response_mask"].tolist()

@@ -149,7 +149,6 @@ class Cpu(Platform):
             ("memory.adam_states", memory.adam_states, "float32"),
             ("memory.optimizer_on_cpu", memory.optimizer_on_cpu, 0.0),
             ("memory.offload_idle", memory.offload_idle, False),
-            ("experts.permute_fusion", config.experts.permute_fusion, False),
         ):
             if value != plain:
                 raise ConfigError(

@@ -116,7 +116,6 @@ class Cuda(Platform):
             "parallel.cp": config.parallel.cp > 1,
             "model.fp8": config.model.fp8 != "off",
             "memory.adam_states": config.memory.adam_states != "float32",
-            "experts.permute_fusion": config.experts.permute_fusion,
         }
         asked = [name for name, wanted in needs.items() if wanted]
         if asked and importlib.util.find_spec(TRANSFORMER_ENGINE) is None:

@@ -40,17 +40,14 @@ def _loss_scale(run: RlConfig) -> int | None:
 def _correction(a: Algorithm) -> dict[str, Any]:
     """Weights and rejection by the ratio of actor and engine: of verl's RolloutCorrectionConfig."""
     weighs, rejects = a.importance_sampling != "off", a.rejection != "off"
-    ratio_bounds = f"{a.rejection_low}_{a.rejection_high}"
+    low, threshold = a.importance_bounds
+    least, most = a.rejection_bounds
     return {
         "rollout_is": a.importance_sampling if weighs else None,
         # Two bounds in one text are verl's form of IcePop.
-        "rollout_is_threshold": (
-            f"{a.importance_low}_{a.importance_threshold}" if a.importance_low else a.importance_threshold
-        ),
+        "rollout_is_threshold": f"{low}_{threshold}" if low else threshold,
         "rollout_rs": a.rejection if rejects else None,
-        "rollout_rs_threshold": (
-            (ratio_bounds if a.rejection.endswith("k1") else str(a.rejection_high)) if rejects else None
-        ),
+        "rollout_rs_threshold": ((f"{least}_{most}" if a.rejection.endswith("k1") else str(most)) if rejects else None),
     }
 
 
@@ -81,7 +78,7 @@ ALGORITHM = (
     Key(CORRECTION + "rollout_is_batch_normalize", "algorithm.importance_sampling"),
     # verl then fetches prompts one by one; our replay buffer does the filtering.
     Key("algorithm.filter_groups", "algorithm.filter_groups"),
-    Key("algorithm.filter_groups.enable", "algorithm.filter_groups", lambda run: run.algorithm.filter_groups),
+    Key("algorithm.filter_groups.enable", "algorithm.filter_groups", lambda run: run.algorithm.filter_groups > 0),
     # verl trains the actor from the step of this number on.
     Key(
         "trainer.critic_warmup",
@@ -93,12 +90,12 @@ ALGORITHM = (
         "algorithm.loss",
         lambda run: "bypass_mode" if _corrects_in_the_loss(run) else LOSSES.get(run.algorithm.loss, run.algorithm.loss),
     ),
-    Key(ACTOR + "clip_ratio", "algorithm.clip_low", lambda run: run.algorithm.clip_low),
-    Key(ACTOR + "clip_ratio_low", "algorithm.clip_low", lambda run: run.algorithm.clip_low),
-    Key(ACTOR + "clip_ratio_high", "algorithm.clip_high", lambda run: run.algorithm.clip_high),
-    Key(ACTOR + "clip_ratio_c", "algorithm.clip_c", lambda run: run.algorithm.clip_c),
-    Key(ACTOR + "tau_pos", "algorithm.tau_pos", lambda run: run.algorithm.tau_pos),
-    Key(ACTOR + "tau_neg", "algorithm.tau_neg", lambda run: run.algorithm.tau_neg),
+    Key(ACTOR + "clip_ratio", "algorithm.clip", lambda run: run.algorithm.clip[0]),
+    Key(ACTOR + "clip_ratio_low", "algorithm.clip", lambda run: run.algorithm.clip[0]),
+    Key(ACTOR + "clip_ratio_high", "algorithm.clip", lambda run: run.algorithm.clip[1]),
+    Key(ACTOR + "clip_ratio_c", "algorithm.clip", lambda run: run.algorithm.clip_c),
+    Key(ACTOR + "tau_pos", "algorithm.tau", lambda run: run.algorithm.tau[0]),
+    Key(ACTOR + "tau_neg", "algorithm.tau", lambda run: run.algorithm.tau[1]),
     Key(ACTOR + "loss_agg_mode", "algorithm.loss_agg", lambda run: run.algorithm.loss_agg),
     Key(ACTOR + "loss_scale_factor", "algorithm.loss_agg", _loss_scale),
     Key("algorithm.use_kl_in_reward", "algorithm.kl_in", _in_reward),
@@ -115,9 +112,9 @@ ALGORITHM = (
         Key(CORRECTION + name, setting, lambda run, name=name: _correction(run.algorithm)[name])
         for name, setting in (
             ("rollout_is", "algorithm.importance_sampling"),
-            ("rollout_is_threshold", "algorithm.importance_threshold and algorithm.importance_low"),
+            ("rollout_is_threshold", "algorithm.importance_bounds"),
             ("rollout_rs", "algorithm.rejection"),
-            ("rollout_rs_threshold", "algorithm.rejection_low and algorithm.rejection_high"),
+            ("rollout_rs_threshold", "algorithm.rejection_bounds"),
         )
     ),
     Key(CORRECTION + "bypass_mode", OLD_LOG_PROB, True, when=_by_engine),

@@ -26,7 +26,7 @@ SAME = (
     Key(f"{UNDER}val_kwargs.n", "validation.n"),
     Key(f"{UNDER}val_kwargs.temperature", "validation.temperature"),
     Key(f"{UNDER}val_kwargs.top_p", "validation.top_p"),
-    Key(f"{UNDER}multi_turn.enable", "rollout.tool"),
+    Key(f"{UNDER}multi_turn.enable", "rollout.tools"),
     Key(f"{UNDER}multi_turn.format", "rollout.protocol"),
 )
 # What none says, and why. The longest beginning of a key counts.

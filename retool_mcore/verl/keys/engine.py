@@ -18,16 +18,29 @@ OPTION = f"{TRANSFORMER}."  # what verl hands on to Megatron's TransformerConfig
 
 
 def _sequence_parallel(run: RunConfig, *_: Any) -> bool:
-    return run.parallel.sequence_parallel and run.parallel.tp > 1
+    """Wherever there is TP: without it each rank keeps the norms' activations whole.
+
+    Experts are trained under TP that way only, and the fused cross entropy sums the gradient of the
+    last hidden states over the ranks there.
+    """
+    return run.parallel.tp > 1
 
 
 def _recomputes(*levels: str) -> Any:
     # "auto" sets Megatron's keys anew for each micro-batch
-    return lambda run, _: run.memory.recompute in levels
+    return lambda run, _: _granularity(run) in levels
+
+
+def _granularity(run: RunConfig, *_: Any) -> str:
+    return "full" if run.memory.recomputes_layers else str(run.memory.recompute)
 
 
 def _balances(run: RunConfig, *_: Any) -> bool:
-    return run.experts.load_balancing != "none"
+    return bool(run.experts.load_balancing)
+
+
+def _balancing(part: int) -> Any:
+    return lambda run, _: next(iter(run.experts.load_balancing.items()))[part]
 
 
 def chat_template(run: RunConfig, *_: Any) -> Any:
@@ -64,7 +77,7 @@ MEGATRON = (
     Key("context_parallel_size", "parallel.cp", lambda run, _: run.parallel.cp),
     Key("expert_model_parallel_size", "parallel.ep", lambda run, _: run.parallel.ep),
     Key("expert_tensor_parallel_size", "parallel.etp", lambda run, _: run.parallel.etp or None),  # None: as tp
-    Key("sequence_parallel", "parallel.sequence_parallel", _sequence_parallel),
+    Key("sequence_parallel", "parallel.tp", _sequence_parallel),
     Key("use_distributed_optimizer", None, True),
     Key("use_mbridge", None, True),
     Key("vanilla_mbridge", OWN_PART, True),  # ARCHITECTURE.md, "The bridge"
@@ -82,7 +95,7 @@ MEGATRON = (
     Key("optimizer_offload", "memory.offload_idle", lambda run, _: run.memory.offload_idle),
     Key(DDP, None, lambda _, platform: dict(platform.training.ddp_options)),
     # mbridge takes it from here, and defaults to on
-    Key(OPTION + "sequence_parallel", "parallel.sequence_parallel", _sequence_parallel),
+    Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),
     Key(
         OPTION + "context_parallel_size",
         "parallel.cp",
@@ -92,48 +105,38 @@ MEGATRON = (
     Key(
         OPTION + "recompute_granularity",
         "memory.recompute",
-        lambda run, _: run.memory.recompute,
+        _granularity,
         when=_recomputes("selective", "full"),
     ),
     # Flash attention keeps no score matrix, so the attention core has nothing to recompute.
     Key(OPTION + "recompute_modules", None, ["layernorm"], when=_recomputes("selective")),
     Key(
         OPTION + "recompute_method",
-        "memory.recompute_layers",
-        lambda run, _: "block" if run.memory.recompute_layers else "uniform",
+        "memory.recompute",
+        lambda run, _: "block" if run.memory.recomputed_layers else "uniform",
         when=_recomputes("full"),
     ),
     Key(
         OPTION + "recompute_num_layers",
-        "memory.recompute_layers",
-        lambda run, _: run.memory.recompute_layers or 1,
+        "memory.recompute",
+        lambda run, _: run.memory.recomputed_layers or 1,
         when=_recomputes("full"),
     ),
     # A dense model ignores these. What is left out has mbridge's values: no load-balancing loss,
     # and grouped products wherever there is Transformer Engine.
-    Key(
-        OPTION + "moe_router_dtype",
-        "experts.router_dtype",
-        "fp32",
-        when=lambda run, _: run.experts.router_dtype == "float32",
-    ),
+    # In bfloat16 the scores of two experts are often equal, and chance decides which a token gets.
+    Key(OPTION + "moe_router_dtype", None, "fp32"),
     Key(
         OPTION + "moe_router_load_balancing_type",
         "experts.load_balancing",
-        lambda run, _: run.experts.load_balancing,
+        _balancing(0),
         when=_balances,
     ),
     Key(
         OPTION + "moe_aux_loss_coeff",
-        "experts.aux_loss_coef",
-        lambda run, _: run.experts.aux_loss_coef,
+        "experts.load_balancing",
+        _balancing(1),
         when=_balances,
-    ),
-    Key(
-        OPTION + "moe_permute_fusion",
-        "experts.permute_fusion",
-        True,
-        when=lambda run, _: run.experts.permute_fusion,
     ),
     Key(OPTION + "moe_grouped_gemm", GROUPED),
     Key(OPTION + "fp8", "model.fp8", "hybrid", when=_in_fp8),
@@ -180,9 +183,9 @@ OPTIMIZER = (
     Key("exp_avg_sq_dtype", "memory.adam_states", _moments, when=_compact),
     # verl 0.9.1 passes its own `betas` to Muon only; Adam uses Megatron's defaults unless they are
     # set below.
-    Key("betas", "optim.beta1 and optim.beta2"),
-    Key(f"{ADAM}.adam_beta1", "optim.beta1", lambda run, _: run.optim.beta1),
-    Key(f"{ADAM}.adam_beta2", "optim.beta2", lambda run, _: run.optim.beta2),
+    Key("betas", "optim.betas"),
+    Key(f"{ADAM}.adam_beta1", "optim.betas", lambda run, _: run.optim.betas[0]),
+    Key(f"{ADAM}.adam_beta2", "optim.betas", lambda run, _: run.optim.betas[1]),
     # States that live and are updated on the host.
     Key(f"{ADAM}.optimizer_cpu_offload", "memory.optimizer_on_cpu", True, when=_on_cpu),
     Key(

@@ -158,8 +158,8 @@ def _age_limit(train: RlTrain) -> int:
     are learnt from.
     """
     if train.mode != "sync" and train.when_stale == "wait":
-        return train.max_staleness + 2 - math.ceil(train.prefetch_batches)
-    return train.max_staleness + 1
+        return train.staleness_limit + 2 - math.ceil(train.prefetch_batches)
+    return train.staleness_limit + 1
 
 
 def _engine_nodes(run: RlConfig) -> tuple[int, int]:
@@ -190,7 +190,7 @@ SAMPLER = (
         lambda run, _: {RUN_CONFIG: str(run.run.config_file)},
     ),
     Key(_SAMPLER + "max_off_policy_threshold", "train.max_staleness", lambda run, _: _age_limit(run.train)),
-    Key(_SAMPLER + "max_off_policy_strategy", "train.when_stale", lambda run, _: run.train.when_stale),
+    Key(_SAMPLER + "max_off_policy_strategy", "train.max_staleness", lambda run, _: run.train.when_stale),
     Key(
         "trainer.v1.colocate_async.num_warmup_batches",
         "train.prefetch_batches",

@@ -71,7 +71,6 @@ CRITIC = (
     Key("critic.ppo_max_token_len_per_gpu", "train.micro_batch_tokens"),
     # verl 0.9.1's trainer uses this key for training, too.
     Key("critic.ppo_infer_max_token_len_per_gpu", "train.micro_batch_tokens", _micro_batch),
-    Key("critic.cliprange_value", "critic.clip_value", lambda run, _: run.critic.clip_value),
     Key("critic.checkpoint.save_contents", None, SAVED),
     Key("critic.checkpoint.async_save", "checkpoint.asynchronous", lambda run, _: run.checkpoint.asynchronous),
     # Of the optimizer, whose other keys are the actor's.
