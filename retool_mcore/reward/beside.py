@@ -7,19 +7,21 @@ truth are each read beside the other as it was written.
 from __future__ import annotations
 
 from retool_mcore.reward.constants import of_integration
-from retool_mcore.reward.node import Term, name, put
+from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
+from retool_mcore.reward.signs import holds
 from retool_mcore.reward.value import exact
+from retool_mcore.reward.vectors import by_unit_vectors, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
-_FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
-             *(tuple(name(f"\\{sign}{letter}") for letter in "ijk") for sign in ("hat", "vec")))  # fmt: skip
+_INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
     node = _without_notes(_family(node), _family(other), is_truth)
+    node = node if is_truth else by_unit_vectors(node, other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
     if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == "tuple" and _is_one(other):
@@ -38,18 +40,19 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     if node == name("R") and (other.op in ("space", "union", "without") or _is_line(other)):
         return Term("space", text="R")
     if not is_truth and (pairs := _pairs(node, other)):
-        return Term(other.op, pairs)
+        return Term("list" if other.op == "tuple" else other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
     node = of_integration(node, other)
     node = _by_names(node, other)
     if node.op == "relation":
-        return _stated(node, other)
+        return _stated(node, other, is_truth)
     if node.op in _PLACES:
-        return _listed(_vector(_rows(node, other), other), other, is_truth)
+        return _listed(vector(_rows(node, other), other, is_truth), other, is_truth)
     if other.op in _PLACES:
         return _placed(node, other, is_truth)
-    return _of_one_letter(node) if node.op == "list" and (_lists_values(other) or _is_of_one(other)) else node
+    roots = _lists_values(other) or _is_of_one(other) or (other.op != "list" and holds(other, "pm"))
+    return _of_one_letter(node) if node.op == "list" and roots else node
 
 
 def _family(node: Term) -> Term:
@@ -58,7 +61,7 @@ def _family(node: Term) -> Term:
         return node
     element, condition = node.args
     parts = condition.args if condition.op == "list" and condition.text != "or" else (condition,)
-    notes = tuple(each for each in parts if _is_membership(each) and each.args[0] != element)
+    notes = tuple(each for each in parts if is_membership(each) and each.args[0] != element)
     said = [each for each in parts if each not in notes]
     if notes and len(said) == 1 and said[0].op == "relation" and said[0].text == "=" and said[0].args[0] == element:
         element, said = said[0].args[-1], []
@@ -97,6 +100,13 @@ def _is_value(node: Term) -> bool:
 
 def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
     """The rows of ``[[1, 2], [3, 4]]`` beside a list of pairs, as Python prints them."""
+    if (
+        node.text == "[]"
+        and other.op == "tuple"
+        and holds(other, "pm")
+        and all(each.op == "tuple" for each in node.args)
+    ):
+        return node.args
     if other.op not in ("list", "set") or not other.args or any(each.op != "tuple" for each in other.args):
         return ()
     if node.op == "tuple" and node.args and all(each.op == "tuple" for each in node.args):
@@ -146,14 +156,14 @@ def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     if node.op != "list" or _excludes(other):
         return node
     first, *notes = node.args
-    if node.text == "or" or (_members(node) and not all(map(_is_membership, notes))):
+    if node.text == "or" or (_members(node) and not all(map(is_membership, notes))):
         return _of_members(node, other, is_truth)
     if first.op == "relation" and first.text != "=":
         return node  # x > 1, x \ne 3 is a set
     symbols = names(first)
     if all((_is_exclusion(each) or _is_counted(each)) and names(each) <= symbols for each in notes):
         return first
-    if not all(map(_is_membership, notes)):
+    if not all(map(is_membership, notes)):
         return node
     theirs = _members(other)
     if not theirs:
@@ -170,18 +180,18 @@ def _of_members(node: Term, other: Term, is_truth: bool) -> Term:
     if not mine or len(mine) > 1:
         return node
     if not theirs:
-        return Term("list", tuple(each for each in node.args if not _is_membership(each)), node.text)
+        return Term("list", tuple(each for each in node.args if not is_membership(each)), node.text)
     alone = not is_truth and len(theirs) == 1 and theirs[0].text not in names(node)
     return put(node, mine[0], theirs[0]) if alone else node
 
 
-def _is_membership(node: Term) -> bool:
+def is_membership(node: Term) -> bool:
     r"""``k \in \mathbb{Z}``, a note of what a letter stands for."""
     return node.op == "relation" and node.text == r"\in" and node.args[1].op == "space" and node.args[0].op == "name"
 
 
 def _members(node: Term) -> list[Term]:
-    return [each.args[0] for each in node.args if node.op == "list" and _is_membership(each)]
+    return [each.args[0] for each in node.args if node.op == "list" and is_membership(each)]
 
 
 def _is_exclusion(node: Term) -> bool:
@@ -245,8 +255,11 @@ def _function_of(node: Term, other: Term) -> Term:
     if other.op != "relation" or node.text != "=" or len(node.args) != 2 or other.args[0].op != "name":
         return node
     left, right = node.args
-    called = left.op == "mul" and len(left.args) == 2 and left.args[0].op == "name" and left.args[1].op == "group"
+    called = left.op == "mul" and len(left.args) == 2 and left.args[1].op == "group"
+    inverse = called and left.args[0] == _INVERSE
+    called = inverse or (called and left.args[0].op == "name")
     mine, of = (left.args[0].text, left.args[1].args[0]) if called else (left.text, left.args[0] if left.args else left)
+    mine = "f" if inverse else mine
     if not (called or (left.op == "call" and len(left.args) == 1)) or of.op != "name" or of.text not in names(right):
         return node
     theirs = other.args[0].text
@@ -257,7 +270,7 @@ def _function_of(node: Term, other: Term) -> Term:
     return Term("relation", (other.args[0], right), "=") if same else node
 
 
-def _stated(node: Term, other: Term) -> Term:
+def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``5 = x`` as ``x = 5``; beside a value ``2:3`` as 2/3, ``x \equiv 5 \pmod 7`` as 5 mod 7."""
     if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
         return Term("relation", node.args[::-1], "=")
@@ -270,13 +283,15 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
         return node.args[1]  # A^T = ...
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
-        return Term("relation", (node.args[0], _vector(node.args[1], other)), "=")
+        return Term("relation", (node.args[0], vector(node.args[1], other, is_truth)), "=")
     if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
         return (
             node.args[1] if node.args[1].op not in _OF_SETS or not names(node.args[1]) else node
         )  # A \\cap B = (1, 2)
     if other.op in ("relation", "list", "set", *_PLACES) or len(node.args) != 2:
         return node
+    if node.text in (":", r"\to") and node.args[0].op == "name" and not names(node.args[1]) | names(other):
+        return Term("relation", node.args, "=")  # x: 7
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
@@ -320,17 +335,6 @@ def is_clock(node: Term) -> bool:
     return any(text.isdigit() and (text.startswith("0") or not int(text)) for text in texts)
 
 
-def _vector(node: Term, other: Term) -> Term:
-    """A row or column beside a tuple as one; a tuple beside ``2i-3j`` as such a sum."""
-    if node.op == "matrix" and other.op == "tuple" and node.text in ("matrix 1", f"matrix {len(node.args)}"):
-        return Term("tuple", node.args, other.text) if len(node.args) > 1 and other.text in ("()", "[]") else node
-    if (node.op == "tuple" and node.text == "()") or (node.op == "matrix" and node.text == f"matrix {len(node.args)}"):
-        for family in _FAMILIES if len(node.args) in (2, 3) else ():
-            if other.op in ("add", "mul", "neg") and _held(other, family[1:]):
-                return Term("add", tuple(Term("mul", pair) for pair in zip(node.args, family, strict=False)))
-    return node
-
-
 def _rows(node: Term, other: Term) -> Term:
     """``((1, 2), (3, 4))`` beside a matrix as one."""
     if node.op != "tuple" or other.op != "matrix" or any(each.op != "tuple" for each in node.args):
@@ -338,10 +342,6 @@ def _rows(node: Term, other: Term) -> Term:
     cells = tuple(cell for row in node.args for cell in row.args)
     alike = len({len(row.args) for row in node.args}) == 1
     return Term("matrix", cells, f"matrix {len(node.args)}") if alike else node
-
-
-def _held(node: Term, some: tuple[Term, ...]) -> bool:
-    return node in some or any(_held(each, some) for each in node.args)
 
 
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:

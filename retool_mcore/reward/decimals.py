@@ -91,5 +91,6 @@ def _computed(node: Term) -> Any:
 
 _FUNCTIONS = {
     "sin": math.sin, "cos": math.cos, "tan": math.tan, "arcsin": math.asin, "arccos": math.acos, "arctan": math.atan,
-    "ln": math.log, "exp": math.exp, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
+    "ln": math.log, "lg": math.log10, "Gamma": math.gamma,
+    "exp": math.exp, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
 }  # fmt: skip

@@ -20,7 +20,7 @@ from retool_mcore.reward.notes import with_notes, without_words
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
-from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time
+from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time, said_of
 from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
 from retool_mcore.reward.value import exact
 
@@ -63,7 +63,9 @@ _ROUGHLY = re.compile(
 )
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _PLUS_OR_MINUS = re.compile(r"^plus or minus\s{1,2}(?=\d|\\)", re.IGNORECASE)
-_MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
+_MINUS = re.compile(
+    r"^(?:(?:negative|minus)\s{1,2}|\\text\{\s?(?:negative|minus)\s?\}\s{0,2})(?=[\d\\])", re.IGNORECASE
+)
 _PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
 _CHANCE = re.compile(
     r"(?:P|\\Pr|\\(?:mathbb|mathrm|operatorname)\{Pr?\})\s?(?:\\left\s?)?\([^()=]{1,30}=[^()=]{1,20}\)\s?"
@@ -75,6 +77,7 @@ _DENIES = re.compile(
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
     r"|(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:?\s\(?([A-J]|(?<=\()[a-j](?=\)))\)?"
+    r"|(?:[Oo]ption |[Cc]hoice )?\(?([A-J])\)? is (?:the )?(?:correct|right)(?: (?:answer|option|choice|one))?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
@@ -126,8 +129,8 @@ def _read(text: str) -> Normal:
         hours = date.endswith("m") and ":" not in text  # 9 am is 9 beside a number
         return _expression(text)._replace(words=date) if hours else Normal(text, words=date)
     if (words := _words(text)) is not None:
-        tree = read(PHRASES[words]) if words in PHRASES else None
-        return Normal(text, tree=tree, words=SAYINGS.get(words, words))
+        meant, words = said_of(words)
+        return Normal(text, tree=read(meant) if meant else None, words=words)
     return _expression(text)
 
 
@@ -156,7 +159,7 @@ def _plainer(text: str) -> str:
     bare = _BEFORE.sub("", without_words(text))
     bare = bare if bare == text else _joined(bare)
     bare = with_notes(bare)
-    if bare[:1] in "mMnNpP" and bare[1:2].isalpha():
+    if (bare[:1] in "mMnNpP" and bare[1:2].isalpha()) or bare[:7] in ("\\text{n", "\\text{m"):
         bare = _MINUS.sub("-", _PLUS_OR_MINUS.sub(r"\\pm ", bare))
     return respelled(bare)
 
@@ -320,7 +323,7 @@ def _space(match: re.Match[str]) -> str:
 def _words(text: str) -> str | None:
     """An answer that is words or the letter of a choice, without case; None for mathematics."""
     if match := _CHOICE.fullmatch(text):
-        return (match[1] or match[2] or match[3] or match[4]).upper()
+        return next(filter(None, match.groups())).upper()
     if len(text) == 1 and text in "ABCDE":
         return text
     if not _LETTERS.fullmatch(text):
@@ -330,7 +333,7 @@ def _words(text: str) -> str | None:
     runs = _RUN.findall(text)
     if not any(len(run) > 2 or (len(run) == 2 and run[0].isupper()) for run in runs):
         return None
-    if any(run in WORDS for run in runs):
+    if any(run in WORDS for run in runs) and text.casefold() not in PHRASES:
         return None
     plain = _AND.sub(" ", text.casefold()).replace(".", "")
     return _ARTICLE.sub("", " ".join(plain.split()))

@@ -70,6 +70,8 @@ def folds(node: Term) -> bool:
 
 
 def steps(node: Term) -> bool:
-    if node.op in ("floor", "ceil", "mod") or (node.op == "function" and node.text in ("gcd", "lcm", "max", "min")):
+    if node.op in ("floor", "ceil", "mod", "series") or (
+        node.op == "function" and node.text in ("gcd", "lcm", "max", "min")
+    ):
         return True
     return any(map(steps, node.args))

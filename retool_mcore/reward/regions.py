@@ -172,7 +172,7 @@ def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if sign in (">", r"\ge"):
         return [(end, sign == r"\ge" and end != -_INFINITE, _INFINITE, False)]
     if sign == r"\ne":
-        return [(-_INFINITE, False, end, False), (end, False, _INFINITE, False)]
+        return _away_from(end)
     return [(end, True, end, True)] if sign == "=" else None
 
 
@@ -195,14 +195,20 @@ def _distance(left: Term, sign: str, right: Term) -> Region | None:
         inner, shift = inner.args[0], Term("neg", (inner.args[1],))
     if left.op != "abs" or inner.op != "name" or names(right):
         return None
-    if not _end(right) > 0 or sign not in _TURNED:
+    if sign not in _TURNED or _end(right) < 0:
         return None
+    if not _end(right):
+        return _away_from(_end(shift)) if sign == ">" else None
     ends = [_end(Term("add", (shift, each))) for each in (Term("neg", (right,)), right)]
     closed = sign in (r"\le", r"\ge")
     within: Region = [(ends[0], closed, ends[1], closed)]
     if sign in ("<", r"\le"):
         return within
     return [(-_INFINITE, False, ends[0], closed), (ends[1], closed, _INFINITE, False)]
+
+
+def _away_from(point: Any) -> Region:
+    return [(-_INFINITE, False, point, False), (point, False, _INFINITE, False)]
 
 
 def _several(node: Term) -> Region | None:

@@ -60,7 +60,9 @@ _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
 _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
-_OUT_OF = re.compile(r"(-?\d{1,9}|[a-z])\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?(-?\d{1,9}|[a-z])")
+_TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?"
+_RATIO = re.compile(rf"(-?\d{{1,9}}|[a-z])(?:{_TO}(-?\d{{1,9}}|[a-z])){{1,5}}")
+_TO_SIGN = re.compile(_TO)
 _WORDS_BEHIND = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?) ([A-Za-z]{2,15}(?: [A-Za-z]{2,15}){1,4})")
 _COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
 _NUMERAL = re.compile(r"\\(?:over|under)line\s?\{([\dA-F]{1,40})\}(?=_)")
@@ -86,6 +88,9 @@ _RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
 )
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
+_SECONDS = re.compile(r"(\d{1,2}:\d\d):00")  # 10:30:00
+_MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
+_MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
 _LEADING = re.compile(
     r"^(?:=|→|#{1,6}(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
 )
@@ -155,6 +160,8 @@ def respelled(text: str) -> str:
     if text[-1:] in "hdt}" and (match := _ORDINAL.fullmatch(text)) and _suffix(int(match[1])) == match[2]:
         return match[1]
     text = _noted(text)
+    if text[-3:] == ":00" or "/" in text or "又" in text:
+        text = _measured(text)
     if "mod" in text:
         text = _MODULUS.sub(r"\\pmod{\1}", text)
     if "^" in text or "°" in text:
@@ -168,6 +175,13 @@ def respelled(text: str) -> str:
         text = _UNION.sub(r" \\cup ", text)
         text = _ONE_TURNED.sub(_unturned, text) if _is_turned(text) else text
     return text
+
+
+def _measured(text: str) -> str:
+    """Whole minutes with their seconds, miles an hour, mixed numbers in Chinese."""
+    if match := _SECONDS.fullmatch(text):
+        return match[1]
+    return _MIXED.sub(" ", _MILES.sub("mph", text) if "mi" in text else text)
 
 
 def _counted_through(match: re.Match[str]) -> str:
@@ -188,8 +202,8 @@ def _noted(text: str) -> str:
         text = _LABEL_SIGN.sub("", text)
     if "10" in text and ("x" in text or "X" in text):
         text = _SCIENTIFIC.sub(r"\\times ", text)
-    if "to" in text and (match := _OUT_OF.fullmatch(text)):
-        return f"{match[1]}:{match[2]}"
+    if "to" in text and _RATIO.fullmatch(text):
+        return _TO_SIGN.sub(":", text)
     if "line" in text:
         text = _NUMERAL.sub(r"\1", text)
     if text[:1].isdigit() and not text[-1:].isdigit() and (told := compound(text)) is not None:

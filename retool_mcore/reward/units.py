@@ -248,7 +248,9 @@ def _chinese(text: str) -> str | None:
     over, per, under = base.replace("每", "/").partition("/")
     if per and over in _CHINESE and under in _CHINESE:
         return f"{_CHINESE[over]}/{_CHINESE[under]}"
-    counted = set(text) <= _COUNTED or (text[0] in _COUNTED and len(text) < 6 and not set(text) & _NO_NOUN)
+    if set(text) <= _COUNTED:
+        return "unit"  # which counts anything
+    counted = text[0] in _COUNTED and len(text) < 6 and not set(text) & _NO_NOUN
     return "?" + text if counted else None
 
 
