@@ -11,7 +11,7 @@ from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
 from retool_mcore.reward.signs import holds
 from retool_mcore.reward.value import exact
-from retool_mcore.reward.vectors import by_unit_vectors, vector
+from retool_mcore.reward.vectors import by_unit_vectors, rows, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
@@ -48,7 +48,7 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     if node.op == "relation":
         return _stated(node, other, is_truth)
     if node.op in _PLACES:
-        return _listed(vector(_rows(node, other), other, is_truth), other, is_truth)
+        return _listed(vector(rows(node, other), other, is_truth), other, is_truth)
     if other.op in _PLACES:
         return _placed(node, other, is_truth)
     roots = _lists_values(other) or _is_of_one(other) or (other.op != "list" and holds(other, "pm"))
@@ -213,43 +213,6 @@ def is_point(node: Term) -> bool:
     return node.op == "mul" and len(node.args) == 2 and node.args[0].op == "name" and node.args[1].op == "tuple"
 
 
-def plain(node: Term) -> Term:
-    """A matrix or tuple without brackets around it, and transposed where the sign says so."""
-    while node.op == "group" and node.args[0].op in _PLACES:
-        node = node.args[0]
-    if node.op in ("mul", "neg", "div") and any(each.op == "matrix" for each in node.args):
-        return _multiplied(node)
-    if node.op != "pow" or node.args[1] != name("T") or node.args[0].op not in _PLACES:
-        return node
-    inner = node.args[0]
-    if inner.op == "tuple" or not inner.text.startswith("matrix "):
-        return inner if inner.op == "tuple" else node
-    rows = int(inner.text.split()[1])
-    columns = len(inner.args) // rows
-    turned = tuple(inner.args[row * columns + column] for column in range(columns) for row in range(rows))
-    return Term("matrix", turned, f"matrix {columns}")
-
-
-def _multiplied(node: Term) -> Term:
-    """A value times a matrix as the matrix of products."""
-    held = [at for at, each in enumerate(node.args) if each.op == "matrix"]
-    inside = any(_held_form(each) for at, each in enumerate(node.args) if at not in held)
-    if (
-        len(held) > 1
-        or inside
-        or (node.op == "div" and held != [0])
-        or not node.args[held[0]].text.startswith("matrix ")
-    ):
-        return node
-    at = held[0]
-    cells = (Term(node.op, (*node.args[:at], cell, *node.args[at + 1 :])) for cell in node.args[at].args)
-    return Term("matrix", tuple(cells), node.args[at].text)
-
-
-def _held_form(node: Term) -> bool:
-    return node.op in (*_PLACES, "relation", "list", "set", "unit", "percent") or any(map(_held_form, node.args))
-
-
 def _function_of(node: Term, other: Term) -> Term:
     """``y(x) = 2x`` and ``f(x) = 2x`` beside ``y = 2x``, ``a(n)`` beside ``a_n``, by that name."""
     if other.op != "relation" or node.text != "=" or len(node.args) != 2 or other.args[0].op != "name":
@@ -288,6 +251,10 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
         return (
             node.args[1] if node.args[1].op not in _OF_SETS or not names(node.args[1]) else node
         )  # A \\cap B = (1, 2)
+    if node.text == ":" and other.text == "=" and not names(node) and not is_clock(node):
+        return Term("div", node.args)  # 4:5 beside \\frac{AB}{CD} = 4/5
+    if set(node.text.split()) == {"="} and other.op in _PLACES:
+        return _all_same(node, other)
     if other.op in ("relation", "list", "set", *_PLACES) or len(node.args) != 2:
         return node
     if node.text in (":", r"\to") and node.args[0].op == "name" and not names(node.args[1]) | names(other):
@@ -295,6 +262,13 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _all_same(node: Term, other: Term) -> Term:
+    """``x = y = 0`` as the pair (0, 0)."""
+    letters, value = node.args[:-1], node.args[-1]
+    alike = len(set(letters)) == len(letters) == len(other.args) > 1 and all(each.op == "name" for each in letters)
+    return Term("tuple", (value,) * len(letters), "()") if alike and not names(value) else node
 
 
 def _names_set(node: Term) -> bool:
@@ -333,15 +307,6 @@ def is_clock(node: Term) -> bool:
     """Whether a part of a ratio is 0 or begins with 0: ``9:00`` and ``9:05`` are times of day."""
     texts = [each.text for each in node.args if each.op == "number"]
     return any(text.isdigit() and (text.startswith("0") or not int(text)) for text in texts)
-
-
-def _rows(node: Term, other: Term) -> Term:
-    """``((1, 2), (3, 4))`` beside a matrix as one."""
-    if node.op != "tuple" or other.op != "matrix" or any(each.op != "tuple" for each in node.args):
-        return node
-    cells = tuple(cell for row in node.args for cell in row.args)
-    alike = len({len(row.args) for row in node.args}) == 1
-    return Term("matrix", cells, f"matrix {len(node.args)}") if alike else node
 
 
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:

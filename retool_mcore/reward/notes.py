@@ -16,7 +16,7 @@ _KINDS = (
 )
 _BEFORE = re.compile(
     rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"
-    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?=)",
+    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?[=^²+*]|[a-z]\s?-\s?\d)",
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
@@ -65,6 +65,7 @@ _CURVE = re.compile(
     r"(?:\\text\s?\{\s?)?(?:抛物线|双曲线|椭圆|直线|切线|圆|曲线)?[A-Z]?的?(?:标准|普通|直角坐标|轨迹)?(?:方程)?[是为]?:?\s?(?:\}\s?)?"
     r"(?=[-\da-z(\\])"
 )
+_EACH = re.compile(r"每(秒|分钟?|小时|天)(\d{1,9}(?:\.\d{1,9})?)([\u4e00-\u9fff]{1,4})")
 _FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20})")
 _ONLY = re.compile(r"(?:\s|~|\\[ ,;])?\s?(?:\\text\s?\{\s?)?\(?(?:only|exactly|exact|only solution)\)?\s?\}?$")
 
@@ -88,6 +89,7 @@ def without_words(text: str) -> str:
     if not text.isascii():
         text = _foreign_unit(match) if text[-1].isalpha() and (match := _FOREIGN.fullmatch(text)) else text
         text = rf"{match[1]}\%" if (match := _HUNDREDTHS.fullmatch(text)) else text
+        text = rf"{match[2]}\text{{{match[3]}/{match[1]}}}" if (match := _EACH.fullmatch(text)) else text
         text = text[match.end() :] if "=" in text and (match := _CURVE.match(text)) else text
         text = text[match.end() :] if (match := _CHINESE.match(text)) else text
     if text[-4:] in _LAST and (match := _ONLY.search(text)) and match.start():

@@ -104,6 +104,8 @@ class _Reader(Atoms):
             side = self._sets()
             is_space = side.op == "name" and side.text in _SPACES and signs[-1] == r"\in"
             sides.append(Term("space", text=side.text) if is_space else side)
+        if r"\equiv" in signs and not any(each.op == "mod" for each in sides):
+            signs = ["=" if sign == r"\equiv" else sign for sign in signs]  # f(x) is 0 everywhere
         return Term("relation", tuple(sides), " ".join(signs))
 
     def _sets(self) -> Term:

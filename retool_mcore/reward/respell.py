@@ -88,6 +88,8 @@ _RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
 )
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
+_MAPPED = re.compile(r"([A-Za-z])\s?:\s?([a-z])\s?(?:\\mapsto|↦)\s?")  # f: x \mapsto x^2
+_CIRCLE = re.compile(r"\\odot\s?([A-Z])\s?:")
 _SECONDS = re.compile(r"(\d{1,2}:\d\d):00")  # 10:30:00
 _MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
 _MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
@@ -147,10 +149,8 @@ def respelled(text: str) -> str:
         text = text.replace(":", " =")
     if "{:}" in text or "{.}" in text:
         text = text.replace("{:}", ":").replace("{.}", ".")
-    if "==" in text:
-        text = text.replace("==", "=")
-    if "+/-" in text:
-        text = text.replace("+/-", r"\pm ")
+    if "==" in text or "+/-" in text:
+        text = text.replace("==", "=").replace("+/-", r"\pm ")
     if text[:1] == "<" and _ANGLES.fullmatch(text):
         text = rf"\langle {text[1:-1]} \rangle"
     if r".\overline" in text:
@@ -159,9 +159,7 @@ def respelled(text: str) -> str:
         text = _COUNTED.sub(_counted_through, _ENDLESS.sub(_repeating, text))
     if text[-1:] in "hdt}" and (match := _ORDINAL.fullmatch(text)) and _suffix(int(match[1])) == match[2]:
         return match[1]
-    text = _noted(text)
-    if text[-3:] == ":00" or "/" in text or "又" in text:
-        text = _measured(text)
+    text = _measured(_noted(text))
     if "mod" in text:
         text = _MODULUS.sub(r"\\pmod{\1}", text)
     if "^" in text or "°" in text:
@@ -179,9 +177,10 @@ def respelled(text: str) -> str:
 
 def _measured(text: str) -> str:
     """Whole minutes with their seconds, miles an hour, mixed numbers in Chinese."""
-    if match := _SECONDS.fullmatch(text):
+    if text[-3:] == ":00" and (match := _SECONDS.fullmatch(text)):
         return match[1]
-    return _MIXED.sub(" ", _MILES.sub("mph", text) if "mi" in text else text)
+    text = _MILES.sub("mph", text) if "/" in text and "mi" in text else text
+    return _MIXED.sub(" ", text) if "又" in text else text
 
 
 def _counted_through(match: re.Match[str]) -> str:
@@ -198,6 +197,8 @@ def _noted(text: str) -> str:
     """Notes of what letters stand for behind a comma, systems as cases, ``3 to 4`` as a ratio."""
     if "d" in text and "=" in text and (match := _DERIVATIVE.match(text)):
         text = f"{match[1] or match[2] or match[3]}'{'' if match[3] is None else '(x)'} = {text[match.end() :]}"
+    if "mapsto" in text or "↦" in text or text[:5] == "\\odot":
+        text = _CIRCLE.sub(r"\1:", _MAPPED.sub(r"\1(\2) = ", text))
     if "=" in text and _LABELLED.fullmatch(text):
         text = _LABEL_SIGN.sub("", text)
     if "10" in text and ("x" in text or "X" in text):

@@ -25,6 +25,7 @@ PHRASES = {
     "无解": r"\emptyset", "方程无解": r"\emptyset", "无实数解": r"\emptyset", "空集": r"\emptyset",
     "全体实数": r"\mathbb{R}", "一切实数": r"\mathbb{R}", "任意实数": r"\mathbb{R}",
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity", "infinite", "infinitely many",
+                     "infinitely many solutions", "there are infinitely many", "there are infinitely many solutions",
                      "diverges to infinity", "无穷大", "正无穷", "无穷", "无穷多个", "无穷多", "无数个"), r"\infty"),
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip
@@ -32,6 +33,9 @@ _WEEK = {"monday": "mon 一", "tuesday": "tue tues 二", "wednesday": "wed 三",
          "friday": "fri 五", "saturday": "六", "sunday": "日 天"}  # fmt: skip
 SAYINGS: dict[str, str] = {
     **dict.fromkeys(("does not exist", "the limit does not exist", "limit does not exist", "不存在"), "dne"),
+    **dict.fromkeys(("convergent", "it converges", "series converges", "integral converges", "收敛"), "converges"),
+    **dict.fromkeys(("divergent", "it diverges", "series diverges", "integral diverges", "发散"), "diverges"),
+    **dict.fromkeys(("is undefined", "it is undefined", "not defined"), "undefined"),
     "true": "yes", "false": "no", "是": "yes", "否": "no", "不是": "no", "正确": "yes", "错误": "no",
     **{f"{on}{day}": day for day in _WEEK for on in ("on ", "on a ", "it is ", "it is a ", "it's ")},
     **{short: day for day, said in _WEEK.items() for short in said.split() if short.isascii()},
