@@ -11,7 +11,7 @@ from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
 from retool_mcore.reward.signs import holds
 from retool_mcore.reward.value import exact
-from retool_mcore.reward.vectors import by_unit_vectors, rows, vector
+from retool_mcore.reward.vectors import rows, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
@@ -21,7 +21,6 @@ _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
     node = _without_notes(_family(node), _family(other), is_truth)
-    node = node if is_truth else by_unit_vectors(node, other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
     if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == "tuple" and _is_one(other):
@@ -51,8 +50,7 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return _listed(vector(rows(node, other), other, is_truth), other, is_truth)
     if other.op in _PLACES:
         return _placed(node, other, is_truth)
-    roots = _lists_values(other) or _is_of_one(other) or (other.op != "list" and holds(other, "pm"))
-    return _of_one_letter(node) if node.op == "list" and roots else node
+    return _of_one_letter(node) if node.op == "list" and _lists_roots(other) else node
 
 
 def _family(node: Term) -> Term:
@@ -140,6 +138,10 @@ def _is_named_tuple(node: Term) -> bool:
 
 def _lists_values(node: Term) -> bool:
     return node.op in ("list", "set", "pm") and not any(each.op == "relation" for each in node.args)
+
+
+def _lists_roots(node: Term) -> bool:
+    return _lists_values(node) or _is_of_one(node) or (node.op != "list" and holds(node, "pm"))
 
 
 def _is_of_one(node: Term) -> bool:

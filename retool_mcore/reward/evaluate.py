@@ -20,7 +20,7 @@ PLAIN_BITS = 60  # a number of more needs more digits than a value has by itself
 MAX_EXPONENT = 10**6  # base-2 exponent of a value; greater ones are compared as text only
 
 
-MAX_TERMS = 4000  # of all sums at one point
+MAX_TERMS, MAX_ALL_TERMS = 40, 600  # of one sum, and of all at one point: each is evaluated
 
 
 class NoValue(Exception):
@@ -47,7 +47,7 @@ class Evaluator:
         self._ten = ten
         self._angle = False
         self._indices: dict[str, Any] = {}
-        self._left = MAX_TERMS
+        self._left = MAX_ALL_TERMS
         self.left_reals = False
         self.hidden_bits = 0
 
@@ -96,7 +96,7 @@ class Evaluator:
         index = node.args[2].text
         start, end = int(low.real), int(high.real)
         self._left -= max(end - start, 0) + 1
-        if end < start - 1 or self._left < 0:
+        if not start - 1 <= end < start + MAX_TERMS or self._left < 0:
             raise NoValue
         values: list[Any] = []
         for at in range(start, end + 1):

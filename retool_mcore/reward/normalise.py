@@ -204,10 +204,9 @@ def spelling(text: str) -> str:
     said: list[str] = []
     for index, each in enumerate(found):
         text = each.text.lower().replace(" ", "") if each.kind in ("text", "word") else each.text
-        around = [token.text for token in found[max(index - 2, 0) : index + 3 : 2]]
-        if each.kind == "sign" and text == "{" and index + 2 < len(found) and around[-1] == "}":
+        if text == "{" and each.kind == "sign" and index + 2 < len(found) and found[index + 2].text == "}":
             text = "" if len(found[index + 1].text) == 1 else text
-        elif each.kind == "sign" and text == "}" and index > 1 and around[0] == "{":
+        elif text == "}" and each.kind == "sign" and index > 1 and found[index - 2].text == "{":
             text = "" if len(found[index - 1].text) == 1 else text
         elif each.kind == "number" and index and found[index - 1].kind == "number":
             text = " " + text
@@ -308,7 +307,11 @@ def _joined(text: str) -> str:
         text = _GROUPED.sub("", text)
     if "\\" in text or "~" in text:
         text = _SPACING.sub(_space, text)
-    text = _CURRENCY.sub("", text.replace("{,}", ",").replace("−", "-").replace("\u00a0", " ")).strip()
+    if not text.isascii():
+        text = text.replace("−", "-").replace("\u00a0", " ")
+    if "$" in text or not text.isascii() or r"\euro" in text or r"\pounds" in text:
+        text = _CURRENCY.sub("", text)
+    text = text.replace("{,}", ",").strip()
     start = text.rfind("=") + 1
     start += len(text[start:]) - len(text[start:].lstrip())
     if (match := _THOUSANDS.match(text, start)) and "," not in text[match.end() :]:

@@ -125,7 +125,10 @@ def _end(node: Term) -> Any:
         return _INFINITE
     if names(node):
         raise NoValue
-    value, known = constant(node), exact(node)
+    known = exact(node)
+    if known is not None and known.denominator == 1 and known.numerator.bit_length() <= _END_BITS:
+        return known.numerator
+    value = constant(node)
     precise = known is None or max(known.numerator.bit_length(), known.denominator.bit_length()) <= _END_BITS
     if value.imag or not precise or abs(value.real) > 2**_END_BITS:
         raise NoValue  # compared by its form, exactly

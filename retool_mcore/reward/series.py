@@ -12,6 +12,7 @@ from retool_mcore.reward.value import exact
 MAX_NODES = 20_000  # of all terms together: reading is outside of the checkers' limits
 MAX_TERMS = 60  # of terms that are no rational numbers
 MAX_BITS = 4000  # of a value
+_INDEX_I = Term("constant", text="i")  # of a sum around it
 
 
 def series(op: str, bound: Term, high: Term, body: Term) -> Term:
@@ -26,7 +27,8 @@ def series(op: str, bound: Term, high: Term, body: Term) -> Term:
         and bound.args[0].op in ("name", "constant")
     )
     low, high_at = exact(bound.args[1]) if named else None, exact(high)
-    if low is not None and low.denominator == 1 and high_at is None and names(high) - names(bound.args[0]):
+    in_letters = high_at is None and (names(high) - names(bound.args[0]) or high == _INDEX_I)
+    if low is not None and low.denominator == 1 and in_letters:
         index = Term("index", text=str(_levels(body)))  # no symbol: its name is free
         return Term("series", (bound.args[1], high, index, put(body, bound.args[0], index)), op)
     if low is None or high_at is None or low.denominator != 1 or high_at.denominator != 1 or low > high_at:
