@@ -12,6 +12,7 @@ from functools import lru_cache
 from zlib import crc32
 
 from retool_mcore.reward.node import Term
+from retool_mcore.reward.value import has_log
 
 _APART = 1e-3  # relative; a decimal of six digits is closer to what it rounds
 _LOST = 1e-6  # of the largest part of a sum: so many digits may go
@@ -30,7 +31,7 @@ class _Unsure(Exception):
 def apart(a: Term, b: Term) -> bool:
     """Whether two answers clearly differ; False where that takes more than floats."""
     try:
-        return all(_apart(a, b, ten) for ten in (False, True))
+        return _apart(a, b, False) and (not (has_log(a) or has_log(b)) or _apart(a, b, True))
     except (_Unsure, ArithmeticError, ValueError, TypeError):
         return False
 
@@ -50,13 +51,15 @@ def _has_no_value(node: Term) -> bool:
     """Whether it is a set, a list or an inequality, which is no value."""
     if node.op == "relation":
         return not {"=", r"\approx", r"\in", ":", r"\equiv", r"\to"} & set(node.text.split())
-    return node.op in _NO_VALUES or (node.op == "list" and node.text != "or")
+    if node.op == "list":
+        return node.text != "or" or any(each.op == "relation" for each in node.args)  # not 3/4 or 0.75
+    return node.op in _NO_VALUES
 
 
 def _values(node: Term, ten: bool) -> list[complex]:
-    """What a value may stand for: 25% for 25 and a quarter, an equation for each of its sides."""
+    """What a value may stand for: 25% for 25 and a quarter, an equation for its last side."""
     if node.op == "relation" and set(node.text.split()) == {"="}:
-        return [value for side in node.args for value in _values(side, ten)]
+        return _values(node.args[-1], ten)
     if node.op == "group":
         return _values(node.args[0], ten)
     if node.op not in ("unit", "percent", "degree"):
@@ -110,6 +113,8 @@ def _operation(op: str, args: list[complex]) -> complex:
         return _power(args[0], 1 / args[1])
     if op == "abs":
         return abs(args[0])
+    if op in ("floor", "ceil") and not args[0].imag and abs(args[0].real - round(args[0].real)) > _LOST:
+        return (math.floor if op == "floor" else math.ceil)(args[0].real)
     raise _Unsure
 
 

@@ -274,14 +274,15 @@ def _unwrapped(text: str) -> str:
         before, text = text, trimmed(unquoted(text.strip()).rstrip(",;.").rstrip())
         if text.endswith("\\"):
             text = text.rstrip("\\ ")  # a new line, or half of a "\\ "
-        for opening, closing in _DELIMITERS:
+        for opening, closing in _DELIMITERS if text[:1] in ("$", "\\") else ():
             inside = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
             if inside and opening not in text[len(opening) : -len(closing)]:
                 text = text[len(opening) : -len(closing)].strip()
-        if (match := _WRAPPED.match(text)) and _closes_at_end(text, match.end()):
-            text = text[match.end() : -1].strip()
-        if match := _BARE_BOX.fullmatch(text):
-            text = match[1]
+        if text[:1] == "\\":
+            if (match := _WRAPPED.match(text)) and _closes_at_end(text, match.end()):
+                text = text[match.end() : -1].strip()
+            elif match := _BARE_BOX.fullmatch(text):
+                text = match[1]
         if text[:1] == "{" and _closes_at_end(text, 1):
             text = bare_braces(text[1:-1].strip())
         if text[:1] in ("*", "_"):

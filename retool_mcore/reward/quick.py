@@ -48,7 +48,8 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
     if normal.tree is None or normal.tree.op == "number" or (other.tree is None and other.number is None):
         return normal
     node, beside_it = plain(normal.tree), plain(tree_of(other))
-    if not is_truth and any(letter in normal.text and letter in other.text for letter in "jk"):
+    vectors = ("j" in normal.text and "j" in other.text) or ("k" in normal.text and "k" in other.text)
+    if vectors and not is_truth:
         node = by_unit_vectors(node, beside_it)
     tree = beside(node, beside_it, is_truth=is_truth)
     return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))

@@ -216,7 +216,7 @@ def _noted(text: str) -> str:
         text = by_cases(text) if "cases" in text else text
     if text[-1:] == ")" and "=" in text:
         text = _RANGE_NOTE.sub(r", \1", text)
-    if any(sign in text for sign in ("\\ne", "≠", "\\in", "∈")):
+    if "\\ne" in text or "\\in" in text or "≠" in text or "∈" in text:
         text = _FOR.sub(", ", _BRACKETED_NOTE.sub(r", \1", text))
     if "for all" in text:
         text = _FOR_ALL.sub("", text)

@@ -112,8 +112,8 @@ def _tokens(text: str) -> tuple[Token, ...]:
         text = _METER.sub(r"\\text{m}", text)
         text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text.translate(_VULGAR))
     found: list[Token] = []
-    position, glued = 0, False
-    while position < len(text):
+    position, end, glued = 0, len(text), False
+    while position < end:
         at = text[position]
         if at in _SIMPLE:  # most tokens are one sign, one letter or digits, and need no search
             found.append(_SIMPLE[at][glued])
