@@ -13,7 +13,7 @@ from retool_mcore.reward.beside import is_clock, is_membership
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.measures import scale
-from retool_mcore.reward.named import directed, has_constant_term, is_name, same_letter
+from retool_mcore.reward.named import are_chances, directed, has_constant_term, is_name, same_letter
 from retool_mcore.reward.node import Term, number, put
 from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.points import names
@@ -61,7 +61,7 @@ def same(a: Term, b: Term) -> bool:
         if other.op == "unit" and not other.text.startswith("?"):
             return other.text == "radian^1" and same(Term("mul", (angle.args[0], DEGREE)), other.args[0])
         return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
-    if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
+    if (a.op in ("unit", "percent") or b.op in ("unit", "percent")) and "relation" not in (a.op, b.op):
         return _same_measured(a, b)
     if (told := same_sets(a, b)) is not None:
         return told
@@ -240,6 +240,11 @@ def _same_relations(a: Term, b: Term) -> bool:
     if set(first.text.split()) == {":"} == set(second.text.split()):
         return _same_ratio(first, second)
     named = _named_value(a), _named_value(b)
+    for each, other in ((a, named[1]), (b, named[0])):
+        if other is not None and not names(each) and set(each.text.split()) == {"="}:
+            return _is_value_of(each, other[1])  # 3/8 = 0.375 beside P = 3/8
+    if named[0] and named[1] and are_chances(named[0][0], named[1][0]):
+        return same(named[0][1], named[1][1])
     if named[0] and named[1] and (len(a.args) > 2 or len(b.args) > 2):
         return same(named[0][0], named[1][0]) and same(named[0][1], named[1][1])
     return _same_difference(first, second)

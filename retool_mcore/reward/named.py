@@ -68,3 +68,14 @@ def has_constant_term(node: Term) -> bool:
     if node.op in ("neg", "group", "pow"):
         return has_constant_term(node.args[0])
     return not names(node)
+
+
+def are_chances(a: Term, b: Term) -> bool:
+    """Whether both name a probability and one has no event: ``P`` or ``p`` beside ``P(A)``."""
+    letters = [_chance(each) for each in (a, b)]
+    return all(letters) and any(each.op == "name" and each.text in "Pp" for each in (a, b))
+
+
+def _chance(node: Term) -> bool:
+    head = node.args[0] if node.op == "mul" else node
+    return head.op in ("name", "call") and (head.text in ("P", "p") or head.text.startswith(("p(", "P(")))

@@ -42,7 +42,29 @@ _OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over) (\d{1,9})")
 _HUNDREDTHS = re.compile(r"百分之(\d{1,9}(?:\.\d{1,9})?)")
 _A_CONSTANT = re.compile(r"(?<=\+)\s?(?:\\text\s?\{\s?)?const(?:ant|\.)?(?:\s?\})?$")
 _OR_DECIMAL = re.compile(r"\s?(?:\\text\s?\{\s?\(or\s?\}|\(or )\s?(-?[\d.]{1,40}\\?%?)\)$")
-_NUMERALS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_NUMERALS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+]
 _SPELT = re.compile(rf"(\d{{1,2}})\s?\(({'|'.join(_NUMERALS)})\)", re.IGNORECASE)  # 7 (seven)
 _NUMERAL_FIRST = re.compile(rf"({'|'.join(_NUMERALS)})( [a-z]{{3,15}})?\s?\((\d{{1,2}})\)", re.IGNORECASE)  # six (6)
 _QUOTIENT = re.compile(  # 17 R 3

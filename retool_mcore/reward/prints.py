@@ -149,7 +149,7 @@ def _laid_out(text: str) -> str:
         text = _OVER.sub(r"\\lfloor \\frac{\1}{\2} \\rfloor", text)
     if ") & " in text or ") | " in text or " & (" in text or " | (" in text:
         text = _AND_OR.sub(lambda match: r" \wedge " if "&" in match[0] else r" \vee ", text)
-    listed = "-I" in text and "," in text
+    listed = "," in text and ("-I" in text or "- I" in text or "+ I" in text)
     return _constants(text) if "*" in text or "/E" in text or listed or _WITH_I.fullmatch(text) else text
 
 

@@ -168,7 +168,7 @@ class _Reader(Atoms):
         if self._skip(r"\%"):
             return Term("percent", (node,))
         if node.op == "degree" and self.next.text in ("C", "F"):
-            return Term("unit", node.args, "degree" + self._take().text)
+            return Term("unit", node.args, f"degree{self._take().text}^1")
         unit, self._at = unit_at(self._tokens, self._at)
         if unit == "degree^1":
             return Term("degree", (node,))

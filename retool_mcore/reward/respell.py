@@ -80,6 +80,11 @@ _FOR = re.compile(
     r"(?:for|where|with|if|when|provided that)(?: any| all| some)?"
     rf"(?: integers?)?\s{{0,2}}\}}|(?<=[\s\d)}}])(?:for|where|with))\s{{0,2}}(?={_BOUND})"
 )
+_FOR_EACH = re.compile(  # 2^k \text{ for } k \ge 1
+    r"(?:\\quad|\\[ ,;]|,|\s){0,4}(?:\\text\s?\{[\s,]{0,2}(?:for|where|with)(?: any| all)?\s{0,2}\}"
+    r"|(?<=[\s\d)}])(?:for|where))"
+    r"\s{0,2}(?=[a-z]\s?(?:>|≥|\\geq?(?:slant)?(?![a-z]))\s?\d{1,9}$)"
+)
 _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: real)?(?:\s?\}\s?[a-z]| [a-z]\s?\})$")
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
 _RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
@@ -90,6 +95,7 @@ _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _MAPPED = re.compile(r"([A-Za-z])\s?:\s?([a-z])\s?(?:\\mapsto|↦)\s?")  # f: x \mapsto x^2
 _CIRCLE = re.compile(r"\\odot\s?([A-Z])\s?:")
+_BRACED_SIGN = re.compile(r"(?:\\(?:text|mathrm))?\{([:.])\}")
 _SECONDS = re.compile(r"(\d{1,2}:\d\d):00")  # 10:30:00
 _MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
 _MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
@@ -148,7 +154,7 @@ def respelled(text: str) -> str:
     if text.count(":") > 1 and len(text) < 400 and _ITEMS.fullmatch(text):
         text = text.replace(":", " =")
     if "{:}" in text or "{.}" in text:
-        text = text.replace("{:}", ":").replace("{.}", ".")
+        text = _BRACED_SIGN.sub(r"\1", text)
     if "==" in text or "+/-" in text:
         text = text.replace("==", "=").replace("+/-", r"\pm ")
     if text[:1] == "<" and _ANGLES.fullmatch(text):
@@ -218,8 +224,8 @@ def _noted(text: str) -> str:
         text = _RANGE_NOTE.sub(r", \1", text)
     if "\\ne" in text or "\\in" in text or "≠" in text or "∈" in text:
         text = _FOR.sub(", ", _BRACKETED_NOTE.sub(r", \1", text))
-    if "for all" in text:
-        text = _FOR_ALL.sub("", text)
+    if "for" in text or "where" in text or "with" in text:
+        text = _FOR_ALL.sub("", _FOR_EACH.sub(", ", text))
     if text[:4] == "\\mid" and text.count("\\mid") == 2:
         text = text.replace("\\mid", "|")
     return text

@@ -78,6 +78,7 @@ _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千
 _COUNTED = set(
     "个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍個枚匹冊杯隻張條頁塊顆歲號間層"
 )
+_MANY = {"pair", "set", "group", "team", "box", "bag", "row", "half", "couple"}  # 15 pairs of students are 30
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
@@ -173,8 +174,11 @@ def same_unit(first: str, second: str) -> bool:
 
     Of two unknown ones, "?red apple" and "?apple", one must hold all words of the other.
     """
+    words = [set(each.removeprefix("?").split()) for each in (first, second)]
+    if first and second and (words[0] ^ words[1]) & _MANY:
+        return False
     if first.startswith("?") and second.startswith("?"):
-        mine, theirs = set(first[1:].split()), set(second[1:].split())
+        mine, theirs = words
         return mine <= theirs or theirs <= mine
     if first == second or any(not each or each.startswith("?") for each in (first, second)):
         return True
