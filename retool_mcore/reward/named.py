@@ -5,6 +5,7 @@ from __future__ import annotations
 from retool_mcore.reward.node import Term, number, put
 from retool_mcore.reward.points import names
 
+_ECCENTRICITY = Term("constant", text="e")
 FLIPPED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
 
 
@@ -20,7 +21,7 @@ def is_name(node: Term) -> bool:
         return node.args[1].op == "tuple" or (
             node.args[1].op == "group" and node.args[1].args[0].op in ("name", "number")
         )
-    return node.op == "name"
+    return node.op == "name" or node == _ECCENTRICITY
 
 
 def _is_inverse(node: Term) -> bool:

@@ -49,6 +49,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
+_IT_IS = re.compile(r"^it(?: is|['’]s) (?!not )(?=[a-z])")
 _ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
 _AND = re.compile(r",|&|(?<=[a-z.,] )and(?= [a-z])")  # Alice, Bob; Alice and Bob
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
@@ -340,4 +341,4 @@ def _words(text: str) -> str | None:
     if any(run in WORDS for run in runs) and text.casefold() not in PHRASES:
         return None
     plain = _AND.sub(" ", text.casefold()).replace(".", "")
-    return _ARTICLE.sub("", " ".join(plain.split()))
+    return _ARTICLE.sub("", _IT_IS.sub("", " ".join(plain.split())))

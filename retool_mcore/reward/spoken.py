@@ -23,6 +23,7 @@ PHRASES = {
                      "all non-negative real numbers", "nonnegative reals", "all nonnegative reals"), r"[0, \infty)"),
     "none": r"\emptyset",
     "无解": r"\emptyset", "方程无解": r"\emptyset", "无实数解": r"\emptyset", "空集": r"\emptyset",
+    "非负实数": r"[0, \infty)", "正实数": r"(0, \infty)", "所有实数": r"\mathbb{R}",
     "全体实数": r"\mathbb{R}", "一切实数": r"\mathbb{R}", "任意实数": r"\mathbb{R}",
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity", "infinite", "infinitely many",
                      "infinitely many solutions", "there are infinitely many", "there are infinitely many solutions",

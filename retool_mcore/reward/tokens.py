@@ -198,6 +198,7 @@ def _text(command: str, content: str, glued: bool) -> Token:
         len(plain) == 1
         and plain.isalpha()
         and plain not in UNIT_LETTERS
+        and not "\u4e00" <= plain <= "\u9fff"
         and not (command == "text" and plain.isupper())
     ):
         return Token("letter", plain, glued)
