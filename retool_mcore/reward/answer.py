@@ -45,7 +45,8 @@ How = Literal["exact", "values", "timeout", "crash", "too long"]
 class Verdict:
     """Whether two answers are equivalent, and how the check came to it.
 
-    ``how`` is "exact" for a comparison of texts, numbers or short algebra, "values" for others.
+    ``how`` is "exact" for a comparison of texts, numbers or short algebra, and for values that
+    clearly differ; "values" for others.
     "timeout", "crash" and "too long" mean that the check was given up, and the answer counts as not
     equivalent.
     """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from fractions import Fraction
+from collections.abc import Callable
 
-from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, Term, name, nary, number
+from retool_mcore.reward.cursor import END, Cursor
+from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, TRIGONOMETRIC, Term, name, nary, number
+from retool_mcore.reward.points import names
 from retool_mcore.reward.series import series
 from retool_mcore.reward.tokens import Token, Unreadable
 
@@ -15,63 +16,15 @@ _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "s
 _ACCENTS = frozenset((
     r"\overline", r"\vec", r"\hat", r"\tilde", r"\dot", r"\ddot", r"\underline", r"\angle", r"\triangle"
 ))  # fmt: skip
-END = Token("sign", "")
 END_TERM = Term("")
 _NAME_GOES_ON = ("_", "'", "^", "(")
-SIGNS_OF_ALL = ("sign", "command")  # what is no number, letter or word
 
 
-class Atoms(ABC):
+class Atoms(Cursor, ABC):
     """One pass over the tokens, and what stands in a product: numbers, names, brackets, commands.
 
     ``reader`` has the looser forms, which brackets hold in turn.
     """
-
-    def __init__(self, found: list[Token]) -> None:
-        self._tokens = found
-        self._at = 0
-        self._depth = 0
-        self._bars = 0  # open absolute values: a bar closes one instead of opening another
-
-    @property
-    def next(self) -> Token:
-        try:
-            return self._tokens[self._at]
-        except IndexError:
-            return END
-
-    def _peek(self, ahead: int = 1) -> Token:
-        try:
-            return self._tokens[self._at + ahead]
-        except IndexError:
-            return END
-
-    def _take(self) -> Token:
-        token = self.next
-        self._at += 1
-        return token
-
-    def _skip(self, *texts: str) -> bool:
-        """Take the next token if it is one of these signs or commands."""
-        if self._among(texts):
-            self._at += 1
-            return True
-        return False
-
-    def _is(self, *texts: str) -> bool:
-        return self._among(texts)
-
-    def _among(self, texts: Collection[str]) -> bool:
-        """``_is`` for many signs at once."""
-        try:
-            token = self._tokens[self._at]
-        except IndexError:
-            return False
-        return token.text in texts and token.kind in SIGNS_OF_ALL
-
-    def _expect(self, text: str) -> None:
-        if not self._skip(text):
-            raise Unreadable(f"{text!r} is missing before {self.next.text!r}")
 
     @abstractmethod
     def listing(self, *, ends: tuple[str, ...] = ()) -> Term: ...
@@ -93,55 +46,6 @@ class Atoms(ABC):
 
     @abstractmethod
     def _primary(self) -> Term: ...
-
-    def _decimal(self, token: Token) -> Term:
-        """A number, with its repeating digits if it has any: ``0.1\\overline{6}``, ``0.1(6)``."""
-        if (digits := self._repeating(token)) and len(digits) < 100:
-            places = len(token.text.partition(".")[2])
-            tail = Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
-            return Term("number", value=Fraction(token.text.rstrip(".")) + tail)
-        return number(token.text)
-
-    def _repeating(self, token: Token) -> str:
-        """Take the digits that repeat: ``0.\\dot36\\dot1``, ``0.1(6)``. "" where none do."""
-        if "." not in token.text or "e" in token.text.lower():
-            return ""
-        ahead = [self._peek(place) for place in range(3)]
-        texts = [each.text for each in ahead]
-        if texts[0] == "(" and texts[2] == ")" and ahead[1].text.isdigit() and all(each.glued for each in ahead):
-            self._at += 3
-            return texts[1]
-        if self._is(r"\overline") and texts[1] == "{" and texts[2].isdigit() and self._peek(3).text == "}":
-            self._at += 4
-            return texts[2]
-        if self._is(r"\overline") and texts[1].isdigit():
-            self._tokens[self._at + 1] = Token("number", texts[1][1:], True)
-            self._at += 1 if len(texts[1]) > 1 else 2
-            return texts[1][0]
-        return self._dotted()
-
-    def _dotted(self) -> str:
-        start, digits, dots = self._at, "", 0
-        while dots < 2:
-            if self._skip(r"\dot"):
-                braced = self._skip("{")
-                if not (self.next.kind == "number" and self.next.text.isdigit()):
-                    break
-                said = self._take().text
-                if braced and not (len(said) == 1 and self._skip("}")):
-                    break
-                digits, dots = digits + said[0], dots + 1
-                if len(said) > 1 and dots == 2:
-                    break  # digits behind the last dot
-                digits += said[1:]
-            elif dots and self.next.kind == "number" and self.next.text.isdigit() and self.next.glued:
-                digits += self._take().text
-            else:
-                break
-        if digits and (dots == 2 or len(digits) == 1):
-            return digits
-        self._at = start
-        return ""
 
     def _named(self, letter: str) -> Term:
         """A symbol, with its subscript and primes as part of its name."""
@@ -165,8 +69,7 @@ class Atoms(ABC):
                 said += self._raw()
             else:
                 break
-        at_number = self._peek().kind == "number" and self._peek(2).text == ")"  # I(0) is no product
-        if self._is("(") and (said == "f" or "'" in said or at_number):
+        if self._is("(") and (said == "f" or "'" in said or self._is_at_number()):
             self._take()
             inner = self.listing(ends=(")",))
             self._expect(")")
@@ -174,6 +77,10 @@ class Atoms(ABC):
         if said in CONSTANTS:
             return Term("constant", text=CONSTANTS[said])
         return name(said)
+
+    def _is_at_number(self) -> bool:
+        """Whether one number in brackets follows: ``I(0)`` is no product."""
+        return self._peek().kind == "number" and self._peek(2).text == ")"
 
     def _is_pair(self) -> bool:
         """Whether two numbers or letters in brackets follow: ``(10, 3)``."""
@@ -185,7 +92,20 @@ class Atoms(ABC):
         """Whether digits glued to a letter are its index; not in ``3x2`` and ``\\frac x2``."""
         before = self._tokens[self._at - 2].text if self._at > 1 else "("
         digits = self.next.kind == "number" and self.next.text.isdigit() and self.next.glued
-        return digits and before in ("(", "[", ",", "=", "+", "-", "*", ":", "<", ">", "or", "and")
+        return (
+            digits
+            and not self._is_power_in_letters()
+            and before in ("(", "[", ",", "=", "+", "-", "*", ":", "<", ">", "or", "and")
+        )
+
+    def _is_power_in_letters(self) -> bool:
+        """Whether a number with a letter as its power follows: ``n2^{n}`` is n times 2^n."""
+        if self._peek().text != "^":
+            return False
+        ahead = 2
+        while self._peek(ahead).kind == "number" or self._peek(ahead).text in ("{", "(", "-"):
+            ahead += 1
+        return self._peek(ahead).kind == "letter"
 
     def _chosen(self) -> Term | None:
         """``C_{10}^3``, as the Chinese write a binomial; None where C is a name with an index."""
@@ -278,6 +198,8 @@ class Atoms(ABC):
             return self._function(command[1:])
         if command in CONSTANTS:
             return Term("constant", text=CONSTANTS[command])
+        if self._is("(") and (command == r"\Gamma" or (command == r"\zeta" and self._is_at_number())):
+            return Term("function", (self._primary(),), command[1:])
         if command in GREEK:
             return self._named(command)
         if command in (r"\R", r"\Z", r"\N", r"\Q", r"\C"):
@@ -339,6 +261,8 @@ class Atoms(ABC):
             parts = [self._factor()]
             while self.next.kind in ("number", "letter") or self._is(*GREEK, r"\pi", r"\frac", r"\sqrt"):
                 parts.append(self._factor())
+            if function in TRIGONOMETRIC and len(parts) == 1 and parts[0].op == "number" and self._is("("):
+                parts += self._angle()
             node = nary("mul", parts)
         node = node.args[0] if node.op == "group" else node
         inverse = power is not None and power == Term("neg", (number(1),)) and "arc" + function in FUNCTIONS
@@ -351,6 +275,15 @@ class Atoms(ABC):
         if inverse or power == Term("neg", (number(1),)):
             return Term("function", node.args, "arc" + function)
         return Term("pow", (node, power))
+
+    def _angle(self) -> list[Term]:
+        """``(x+a)`` in ``\\sin 2(x+a)``; nothing where the brackets hold no letter."""
+        start = self._at
+        inner = self._factor()
+        if names(inner):
+            return [inner]
+        self._at = start
+        return []
 
     def _matrix(self) -> Term:
         kind = self._raw()

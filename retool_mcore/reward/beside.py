@@ -7,14 +7,15 @@ truth are each read beside the other as it was written.
 from __future__ import annotations
 
 from retool_mcore.reward.constants import of_integration
-from retool_mcore.reward.node import Term, name, put
+from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
+from retool_mcore.reward.signs import holds
 from retool_mcore.reward.value import exact
+from retool_mcore.reward.vectors import rows, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
-_FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
-             *(tuple(name(f"\\{sign}{letter}") for letter in "ijk") for sign in ("hat", "vec")))  # fmt: skip
+_INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
@@ -38,18 +39,18 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     if node == name("R") and (other.op in ("space", "union", "without") or _is_line(other)):
         return Term("space", text="R")
     if not is_truth and (pairs := _pairs(node, other)):
-        return Term(other.op, pairs)
+        return Term("list" if other.op == "tuple" else other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
     node = of_integration(node, other)
     node = _by_names(node, other)
     if node.op == "relation":
-        return _stated(node, other)
+        return _stated(node, other, is_truth)
     if node.op in _PLACES:
-        return _listed(_vector(_rows(node, other), other), other, is_truth)
+        return _listed(vector(rows(node, other), other, is_truth), other, is_truth)
     if other.op in _PLACES:
         return _placed(node, other, is_truth)
-    return _of_one_letter(node) if node.op == "list" and (_lists_values(other) or _is_of_one(other)) else node
+    return _of_one_letter(node) if node.op == "list" and _lists_roots(other) else node
 
 
 def _family(node: Term) -> Term:
@@ -58,7 +59,7 @@ def _family(node: Term) -> Term:
         return node
     element, condition = node.args
     parts = condition.args if condition.op == "list" and condition.text != "or" else (condition,)
-    notes = tuple(each for each in parts if _is_membership(each) and each.args[0] != element)
+    notes = tuple(each for each in parts if is_membership(each) and each.args[0] != element)
     said = [each for each in parts if each not in notes]
     if notes and len(said) == 1 and said[0].op == "relation" and said[0].text == "=" and said[0].args[0] == element:
         element, said = said[0].args[-1], []
@@ -97,6 +98,13 @@ def _is_value(node: Term) -> bool:
 
 def _pairs(node: Term, other: Term) -> tuple[Term, ...]:
     """The rows of ``[[1, 2], [3, 4]]`` beside a list of pairs, as Python prints them."""
+    if (
+        node.text == "[]"
+        and other.op == "tuple"
+        and holds(other, "pm")
+        and all(each.op == "tuple" for each in node.args)
+    ):
+        return node.args
     if other.op not in ("list", "set") or not other.args or any(each.op != "tuple" for each in other.args):
         return ()
     if node.op == "tuple" and node.args and all(each.op == "tuple" for each in node.args):
@@ -132,6 +140,10 @@ def _lists_values(node: Term) -> bool:
     return node.op in ("list", "set", "pm") and not any(each.op == "relation" for each in node.args)
 
 
+def _lists_roots(node: Term) -> bool:
+    return _lists_values(node) or _is_of_one(node) or (node.op != "list" and holds(node, "pm"))
+
+
 def _is_of_one(node: Term) -> bool:
     """``x = 1, 2``, or ``x = 1, x = 2``."""
     if node.op != "list" or node.args[0].op != "relation":
@@ -146,14 +158,14 @@ def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
     if node.op != "list" or _excludes(other):
         return node
     first, *notes = node.args
-    if node.text == "or" or (_members(node) and not all(map(_is_membership, notes))):
+    if node.text == "or" or (_members(node) and not all(map(is_membership, notes))):
         return _of_members(node, other, is_truth)
     if first.op == "relation" and first.text != "=":
         return node  # x > 1, x \ne 3 is a set
     symbols = names(first)
     if all((_is_exclusion(each) or _is_counted(each)) and names(each) <= symbols for each in notes):
         return first
-    if not all(map(_is_membership, notes)):
+    if not all(map(is_membership, notes)):
         return node
     theirs = _members(other)
     if not theirs:
@@ -170,18 +182,18 @@ def _of_members(node: Term, other: Term, is_truth: bool) -> Term:
     if not mine or len(mine) > 1:
         return node
     if not theirs:
-        return Term("list", tuple(each for each in node.args if not _is_membership(each)), node.text)
+        return Term("list", tuple(each for each in node.args if not is_membership(each)), node.text)
     alone = not is_truth and len(theirs) == 1 and theirs[0].text not in names(node)
     return put(node, mine[0], theirs[0]) if alone else node
 
 
-def _is_membership(node: Term) -> bool:
+def is_membership(node: Term) -> bool:
     r"""``k \in \mathbb{Z}``, a note of what a letter stands for."""
     return node.op == "relation" and node.text == r"\in" and node.args[1].op == "space" and node.args[0].op == "name"
 
 
 def _members(node: Term) -> list[Term]:
-    return [each.args[0] for each in node.args if node.op == "list" and _is_membership(each)]
+    return [each.args[0] for each in node.args if node.op == "list" and is_membership(each)]
 
 
 def _is_exclusion(node: Term) -> bool:
@@ -203,50 +215,16 @@ def is_point(node: Term) -> bool:
     return node.op == "mul" and len(node.args) == 2 and node.args[0].op == "name" and node.args[1].op == "tuple"
 
 
-def plain(node: Term) -> Term:
-    """A matrix or tuple without brackets around it, and transposed where the sign says so."""
-    while node.op == "group" and node.args[0].op in _PLACES:
-        node = node.args[0]
-    if node.op in ("mul", "neg", "div") and any(each.op == "matrix" for each in node.args):
-        return _multiplied(node)
-    if node.op != "pow" or node.args[1] != name("T") or node.args[0].op not in _PLACES:
-        return node
-    inner = node.args[0]
-    if inner.op == "tuple" or not inner.text.startswith("matrix "):
-        return inner if inner.op == "tuple" else node
-    rows = int(inner.text.split()[1])
-    columns = len(inner.args) // rows
-    turned = tuple(inner.args[row * columns + column] for column in range(columns) for row in range(rows))
-    return Term("matrix", turned, f"matrix {columns}")
-
-
-def _multiplied(node: Term) -> Term:
-    """A value times a matrix as the matrix of products."""
-    held = [at for at, each in enumerate(node.args) if each.op == "matrix"]
-    inside = any(_held_form(each) for at, each in enumerate(node.args) if at not in held)
-    if (
-        len(held) > 1
-        or inside
-        or (node.op == "div" and held != [0])
-        or not node.args[held[0]].text.startswith("matrix ")
-    ):
-        return node
-    at = held[0]
-    cells = (Term(node.op, (*node.args[:at], cell, *node.args[at + 1 :])) for cell in node.args[at].args)
-    return Term("matrix", tuple(cells), node.args[at].text)
-
-
-def _held_form(node: Term) -> bool:
-    return node.op in (*_PLACES, "relation", "list", "set", "unit", "percent") or any(map(_held_form, node.args))
-
-
 def _function_of(node: Term, other: Term) -> Term:
     """``y(x) = 2x`` and ``f(x) = 2x`` beside ``y = 2x``, ``a(n)`` beside ``a_n``, by that name."""
     if other.op != "relation" or node.text != "=" or len(node.args) != 2 or other.args[0].op != "name":
         return node
     left, right = node.args
-    called = left.op == "mul" and len(left.args) == 2 and left.args[0].op == "name" and left.args[1].op == "group"
+    called = left.op == "mul" and len(left.args) == 2 and left.args[1].op == "group"
+    inverse = called and left.args[0] == _INVERSE
+    called = inverse or (called and left.args[0].op == "name")
     mine, of = (left.args[0].text, left.args[1].args[0]) if called else (left.text, left.args[0] if left.args else left)
+    mine = "f" if inverse else mine
     if not (called or (left.op == "call" and len(left.args) == 1)) or of.op != "name" or of.text not in names(right):
         return node
     theirs = other.args[0].text
@@ -257,7 +235,7 @@ def _function_of(node: Term, other: Term) -> Term:
     return Term("relation", (other.args[0], right), "=") if same else node
 
 
-def _stated(node: Term, other: Term) -> Term:
+def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``5 = x`` as ``x = 5``; beside a value ``2:3`` as 2/3, ``x \equiv 5 \pmod 7`` as 5 mod 7."""
     if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
         return Term("relation", node.args[::-1], "=")
@@ -270,16 +248,29 @@ def _stated(node: Term, other: Term) -> Term:
     if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
         return node.args[1]  # A^T = ...
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
-        return Term("relation", (node.args[0], _vector(node.args[1], other)), "=")
+        return Term("relation", (node.args[0], vector(node.args[1], other, is_truth)), "=")
     if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
         return (
             node.args[1] if node.args[1].op not in _OF_SETS or not names(node.args[1]) else node
         )  # A \\cap B = (1, 2)
+    if node.text == ":" and other.text == "=" and not names(node) and not is_clock(node):
+        return Term("div", node.args)  # 4:5 beside \\frac{AB}{CD} = 4/5
+    if set(node.text.split()) == {"="} and other.op in _PLACES:
+        return _all_same(node, other)
     if other.op in ("relation", "list", "set", *_PLACES) or len(node.args) != 2:
         return node
+    if node.text in (":", r"\to") and node.args[0].op == "name" and not names(node.args[1]) | names(other):
+        return Term("relation", node.args, "=")  # x: 7
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _all_same(node: Term, other: Term) -> Term:
+    """``x = y = 0`` as the pair (0, 0)."""
+    letters, value = node.args[:-1], node.args[-1]
+    alike = len(set(letters)) == len(letters) == len(other.args) > 1 and all(each.op == "name" for each in letters)
+    return Term("tuple", (value,) * len(letters), "()") if alike and not names(value) else node
 
 
 def _names_set(node: Term) -> bool:
@@ -318,30 +309,6 @@ def is_clock(node: Term) -> bool:
     """Whether a part of a ratio is 0 or begins with 0: ``9:00`` and ``9:05`` are times of day."""
     texts = [each.text for each in node.args if each.op == "number"]
     return any(text.isdigit() and (text.startswith("0") or not int(text)) for text in texts)
-
-
-def _vector(node: Term, other: Term) -> Term:
-    """A row or column beside a tuple as one; a tuple beside ``2i-3j`` as such a sum."""
-    if node.op == "matrix" and other.op == "tuple" and node.text in ("matrix 1", f"matrix {len(node.args)}"):
-        return Term("tuple", node.args, other.text) if len(node.args) > 1 and other.text in ("()", "[]") else node
-    if (node.op == "tuple" and node.text == "()") or (node.op == "matrix" and node.text == f"matrix {len(node.args)}"):
-        for family in _FAMILIES if len(node.args) in (2, 3) else ():
-            if other.op in ("add", "mul", "neg") and _held(other, family[1:]):
-                return Term("add", tuple(Term("mul", pair) for pair in zip(node.args, family, strict=False)))
-    return node
-
-
-def _rows(node: Term, other: Term) -> Term:
-    """``((1, 2), (3, 4))`` beside a matrix as one."""
-    if node.op != "tuple" or other.op != "matrix" or any(each.op != "tuple" for each in node.args):
-        return node
-    cells = tuple(cell for row in node.args for cell in row.args)
-    alike = len({len(row.args) for row in node.args}) == 1
-    return Term("matrix", cells, f"matrix {len(node.args)}") if alike else node
-
-
-def _held(node: Term, some: tuple[Term, ...]) -> bool:
-    return node in some or any(_held(each, some) for each in node.args)
 
 
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:

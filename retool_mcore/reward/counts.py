@@ -16,6 +16,7 @@ _NUMBER = r"(?:\{(\d{1,4})\}|(\d))"
 _LETTER = r"(?:\\(?:mathrm|text|operatorname)\{([CPA])\}|([CPA]))"
 _BEFORE = re.compile(rf"(?:\{{\}}|(?<![\w)}}\]]))[_^]{_NUMBER}\s{{0,2}}{_LETTER}_{_NUMBER}")  # {}_{10}P_3
 _RAISED = re.compile(rf"(?<![A-Za-z]){_LETTER}\^{_NUMBER}_{_NUMBER}")  # A^2_5
+_INSIDE = re.compile(r"(?<![\w.\\{}])(\d{1,4})([CP])(\d{1,4})(?![\w.])")  # 8C3 = 56
 _BESIDE = re.compile(r"(\d{1,4})\s?(?:\\(?:text|mathrm)\{)?([CP])\}?\s?_?(\d{1,4})")  # 10C3
 _ROMAN = re.compile(r"(?<![\d\s~}A-Za-z\\])\\(?:mathrm|text|operatorname)\{([CPA])\}\s{0,2}(?=[(_^])")
 _INDEX = re.compile(r"[CPA]_(?:(\d{1,4})|([a-z]))")
@@ -25,6 +26,7 @@ def chosen(text: str) -> str:
     """The text with counts in the spellings of schools as LaTeX: ``{}_{10}C_3``, ``A^2_5``."""
     if match := _BESIDE.fullmatch(text):
         return _latex(match[2], match[1], match[3])
+    text = _INSIDE.sub(lambda each: _latex(each[2], each[1], each[3]), text)
     if "_" in text:
         text = _BEFORE.sub(lambda each: _latex(each[3] or each[4], each[1] or each[2], each[5] or each[6]), text)
         text = _RAISED.sub(lambda each: _swapped(each[1] or each[2], each[3] or each[4], each[5] or each[6]), text)

@@ -55,21 +55,28 @@ def _is_float(said: str, nearest: float, node: Term) -> bool:
         return False
     if abs(found - nearest) <= math.ulp(nearest) * 1.01:
         return True
+    return any(_is_computed(found, nearest, node, by_exp) for by_exp in (False, True))
+
+
+def _is_computed(found: float, nearest: float, node: Term, by_exp: bool) -> bool:
     try:
-        value = _computed(node)
+        value = _computed(node, by_exp)
         computed = abs(value) if isinstance(value, float) else math.nan
     except (ArithmeticError, ValueError, TypeError):
         return False
     return abs(computed - nearest) <= _CLOSE * nearest and abs(found - computed) <= _STEPS * math.ulp(computed) * 1.01
 
 
-def _computed(node: Term) -> Any:
-    """What Python computes for an expression in floats. Raises ValueError where it has none."""
+def _computed(node: Term, by_exp: bool) -> Any:
+    """What Python computes for an expression in floats; ``by_exp``: powers of e with ``math.exp``.
+
+    Raises ValueError where it has none.
+    """
     if node.op == "number":
         return float(node.value)
     if node.op == "constant" and node.text in ("pi", "e"):
         return math.pi if node.text == "pi" else math.e
-    args = [_computed(each) for each in node.args]
+    args = [_computed(each, by_exp) for each in node.args]
     if node.op in ("group", "unit"):
         return args[0]
     if node.op == "neg":
@@ -81,6 +88,8 @@ def _computed(node: Term) -> Any:
     if node.op == "div":
         return args[0] / args[1]
     if node.op == "pow":
+        if by_exp and node.args[0].text == "e":
+            return math.exp(args[1])
         return args[0] ** args[1]
     if node.op == "root":
         return math.sqrt(args[0]) if args[1] == 2 else args[0] ** (1 / args[1])
@@ -91,5 +100,6 @@ def _computed(node: Term) -> Any:
 
 _FUNCTIONS = {
     "sin": math.sin, "cos": math.cos, "tan": math.tan, "arcsin": math.asin, "arccos": math.acos, "arctan": math.atan,
-    "ln": math.log, "exp": math.exp, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
+    "ln": math.log, "lg": math.log10, "Gamma": math.gamma,
+    "exp": math.exp, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
 }  # fmt: skip

@@ -9,10 +9,11 @@ This runs in a checker process: values of hostile answers may take long.
 
 from __future__ import annotations
 
-from retool_mcore.reward.beside import is_clock
+from retool_mcore.reward.beside import is_clock, is_membership
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.measures import scale
+from retool_mcore.reward.named import are_chances, directed, has_constant_term, is_name, same_letter
 from retool_mcore.reward.node import Term, number, put
 from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.points import names
@@ -31,7 +32,6 @@ from retool_mcore.reward.value import (
 )
 
 MAX_ELEMENTS = 24  # of a set or list without order: each is compared with each
-FLIPPED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
 DEGREE = Term("div", (Term("constant", text="pi"), number(180)))
 
 
@@ -61,7 +61,7 @@ def same(a: Term, b: Term) -> bool:
         if other.op == "unit" and not other.text.startswith("?"):
             return other.text == "radian^1" and same(Term("mul", (angle.args[0], DEGREE)), other.args[0])
         return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
-    if a.op in ("unit", "percent") or b.op in ("unit", "percent"):
+    if (a.op in ("unit", "percent") or b.op in ("unit", "percent")) and "relation" not in (a.op, b.op):
         return _same_measured(a, b)
     if (told := same_sets(a, b)) is not None:
         return told
@@ -143,12 +143,14 @@ def _infinite(node: Term) -> int | None:
 def _spread(node: Term) -> Term:
     """``1 \\pm 2`` as the list of its two values; ``x=1, x=2`` as the list ``1, 2``."""
     if node.op == "list":
-        sides = [_named_value(each) for each in node.args]
+        stated = [each for each in node.args if not is_membership(each)] or [node]
+        notes = filter(is_membership, node.args)
+        sides = [_named_value(each) for each in stated]
         known = [side for side in sides if side is not None]
-        if sides[0] is not None and not any(each.op == "relation" for each in node.args[1:]):
-            return _spread(Term("list", (sides[0][1], *node.args[1:])))  # x = 1, 2
+        if sides[0] is not None and not any(each.op == "relation" for each in stated[1:]):
+            return _spread(Term("list", (sides[0][1], *stated[1:], *notes)))  # x = 1, 2
         if len(known) == len(sides) and len({side[0] for side in known}) == 1:
-            return _spread(Term("list", tuple(side[1] for side in known)))
+            return _spread(Term("list", (*(side[1] for side in known), *notes)))
         if node.text == "or" and all(_told_same(node.args[0], each) for each in node.args[1:]):
             return node.args[0]  # 3/4 or 0.75
     if (holds(node, "pm") and node.op not in FORMS[:-1]) or _is_double_pair(node):
@@ -171,7 +173,7 @@ def _is_double_pair(node: Term) -> bool:
 
 def _list_name(node: Term) -> Term | None:
     """``x`` of ``x = 1, 2``."""
-    if node.op != "list" or any(each.op == "relation" for each in node.args[1:]):
+    if node.op != "list" or any(each.op == "relation" and not is_membership(each) for each in node.args[1:]):
         return None
     named = _named_value(node.args[0])
     return named[0] if named else None
@@ -218,44 +220,18 @@ def _same_forms(a: Term, b: Term) -> bool:
 
 def _named_value(node: Term) -> tuple[Term, Term] | None:
     """The two sides of ``name = value``; of ``f(x) = a = b`` the first and the last, if a is b."""
-    if node.op != "relation" or any(sign != "=" for sign in node.text.split()) or not _is_name(node.args[0]):
+    if node.op != "relation" or any(sign != "=" for sign in node.text.split()) or not is_name(node.args[0]):
         return None
     last = node.args[-1]
     return (node.args[0], last) if all(_told_same(each, last) for each in node.args[1:-1]) else None
-
-
-def _is_name(node: Term) -> bool:
-    """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``; a segment ``AB``."""
-    if node.op == "call":
-        return True
-    if _is_segment(node) or _is_inverse(node):
-        return True
-    if node.op == "mul" and _is_inverse(node.args[0]):
-        return len(node.args) == 2 and node.args[1].op == "group"
-    if node.op == "mul" and node.args[0].op == "name":
-        return node.args[1].op == "tuple" or (
-            node.args[1].op == "group" and node.args[1].args[0].op in ("name", "number")
-        )
-    return node.op == "name"
-
-
-def _is_inverse(node: Term) -> bool:
-    """``A^{-1}``, and the name in ``f^{-1}(x)``."""
-    return node.op == "pow" and node.args[0].op == "name" and node.args[1] == Term("neg", (number(1),))
-
-
-def _is_segment(node: Term) -> bool:
-    """``AB``: two or three capital letters."""
-    capitals = [each.op == "name" and len(each.text) == 1 and each.text.isupper() for each in node.args]
-    return node.op == "mul" and len(capitals) < 4 and all(capitals)
 
 
 def _same_relations(a: Term, b: Term) -> bool:
     if a.op != "relation" or b.op != "relation":
         relation, other = (a, b) if a.op == "relation" else (b, a)
         return _is_value_of(relation, other)
-    b = _same_letter(a, b)
-    first, second = _directed(a), _directed(b)
+    b = same_letter(a, b)
+    first, second = directed(a), directed(b)
     if first.text == second.text and len(first.args) == len(second.args):
         if all(map(_told_same, first.args, second.args)):
             return True
@@ -264,26 +240,14 @@ def _same_relations(a: Term, b: Term) -> bool:
     if set(first.text.split()) == {":"} == set(second.text.split()):
         return _same_ratio(first, second)
     named = _named_value(a), _named_value(b)
+    for each, other in ((a, named[1]), (b, named[0])):
+        if other is not None and not names(each) and set(each.text.split()) == {"="}:
+            return _is_value_of(each, other[1])  # 3/8 = 0.375 beside P = 3/8
+    if named[0] and named[1] and are_chances(named[0][0], named[1][0]):
+        return same(named[0][1], named[1][1])
     if named[0] and named[1] and (len(a.args) > 2 or len(b.args) > 2):
         return same(named[0][0], named[1][0]) and same(named[0][1], named[1][1])
     return _same_difference(first, second)
-
-
-def _same_letter(a: Term, b: Term) -> Term:
-    """``f(t) = 2t`` with the letter of ``f(x) = 2x``."""
-    mine, theirs = _applied(a.args[0]), _applied(b.args[0])
-    if mine is None or theirs is None or mine[0] != theirs[0] or mine[1].text in names(b):
-        return b
-    return put(b, theirs[1], mine[1])
-
-
-def _applied(node: Term) -> tuple[str, Term] | None:
-    """A function of one letter, ``P(x)``: its name and the letter."""
-    if node.op == "call" and len(node.args) == 1 and node.args[0].op == "name":
-        return node.text, node.args[0]
-    group = node.args[1] if node.op == "mul" and len(node.args) == 2 and node.args[0].op == "name" else node
-    held = node.op == "mul" and group.op == "group" and group.args[0].op == "name"
-    return (node.args[0].text, group.args[0]) if held else None
 
 
 def _same_ratio(a: Term, b: Term) -> bool:
@@ -315,14 +279,6 @@ def _holds_form(relation: Term) -> bool:
     return any(each.op in FORMS or holds(each, "unit") or holds(each, "percent") for each in relation.args)
 
 
-def _directed(relation: Term) -> Term:
-    """With less on the left."""
-    signs = relation.text.split()
-    if any(sign in (">", r"\ge") for sign in signs):
-        return Term("relation", relation.args[::-1], " ".join(FLIPPED.get(sign, sign) for sign in reversed(signs)))
-    return relation
-
-
 def _says(answer: Term, truth: Term) -> bool:
     """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
     if answer.op == "tuple" and answer.text == "[]":
@@ -342,18 +298,19 @@ def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:
     approximation must be close to what they stand for.
     """
     signs = relation.text.split()
-    if signs == [r"\in"] and relation.args[0].op in ("name", "tuple"):
-        return same(relation.args[1], value)
+    if signs == [r"\in"] and (relation.args[0].op == "tuple" or is_name(relation.args[0])):
+        named = _named_value(value.args[0]) if value.op == "list" else None
+        return (named is None or named[0] == relation.args[0]) and same(relation.args[1], value)
     if set(signs) - {"=", r"\approx"}:
         return False
     cut = signs.index(r"\approx") if r"\approx" in signs else len(signs)
     exactly, roughly = relation.args[: cut + 1], relation.args[cut + 1 :]
     first, last = exactly[0], exactly[-1]
     if cut == 0 and names(first):
-        return _is_name(first) and len(roughly) == 1 and same(roughly[0], value)
+        return is_name(first) and len(roughly) == 1 and same(roughly[0], value)
     if not all(_told_same(each, last) for each in exactly[1:-1]) or not all(_close(last, each) for each in roughly):
         return False
-    if _is_name(first) or first.op == "tuple":
+    if is_name(first) or first.op == "tuple":
         return same(last, value)
     if first.op in FORMS or last.op in FORMS:
         return False
@@ -371,14 +328,3 @@ def _close(value: Term, decimal: Term) -> bool:
         return close_to(value, decimal)
     except NoValue:
         return False
-
-
-def has_constant_term(node: Term) -> bool:
-    """Whether a sum, multiplied out, has a number among its terms: ``(x-2)(x+2)`` has -4."""
-    if node.op == "add":
-        return any(map(has_constant_term, node.args))
-    if node.op in ("mul", "div"):
-        return all(map(has_constant_term, node.args))
-    if node.op in ("neg", "group", "pow"):
-        return has_constant_term(node.args[0])
-    return not names(node)

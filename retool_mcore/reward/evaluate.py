@@ -14,10 +14,13 @@ from zlib import crc32
 
 from mpmath.ctx_mp import MPContext
 
-from retool_mcore.reward.node import Term
+from retool_mcore.reward.node import TRIGONOMETRIC, Term
 
 PLAIN_BITS = 60  # a number of more needs more digits than a value has by itself
 MAX_EXPONENT = 10**6  # base-2 exponent of a value; greater ones are compared as text only
+
+
+MAX_TERMS, MAX_ALL_TERMS = 40, 600  # of one sum, and of all at one point: each is evaluated
 
 
 class NoValue(Exception):
@@ -43,6 +46,8 @@ class Evaluator:
         self._point = point
         self._ten = ten
         self._angle = False
+        self._indices: dict[str, Any] = {}
+        self._left = MAX_ALL_TERMS
         self.left_reals = False
         self.hidden_bits = 0
 
@@ -69,6 +74,10 @@ class Evaluator:
             return self.value(node.args[0])
         if node.op == "function":
             return self._function(node)
+        if node.op == "series":
+            return self._series(node)
+        if node.op == "index":
+            return self._indices[node.text]
         if node.op == "call":
             return sum(
                 mp.sin(self.value(each) * (index + 2) / 3 + crc32(node.text.encode()) % 997)
@@ -78,6 +87,22 @@ class Evaluator:
         if operation is None:
             raise NoValue
         return operation(*map(self.value, node.args))
+
+    def _series(self, node: Term) -> Any:
+        """A sum or product up to a whole number that symbols give."""
+        low, high = (self.value(each) for each in node.args[:2])
+        if high.imag or high.real != int(high.real) or low.imag or low.real != int(low.real):
+            raise NoValue
+        index = node.args[2].text
+        start, end = int(low.real), int(high.real)
+        self._left -= max(end - start, 0) + 1
+        if not start - 1 <= end < start + MAX_TERMS or self._left < 0:
+            raise NoValue
+        values: list[Any] = []
+        for at in range(start, end + 1):
+            self._indices[index] = self._mp.mpf(at)
+            values.append(self.value(node.args[3]))
+        return self._mul(*values) if node.text == "mul" else self._add(*values)
 
     def _number(self, value: Fraction) -> Any:
         bits = max(value.numerator.bit_length(), value.denominator.bit_length())
@@ -169,10 +194,16 @@ class Evaluator:
         argument = args[0]
         if function == "exp":
             return self._pow(mp.mpc(mp.e), argument)
-        if function in ("ln", "log"):
+        if function in ("ln", "log", "lg"):
             self.left_reals |= argument.real < 0
-            return mp.log(argument) / (mp.log(10) if function == "log" and self._ten else 1)
+            ten = function == "lg" or (function == "log" and self._ten)
+            return mp.log(argument) / (mp.log(10) if ten else 1)
         self._small(argument, MAX_EXPONENT)
+        if function == "arg" and argument:
+            return mp.arg(argument)
+        if function in ("Gamma", "zeta"):
+            self._small(argument, 1e4)
+            return (mp.gamma if function == "Gamma" else mp.zeta)(argument)
         if function == "cis":
             return mp.expj(argument)
         if function not in _NAMES:
@@ -190,7 +221,6 @@ class Evaluator:
         return self._mp.mpf((math.gcd if function == "gcd" else math.lcm)(*map(int, reals)))
 
 
-TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc", "cis"}
 _NAMES = {each: each for each in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth")} | {
     **{"arc" + each: "a" + each for each in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
     "asinh": "asinh",

@@ -49,6 +49,8 @@ def _own_words(text: str) -> str:
 
     What stands before the end of an output that has no beginning may be output: it is left out.
     """
+    if "<" not in text and "```" not in text and ">>>" not in text:
+        return text
     words: list[str] = []
     text = _spoken(text)
     block, depth, start = "", 0, 0
@@ -83,7 +85,7 @@ def last_answer(text: str) -> str | None:
     """
     text = _own_words(text)
     box = max(_boxes(text), key=lambda span: span[1], default=None)
-    block = next(reversed(list(_ANSWER.finditer(text))), None)
+    block = next(reversed(list(_ANSWER.finditer(text))), None) if "<answer>" in text else None
     if block is not None and (box is None or box[1] <= block.start()):
         return block[1].strip()
     return None if box is None else text[slice(*box)].strip()

@@ -17,7 +17,8 @@ _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
     **{0x24B6 + place: f"({chr(65 + place)})" for place in range(10)},  # Ⓐ
-    ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]",
+    ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]", 
+    ord("∜"): r"\sqrt[4]",
     **dict.fromkeys([*range(0x2000, 0x200B), 0x202F, 0x205F], " "),
     0xBA: "°", 0x2DA: "°", ord("Ø"): "∅", ord("∧"): r"\wedge ", ord("∨"): r"\vee ",
     ord("∴"): r"\therefore ", ord("⇒"): r"\Rightarrow ",
@@ -29,6 +30,10 @@ _UNITS = {code: unicodedata.normalize("NFKC", chr(code)).translate(_POWERS) for 
 _FOLDED = _INVISIBLE | _UNITS | _WIDE
 _DOTTED = re.compile("(\\d)\u0307")  # 0.3̇6̇: repeating digits
 _BARRED = re.compile("(?:\\d\u0305){1,40}")  # 0.16̅
+_RAISED_ROOT = re.compile(r"(?<![\w)}\]])([²³⁴-⁹])√")  # ⁴√8
+_DEGREES = str.maketrans("²³⁴⁵⁶⁷⁸⁹", "23456789")
+_BOLD_HAT = re.compile(r"\\(?:mathbf|boldsymbol|bm)\s?\{\s?(\\(?:hat|vec)\s?\{?\s?\\?[ijk](?:math)?\s?\}?)\s?\}")
+_CHOICE = re.compile(r"^(\(?[A-J]\)?)：")
 _ENDLESS = re.compile(r"(?<=\d)\.{3}")
 _SIZES = "tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
 _STYLES = "displaystyle|textstyle|scriptstyle|scriptscriptstyle|bfseries|itshape|sffamily|ttfamily|rmfamily|strut|relax"
@@ -49,14 +54,18 @@ _TAGS = re.compile(r"</?(?:b|i|u|p|em|strong|span)>")
 def folded(text: str) -> str:
     r"""The text without invisible characters, sizes, colours; its wide forms as ASCII."""
     if not text.isascii():
+        text = _CHOICE.sub(r"\1: ", text)
         text = lowered(_DOTTED.sub(r"\\dot{\1}", text.translate(_FOLDED)))
         text = _JOINER.sub(r"\1", text) if "}" in text else text
+        text = _RAISED_ROOT.sub(lambda match: rf"\sqrt[{match[1].translate(_DEGREES)}]", text) if "√" in text else text
         text = _framed(text) if text.lstrip()[:1] == "⎡" else text
         text = _BARRED.sub(lambda match: rf"\overline{{{match[0].replace(chr(0x305), '')}}}", text)
     if "..." in text:
         text = _ENDLESS.sub(r"\\ldots ", text)  # or it would go with a full stop
     while (bare := text.rstrip()).endswith(_TAILS):
         text = next(bare.removesuffix(tail) for tail in _TAILS if bare.endswith(tail))
+    if "\\hat" in text or "\\vec" in text:
+        text = _BOLD_HAT.sub(r"\1", text)
     if "</" in text:
         text = _TAGS.sub("", text)
     return _LOOKS.sub(" ", text) if "\\" in text else text

@@ -21,6 +21,7 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
     for unit, size in units.items()
 }  # fmt: skip
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textrm|textbf)\s?\{([^{}]{0,60})\}|\\[ ,;:!]|~|\\quad")
+_TWO = re.compile(r"\d[^\d+\-*/=^_()<>]{1,60}\d")  # two numbers with a word between them
 _HOURS, _MINUTES, _SECONDS = r"(?:hours?|hrs?|h|个?小时)", r"(?:minutes?|mins?|分钟?)", r"(?:seconds?|secs?|秒)"
 _AND = r"\.?\s{0,3}(?:,|and|,\s?and)?\s{0,3}"
 _COMPOUNDS = tuple(
@@ -63,10 +64,10 @@ def _measured(unit: str) -> tuple[dict[str, int], Fraction] | None:
 
 def compound(text: str) -> str | None:
     """``1 hour 30 minutes`` in the smaller unit, ``90 minutes``; None for anything else."""
-    if len(text) > 100:
+    if len(text) > 100 or _TWO.search(text) is None:
         return None
-    plain = _WRAPPED.sub(lambda match: f" {match[1] or ''} ", text).strip()
+    plain = " ".join(_WRAPPED.sub(lambda match: f" {match[1] or ''} ", text).split())
     for form, times, small in _COMPOUNDS:
-        if match := form.fullmatch(" ".join(plain.split())):
+        if match := form.fullmatch(plain):
             return rf"{int(match[1]) * times + int(match[2])}\text{{ {small}}}"
     return None

@@ -86,6 +86,8 @@ FUNCTIONS = {
         "arctanh",
         "ln",
         "log",
+        "lg",
+        "arg",
         "exp",
         "abs",
         "gcd",
@@ -95,6 +97,7 @@ FUNCTIONS = {
         "cis",
     ]
 }
+TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc", "cis"}
 CONSTANTS = {r"\pi": "pi", r"\infty": "infinity", "e": "e", "i": "i"}
 GREEK = {
     "\\" + word

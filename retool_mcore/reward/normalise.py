@@ -20,7 +20,7 @@ from retool_mcore.reward.notes import with_notes, without_words
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
-from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time
+from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time, said_of
 from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
 from retool_mcore.reward.value import exact
 
@@ -49,6 +49,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z'’ .,\-&]*+")
 _NAMED = re.compile(r"[A-Za-z]{3,}+[A-Za-z\d'’ .,:\-]*+")  # words with numbers: June 20
 _RUN = re.compile(r"[A-Za-z]++")
+_IT_IS = re.compile(r"^it(?: is|['’]s) (?!not )(?=[a-z])")
 _ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
 _AND = re.compile(r",|&|(?<=[a-z.,] )and(?= [a-z])")  # Alice, Bob; Alice and Bob
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
@@ -63,7 +64,9 @@ _ROUGHLY = re.compile(
 )
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _PLUS_OR_MINUS = re.compile(r"^plus or minus\s{1,2}(?=\d|\\)", re.IGNORECASE)
-_MINUS = re.compile(r"^(?:negative|minus)\s{1,2}(?=\d)", re.IGNORECASE)
+_MINUS = re.compile(
+    r"^(?:(?:negative|minus)\s{1,2}|\\text\{\s?(?:negative|minus)\s?\}\s{0,2})(?=[\d\\])", re.IGNORECASE
+)
 _PLAIN_NAME = re.compile(r"(?=[^A-Za-z]{0,60}[A-Za-z])[^\d=<>!,;]{1,60}")
 _CHANCE = re.compile(
     r"(?:P|\\Pr|\\(?:mathbb|mathrm|operatorname)\{Pr?\})\s?(?:\\left\s?)?\([^()=]{1,30}=[^()=]{1,20}\)\s?"
@@ -75,6 +78,7 @@ _DENIES = re.compile(
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
     r"|(?:[Tt]he )?(?:[Cc]orrect )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:?\s\(?([A-J]|(?<=\()[a-j](?=\)))\)?"
+    r"|(?:[Oo]ption |[Cc]hoice )?\(?([A-J])\)? is (?:the )?(?:correct|right)(?: (?:answer|option|choice|one))?"
 )
 _TEXT_DIGITS = re.compile(r"\\(?:text|texttt|mathrm|mathtt|mathbf)\{([\dA-F]{1,40})\}(?=_)")
 _ONE_DIGIT = re.compile(r"\(?([A-F])\)?(_\{?(?:1[1-6]|\\text\{(?:sixteen|hex)\})\}?)")
@@ -126,8 +130,8 @@ def _read(text: str) -> Normal:
         hours = date.endswith("m") and ":" not in text  # 9 am is 9 beside a number
         return _expression(text)._replace(words=date) if hours else Normal(text, words=date)
     if (words := _words(text)) is not None:
-        tree = read(PHRASES[words]) if words in PHRASES else None
-        return Normal(text, tree=tree, words=SAYINGS.get(words, words))
+        meant, words = said_of(words)
+        return Normal(text, tree=read(meant) if meant else None, words=words)
     return _expression(text)
 
 
@@ -156,7 +160,7 @@ def _plainer(text: str) -> str:
     bare = _BEFORE.sub("", without_words(text))
     bare = bare if bare == text else _joined(bare)
     bare = with_notes(bare)
-    if bare[:1] in "mMnNpP" and bare[1:2].isalpha():
+    if (bare[:1] in "mMnNpP" and bare[1:2].isalpha()) or bare[:7] in ("\\text{n", "\\text{m"):
         bare = _MINUS.sub("-", _PLUS_OR_MINUS.sub(r"\\pm ", bare))
     return respelled(bare)
 
@@ -201,10 +205,9 @@ def spelling(text: str) -> str:
     said: list[str] = []
     for index, each in enumerate(found):
         text = each.text.lower().replace(" ", "") if each.kind in ("text", "word") else each.text
-        around = [token.text for token in found[max(index - 2, 0) : index + 3 : 2]]
-        if each.kind == "sign" and text == "{" and index + 2 < len(found) and around[-1] == "}":
+        if text == "{" and each.kind == "sign" and index + 2 < len(found) and found[index + 2].text == "}":
             text = "" if len(found[index + 1].text) == 1 else text
-        elif each.kind == "sign" and text == "}" and index > 1 and around[0] == "{":
+        elif text == "}" and each.kind == "sign" and index > 1 and found[index - 2].text == "{":
             text = "" if len(found[index - 1].text) == 1 else text
         elif each.kind == "number" and index and found[index - 1].kind == "number":
             text = " " + text
@@ -272,14 +275,15 @@ def _unwrapped(text: str) -> str:
         before, text = text, trimmed(unquoted(text.strip()).rstrip(",;.").rstrip())
         if text.endswith("\\"):
             text = text.rstrip("\\ ")  # a new line, or half of a "\\ "
-        for opening, closing in _DELIMITERS:
+        for opening, closing in _DELIMITERS if text[:1] in ("$", "\\") else ():
             inside = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)
             if inside and opening not in text[len(opening) : -len(closing)]:
                 text = text[len(opening) : -len(closing)].strip()
-        if (match := _WRAPPED.match(text)) and _closes_at_end(text, match.end()):
-            text = text[match.end() : -1].strip()
-        if match := _BARE_BOX.fullmatch(text):
-            text = match[1]
+        if text[:1] == "\\":
+            if (match := _WRAPPED.match(text)) and _closes_at_end(text, match.end()):
+                text = text[match.end() : -1].strip()
+            elif match := _BARE_BOX.fullmatch(text):
+                text = match[1]
         if text[:1] == "{" and _closes_at_end(text, 1):
             text = bare_braces(text[1:-1].strip())
         if text[:1] in ("*", "_"):
@@ -305,7 +309,11 @@ def _joined(text: str) -> str:
         text = _GROUPED.sub("", text)
     if "\\" in text or "~" in text:
         text = _SPACING.sub(_space, text)
-    text = _CURRENCY.sub("", text.replace("{,}", ",").replace("−", "-").replace("\u00a0", " ")).strip()
+    if not text.isascii():
+        text = text.replace("−", "-").replace("\u00a0", " ")
+    if "$" in text or not text.isascii() or r"\euro" in text or r"\pounds" in text:
+        text = _CURRENCY.sub("", text)
+    text = text.replace("{,}", ",").strip()
     start = text.rfind("=") + 1
     start += len(text[start:]) - len(text[start:].lstrip())
     if (match := _THOUSANDS.match(text, start)) and "," not in text[match.end() :]:
@@ -320,7 +328,7 @@ def _space(match: re.Match[str]) -> str:
 def _words(text: str) -> str | None:
     """An answer that is words or the letter of a choice, without case; None for mathematics."""
     if match := _CHOICE.fullmatch(text):
-        return (match[1] or match[2] or match[3] or match[4]).upper()
+        return next(filter(None, match.groups())).upper()
     if len(text) == 1 and text in "ABCDE":
         return text
     if not _LETTERS.fullmatch(text):
@@ -330,7 +338,7 @@ def _words(text: str) -> str | None:
     runs = _RUN.findall(text)
     if not any(len(run) > 2 or (len(run) == 2 and run[0].isupper()) for run in runs):
         return None
-    if any(run in WORDS for run in runs):
+    if any(run in WORDS for run in runs) and text.casefold() not in PHRASES:
         return None
     plain = _AND.sub(" ", text.casefold()).replace(".", "")
-    return _ARTICLE.sub("", " ".join(plain.split()))
+    return _ARTICLE.sub("", _IT_IS.sub("", " ".join(plain.split())))

@@ -11,16 +11,17 @@ import re
 MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
     r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
+    r"|parabola|circle|ellipse|hyperbola|plane|curve|equation|function|fraction|polynomial|integer"
     r"|exactly|only"
 )
 _BEFORE = re.compile(
     rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"
-    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?=)",
+    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?[=^²+*]|[a-z]\s?-\s?\d)",
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
 _EXCEPT = re.compile(
-    r"(?:\\text\s?\{\s?)?all real(?: numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?,? "
+    r"(?:\\text\s?\{\s?)?all real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?,? "
     r"(?:except|other than|but|not equal to)(?: for)?\s?(?:\}\s?)?(?:[a-z]\s?=\s?)?([-\d][^<>=]{0,80})",
     re.IGNORECASE,
 )
@@ -31,16 +32,44 @@ _ALL = re.compile(
 )
 _HALF_LINE = re.compile(
     r"(?:^|(?<=\\in)\s?|(?<=∈)\s?)(?:\\mathbb\s?\{R\}|ℝ|R)\s?"
-    r"(?:[_^]\s?(?:\{\s?)?(\+|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)$"
+    r"(?:[_^]\s?(?:\{\s?)?(\+|\*|\\(?:ast|star|times)|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)$"
 )
 _COUNTING = re.compile(
     r"(?<=\\in)\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star))(?:\s?\})?"
 )
 _NOTE = re.compile(r"[,(]")
-_OUT_OF = re.compile(r"(\d{1,9}) out of (\d{1,9})")
+_OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over) (\d{1,9})")
+_HUNDREDTHS = re.compile(r"百分之(\d{1,9}(?:\.\d{1,9})?)")
+_A_CONSTANT = re.compile(r"(?<=\+)\s?(?:\\text\s?\{\s?)?const(?:ant|\.)?(?:\s?\})?$")
 _OR_DECIMAL = re.compile(r"\s?(?:\\text\s?\{\s?\(or\s?\}|\(or )\s?(-?[\d.]{1,40}\\?%?)\)$")
-_NUMERALS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_NUMERALS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+]
 _SPELT = re.compile(rf"(\d{{1,2}})\s?\(({'|'.join(_NUMERALS)})\)", re.IGNORECASE)  # 7 (seven)
+_NUMERAL_FIRST = re.compile(rf"({'|'.join(_NUMERALS)})( [a-z]{{3,15}})?\s?\((\d{{1,2}})\)", re.IGNORECASE)  # six (6)
+_QUOTIENT = re.compile(  # 17 R 3
+    r"(\d{1,9})\s{0,3}(?:\\(?:text|mathrm)\s?\{\s{0,3})?(?:[Rr]\.?|remainder:?|余)(?:\s{0,3}\})?\s{0,3}(\d{1,9})"
+)
 _RATIO = r"-?(?:\d{1,9}\s?/\s?\d{1,9}|\\[dt]?frac\s?\{?\d{1,9}\}?\s?\{?\d{1,9}\}?)"
 _FRACTION_DECIMAL = re.compile(rf"({_RATIO})(?:\s|\\[ ,;]|~){{1,3}}\((-?\d{{0,9}}\.\d{{1,20}})\)")  # 7/16 (0.4375)
 _DECIMAL_FRACTION = re.compile(rf"(-?\d{{0,9}}\.\d{{1,20}})(?:\s|\\[ ,;]|~){{1,3}}\(({_RATIO})\)")
@@ -52,8 +81,13 @@ _SO = re.compile(
     r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|finally)\s?,?\s?(?:\}\s?)?(?=[-\d(\[{\\$]|[a-z]\s?=)", re.IGNORECASE
 )
 _CHINESE = re.compile(
-    r"(?:\\text\s?\{\s?)?(?:[故则]?答案?[是为]?:?|一?共有?|总共有?|合计|等于)\s?(?:\}\s?)?(?=[-\d\\$])"
+    r"(?:\\text\s?\{\s?)?(?:(?:所以|因此|[故则])?答案?[是为]?:?|(?:(?![不非无没若当如除或])[\u4e00-\u9fff]){1,8}[是为]:?|一?共有?|总共有?|合计|等于|(?:面积|体积|周长)?之?比值?[为是]:?)\s?(?:\}\s?)?(?=[-\d\\$])"
 )
+_CURVE = re.compile(
+    r"(?:\\text\s?\{\s?)?(?:抛物线|双曲线|椭圆|直线|切线|圆|曲线)?[A-Z]?的?(?:标准|普通|直角坐标|轨迹)?(?:方程)?[是为]?:?\s?(?:\}\s?)?"
+    r"(?=[-\da-z(\\])"
+)
+_EACH = re.compile(r"每(秒|分钟?|小时|天)(\d{1,9}(?:\.\d{1,9})?)([\u4e00-\u9fff]{1,4})")
 _FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20})")
 _ONLY = re.compile(r"(?:\s|~|\\[ ,;])?\s?(?:\\text\s?\{\s?)?\(?(?:only|exactly|exact|only solution)\)?\s?\}?$")
 
@@ -76,9 +110,14 @@ def without_words(text: str) -> str:
     """The answer without a word before it that says what it is: ``the point (3, 7)``."""
     if not text.isascii():
         text = _foreign_unit(match) if text[-1].isalpha() and (match := _FOREIGN.fullmatch(text)) else text
+        text = rf"{match[1]}\%" if (match := _HUNDREDTHS.fullmatch(text)) else text
+        text = rf"{match[2]}\text{{{match[3]}/{match[1]}}}" if (match := _EACH.fullmatch(text)) else text
+        text = text[match.end() :] if "=" in text and (match := _CURVE.match(text)) else text
         text = text[match.end() :] if (match := _CHINESE.match(text)) else text
     if text[-4:] in _LAST and (match := _ONLY.search(text)) and match.start():
         text = text[: match.start()]
+    if text[:1].isdigit() and text[-1:].isdigit() and (match := _QUOTIENT.fullmatch(text)):
+        return rf"{match[1]}\text{{ remainder }}{match[2]}"
     if text[:1].isalpha() or text[:1] == "\\":
         if match := _EXCEPT.fullmatch(text) or _LINE_WITHOUT.fullmatch(text):
             return rf"\mathbb{{R}} \setminus \{{{_AND.sub(',', match[1])}\}}"
@@ -103,12 +142,8 @@ def _foreign_unit(match: re.Match[str]) -> str:
 
 def with_notes(text: str) -> str:
     r"""``k\pi, where k is an integer`` as ``k\pi, k \in \mathbb{Z}``; equations below as a list."""
-    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "constant", "real")):
-        for cut in _CUT.finditer(text):
-            plain = " ".join(_TEXT.sub(lambda match: f" {match[1] or ''} ", text[cut.start() :]).split())
-            if cut.start() and (match := _NUMBER_NOTE.fullmatch(plain.replace(" ,", ","))):
-                space = "Z" if (match[1] or match[4]).startswith("integer") else "R"
-                return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in \mathbb{{{space}}}"
+    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "const", "real")):
+        text = _with_numbers_note(text)
     if ("\n" in text or "\\\\" in text) and "begin" not in text and len(text) <= MAX_NOTE_CHARS:
         rows = [row.strip(" ,;") for row in _ROWS.split(text)]
         pairs = all(row[:1] == "(" and row[-1:] == ")" for row in rows)
@@ -119,17 +154,36 @@ def with_notes(text: str) -> str:
     if "\\in" in text and (match := _COUNTING.search(text)) and _NOTE.search(text, 0, match.start()):
         text = rf"{text[: match.start()]} \mathbb{{N}}{text[match.end() :]}"
     if "R" in text or "ℝ" in text:
-        text = _HALF_LINE.sub(lambda match: "[0, \\infty)" if "ge" in (match[1] or "") else "(0, \\infty)", text)
-    if " out of " in text and (match := _OUT_OF.fullmatch(text)):
+        text = _HALF_LINE.sub(_part_of_line, text)
+    if (" out of " in text or " over " in text) and (match := _OUT_OF.fullmatch(text)):
         return f"{match[1]}/{match[2]}"
     if text[-1:] == ")":
         if (match := _SPELT.fullmatch(text)) and int(match[1]) == _NUMERALS.index(match[2].casefold()):
             return match[1]
+        if (match := _NUMERAL_FIRST.fullmatch(text)) and int(match[3]) == _NUMERALS.index(match[1].casefold()):
+            return rf"{match[3]}\text{{{match[2]}}}" if match[2] else match[3]
         if match := _FRACTION_DECIMAL.fullmatch(text):
             return rf"{match[1]} \approx {match[2]}"
         if match := _DECIMAL_FRACTION.fullmatch(text):
             return rf"{match[2]} \approx {match[1]}"
     return _OR_DECIMAL.sub(r" or \1", text) if "(or" in text else text
+
+
+def _with_numbers_note(text: str) -> str:
+    for cut in _CUT.finditer(text):
+        plain = " ".join(_TEXT.sub(lambda match: f" {match[1] or ''} ", text[cut.start() :]).split())
+        if cut.start() and (match := _NUMBER_NOTE.fullmatch(plain.replace(" ,", ","))):
+            space = "Z" if (match[1] or match[4]).startswith("integer") else "R"
+            return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in \mathbb{{{space}}}"
+    return _A_CONSTANT.sub(" C", text)
+
+
+def _part_of_line(match: re.Match[str]) -> str:
+    r"""``\mathbb{R}^+``, ``\mathbb{R}_{\ge 0}`` and ``\mathbb{R}^*``, which has no 0."""
+    sign = match[1] or "+"
+    if sign == "*" or sign in (r"\ast", r"\star", r"\times"):
+        return r"(-\infty, 0) \cup (0, \infty)"
+    return r"[0, \infty)" if "ge" in sign else r"(0, \infty)"
 
 
 def _as_pairs(text: str) -> str:

@@ -15,12 +15,13 @@ _CASES = re.compile(r"\\begin\{cases\}(.{1,600}?)\\end\{cases\}", re.DOTALL)
 _ROW = re.compile(r"\\\\(?:\s*\[[^][]{1,8}\])?")
 _GAP = r"(?:&|,|;|\\quad|\\[ ,;]|\s){0,6}"
 _TEXT = r"\\(?:text|mathrm|textrm|mbox)\s?\{\s*,?\s*"
+_SIGN = r"<=|>=|!=|[<>=≤≥≠]|\\(?:leqslant|geqslant|leq|geq|neq|le|ge|ne|lt|gt)(?![a-z])"
+_ANY_SIGN = re.compile(_SIGN)
 _IF = re.compile(
     rf"{_GAP}(?:{_TEXT}(?:if|for|when|where|as)\s*\}}|(?<![A-Za-z\\])(?:if|for|when)\s"
-    rf"|&){_GAP}"
+    rf"|&){_GAP}|,\s{{0,3}}(?=[^,&]{{1,20}}?(?:{_SIGN}))"
 )
 _OTHERWISE = re.compile(rf"{_GAP}(?:{_TEXT}(?:otherwise|else)\.?\s*\}}|otherwise)\.?\s*")
-_SIGN = r"<=|>=|!=|[<>=≤≥≠]|\\(?:leqslant|geqslant|leq|geq|neq|le|ge|ne|lt|gt)(?![a-z])"
 _SIMPLE = re.compile(rf"([^<>=≤≥≠\\\s]{{1,6}})\s?({_SIGN})\s?([^<>=≤≥≠]{{1,40}})")
 _OPPOSITE = {"<": r"\ge", ">": r"\le", "<=": ">", ">=": "<", "≤": ">", "≥": "<", "=": r"\ne", "≠": "=", "!=": "=",
              r"\leq": ">", r"\geq": "<", r"\le": ">", r"\ge": "<", r"\leqslant": ">", r"\geqslant": "<",
@@ -40,7 +41,7 @@ def _rows(inner: str) -> str | None:
             pairs.append((row[: match.start()], ""))
             continue
         match = _IF.search(row)
-        if match is None or not match.start() or match.end() == len(row):
+        if match is None or not match.start() or match.end() == len(row) or _ANY_SIGN.search(row, 0, match.start()):
             return None
         pairs.append((row[: match.start()], row[match.end() :].strip("& ")))
     return as_set(pairs)

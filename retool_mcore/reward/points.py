@@ -7,15 +7,20 @@ from functools import lru_cache
 
 from retool_mcore.reward.node import Term
 
+_NO_NAMES: frozenset[str] = frozenset()
+
 
 def names(node: Term) -> frozenset[str]:
     """The symbols of an expression."""
+    if not node.args:
+        return frozenset((node.text,)) if node.op == "name" else _NO_NAMES
     found, waiting = set[str](), [node]
     while waiting:
-        each = waiting.pop()
-        if each.op == "name":
-            found.add(each.text)
-        waiting.extend(each.args)
+        for each in waiting.pop().args:
+            if each.args:
+                waiting.append(each)
+            elif each.op == "name":
+                found.add(each.text)
     return frozenset(found)
 
 
@@ -70,6 +75,8 @@ def folds(node: Term) -> bool:
 
 
 def steps(node: Term) -> bool:
-    if node.op in ("floor", "ceil", "mod") or (node.op == "function" and node.text in ("gcd", "lcm", "max", "min")):
+    if node.op in ("floor", "ceil", "mod", "series") or (
+        node.op == "function" and node.text in ("gcd", "lcm", "max", "min")
+    ):
         return True
     return any(map(steps, node.args))

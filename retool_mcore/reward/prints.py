@@ -12,10 +12,15 @@ from collections.abc import Callable
 from retool_mcore.reward.piecewise import as_set
 
 _MAX_CALLS = 60
+MAX_COUNTED = 100  # of a range
 MAX_DIAGONAL = 8  # of a matrix that is given by its diagonal
 _MODULE = re.compile(
     r"(?<![\w\\.])(?:math|cmath|np|numpy|sympy|sp|mp|mpmath|fractions|decimal|torch|scipy\.special)\.(?=[A-Za-z])"
 )
+_HELD = re.compile(r"(?:dict_keys|dict_values|odict_keys|odict_values|deque|list|sorted)\(\[(.*)\]\)", re.DOTALL)
+_RANGE = re.compile(r"(?:list\()?range\((-?\d{1,4}), (-?\d{1,4})\)\)?")
+_SPECIAL_FUNCTION = re.compile(r"(?<![\w\\])(gamma|zeta)(?=\()")
+_TRUE = re.compile(r"(?:np\.|numpy\.)?(?:bool_?\()?(True|False)_?\)?")
 _NUMBERS = (
     "Decimal|mpf|mpc|Integer|Float|float|int|float16|float32|float64|int32|int64|uint64|longdouble|complex128|tensor"
 )
@@ -24,7 +29,7 @@ _PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
 _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
-    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|Add|Mul|set|frozenset|dict"
+    r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
     r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
@@ -78,16 +83,31 @@ def printed(text: str) -> str:
         return rf"{match[1].upper()}_{{{match[2]}}}"
     if "%" in text and (match := _REMAINDER.fullmatch(text)):
         return rf"{match[1]} \bmod {match[2]}"
+    text = _unheld(text)
     if text[:7] == "lambda ":
         text = _LAMBDA.sub("", text, count=1)
     if "(" in text or "." in text:
         text = _MODULE.sub("", text)
         text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
+        if "gamma(" in text or "zeta(" in text:
+            text = _SPECIAL_FUNCTION.sub(lambda match: rf"\{match[1].replace('g', 'G')}", text)
     if "Reals" in text or "EmptySet" in text or "GoldenRatio" in text:
         text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
     if text[:9] == "ImageSet(" and (match := _IMAGE.fullmatch(text)):
         return rf"{match[2].replace(match[1], 'n')}, n \in \mathbb{{Z}}"
     return _laid_out(_called(text))
+
+
+def _unheld(text: str) -> str:
+    """What a container of Python's holds, as a list; a truth value of NumPy."""
+    if text[-2:] == "])":
+        return f"[{match[1]}]" if (match := _HELD.fullmatch(text)) else text
+    if "range(" in text and (match := _RANGE.fullmatch(text)):
+        counted = range(int(match[1]), int(match[2]))
+        return str(list(counted)) if 0 < len(counted) <= MAX_COUNTED else text
+    if "True" in text or "False" in text:
+        return match[1] if (match := _TRUE.fullmatch(text)) else text
+    return text
 
 
 def _is_complex(text: str) -> bool:
@@ -129,7 +149,7 @@ def _laid_out(text: str) -> str:
         text = _OVER.sub(r"\\lfloor \\frac{\1}{\2} \\rfloor", text)
     if ") & " in text or ") | " in text or " & (" in text or " | (" in text:
         text = _AND_OR.sub(lambda match: r" \wedge " if "&" in match[0] else r" \vee ", text)
-    listed = "-I" in text and "," in text
+    listed = "," in text and ("-I" in text or "- I" in text or "+ I" in text)
     return _constants(text) if "*" in text or "/E" in text or listed or _WITH_I.fullmatch(text) else text
 
 
@@ -197,6 +217,7 @@ _FORMS: dict[tuple[str, int], Callable[..., str]] = {
     ("real_root", 2): r"\sqrt[{1}]{{{0}}}".format,
     ("Pow", 2): "({})^{{{}}}".format,
     ("pow", 2): "({})^{{{}}}".format,
+    ("atan2", 2): r"\arg(({1})+({0})i)".format,
     ("hypot", 2): r"\sqrt{{({})^2+({})^2}}".format,
     ("radians", 1): r"({})^\circ".format,
     ("Complement", 2): r"{} \setminus {}".format,

@@ -5,12 +5,14 @@ Which tokens are a unit is told here too: it depends on both answers.
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
-from retool_mcore.reward.beside import beside, is_point, plain
+from retool_mcore.reward.beside import beside, is_point
 from retool_mcore.reward.choices import lists_choices, same_choice
 from retool_mcore.reward.counts import COUNT_LETTERS, counted
 from retool_mcore.reward.decimals import printed, written
+from retool_mcore.reward.floats import apart
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, name, nary
 from retool_mcore.reward.normalise import Normal, equal_numbers, spelling
@@ -22,9 +24,11 @@ from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.spoken import same_time
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
+from retool_mcore.reward.vectors import by_unit_vectors, plain
 
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
+_FLOAT = re.compile(r"\.\d{13}")
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
 
@@ -43,7 +47,11 @@ def measured(answer: Normal, truth: Normal) -> tuple[Normal, Normal]:
 def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
     if normal.tree is None or normal.tree.op == "number" or (other.tree is None and other.number is None):
         return normal
-    tree = beside(plain(normal.tree), plain(tree_of(other)), is_truth=is_truth)
+    node, beside_it = plain(normal.tree), plain(tree_of(other))
+    vectors = ("j" in normal.text and "j" in other.text) or ("k" in normal.text and "k" in other.text)
+    if vectors and not is_truth:
+        node = by_unit_vectors(node, beside_it)
+    tree = beside(node, beside_it, is_truth=is_truth)
     return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
 
 
@@ -108,13 +116,18 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
             return answer.number * times == truth.number
         return (equal_numbers(answer, truth) or _printed(answer, truth)) and same_unit(*units)
     mine, theirs = _numbers(answer.tree), _numbers(truth.tree)
-    if mine is not None and theirs is not None:
+    if mine is not None and theirs is not None and (mine == theirs or not _holds_floats(answer, truth)):
         return mine == theirs
     mine, theirs = _listed(answer.tree), _listed(truth.tree)
-    if mine is not None and theirs is not None:
+    if mine is not None and theirs is not None and not _holds_floats(answer, truth):
         sets = "set" in (answer.tree.op if answer.tree else "", truth.tree.op if truth.tree else "")
         return set(mine) == set(theirs) if sets else mine == theirs
-    return _told_exactly(answer, truth)
+    return False if apart(tree_of(answer), tree_of(truth)) else _told_exactly(answer, truth)
+
+
+def _holds_floats(answer: Normal, truth: Normal) -> bool:
+    """Whether one holds a decimal that may be a float: ``[0.3333333333333333, 2]``."""
+    return "." in answer.text + truth.text and _FLOAT.search(f"{answer.text} {truth.text}") is not None
 
 
 def _spelt(normal: Normal, other: Normal) -> Normal:

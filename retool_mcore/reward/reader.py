@@ -7,7 +7,8 @@ Unreadable, so no number inside it can stand for the whole. The grammar, from lo
 
 from __future__ import annotations
 
-from retool_mcore.reward.atoms import END, Atoms
+from retool_mcore.reward.atoms import Atoms
+from retool_mcore.reward.cursor import END
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
 from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, unit_at
@@ -25,8 +26,6 @@ ENDS = frozenset("+-)]},=<>&;:")  # a sign behind which no product goes on
 POSTFIX = ("!", r"\degree", "_")
 SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
 DENYING = frozenset(("not", "no", "never", "wrong", "incorrect", "without", "except"))  # in a name of words
-BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-         "eleven": 11, "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "hex": 16}  # fmt: skip
 _JOINING = {"": "", "or": "or", "and": "and", "but": "and", "或": "or", "且": "and", "和": "and", "与": "and"}
 _SPACES = frozenset("RZNQC")
 _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
@@ -105,6 +104,8 @@ class _Reader(Atoms):
             side = self._sets()
             is_space = side.op == "name" and side.text in _SPACES and signs[-1] == r"\in"
             sides.append(Term("space", text=side.text) if is_space else side)
+        if r"\equiv" in signs and not any(each.op == "mod" for each in sides):
+            signs = ["=" if sign == r"\equiv" else sign for sign in signs]  # f(x) is 0 everywhere
         return Term("relation", tuple(sides), " ".join(signs))
 
     def _sets(self) -> Term:
@@ -167,7 +168,7 @@ class _Reader(Atoms):
         if self._skip(r"\%"):
             return Term("percent", (node,))
         if node.op == "degree" and self.next.text in ("C", "F"):
-            return Term("unit", node.args, "degree" + self._take().text)
+            return Term("unit", node.args, f"degree{self._take().text}^1")
         unit, self._at = unit_at(self._tokens, self._at)
         if unit == "degree^1":
             return Term("degree", (node,))
@@ -292,32 +293,6 @@ class _Reader(Atoms):
             else:
                 return node
         return node
-
-    def _based(self, said: str) -> Term:
-        """``1011_2``, ``(1011)_2``, ``1011_{\\text{two}}``, ``1A_{16}``: digits in a base."""
-        self._take()
-        braced = self._skip("{")
-        while braced and (self._skip("(") or self._skip(")")):
-            pass
-        base = self._base()
-        if not 2 <= base <= 36:
-            raise Unreadable("the base of a number is no number from 2 to 36")
-        if braced:
-            self._skip(")")
-            self._expect("}")
-        try:
-            return Term("group", (number(int(said, base)),))
-        except ValueError as error:
-            raise Unreadable(f"{said!r:.40} is no number of base {base}") from error
-
-    def _base(self) -> int:
-        token = self._take()
-        if token.kind == "number" and token.text.isdigit():
-            return int(token.text[:3])
-        said = token.text.lower()
-        while self.next.kind == "letter" and self.next.glued and token.kind == "letter":
-            said += self._take().text.lower()
-        return BASES.get(said, 0)
 
     def _named_by_words(self, token: Token) -> Term | None:
         """``\\text{Area} = 33``: words before the first sign of equality are a name."""

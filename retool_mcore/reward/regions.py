@@ -125,7 +125,10 @@ def _end(node: Term) -> Any:
         return _INFINITE
     if names(node):
         raise NoValue
-    value, known = constant(node), exact(node)
+    known = exact(node)
+    if known is not None and known.denominator == 1 and known.numerator.bit_length() <= _END_BITS:
+        return known.numerator
+    value = constant(node)
     precise = known is None or max(known.numerator.bit_length(), known.denominator.bit_length()) <= _END_BITS
     if value.imag or not precise or abs(value.real) > 2**_END_BITS:
         raise NoValue  # compared by its form, exactly
@@ -172,7 +175,7 @@ def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if sign in (">", r"\ge"):
         return [(end, sign == r"\ge" and end != -_INFINITE, _INFINITE, False)]
     if sign == r"\ne":
-        return [(-_INFINITE, False, end, False), (end, False, _INFINITE, False)]
+        return _away_from(end)
     return [(end, True, end, True)] if sign == "=" else None
 
 
@@ -195,14 +198,20 @@ def _distance(left: Term, sign: str, right: Term) -> Region | None:
         inner, shift = inner.args[0], Term("neg", (inner.args[1],))
     if left.op != "abs" or inner.op != "name" or names(right):
         return None
-    if not _end(right) > 0 or sign not in _TURNED:
+    if sign not in _TURNED or _end(right) < 0:
         return None
+    if not _end(right):
+        return _away_from(_end(shift)) if sign == ">" else None
     ends = [_end(Term("add", (shift, each))) for each in (Term("neg", (right,)), right)]
     closed = sign in (r"\le", r"\ge")
     within: Region = [(ends[0], closed, ends[1], closed)]
     if sign in ("<", r"\le"):
         return within
     return [(-_INFINITE, False, ends[0], closed), (ends[1], closed, _INFINITE, False)]
+
+
+def _away_from(point: Any) -> Region:
+    return [(-_INFINITE, False, point, False), (point, False, _INFINITE, False)]
 
 
 def _several(node: Term) -> Region | None:

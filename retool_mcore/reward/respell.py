@@ -60,7 +60,9 @@ _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
 _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
-_OUT_OF = re.compile(r"(-?\d{1,9}|[a-z])\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?(-?\d{1,9}|[a-z])")
+_TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?"
+_RATIO = re.compile(rf"(-?\d{{1,9}}|[a-z])(?:{_TO}(-?\d{{1,9}}|[a-z])){{1,5}}")
+_TO_SIGN = re.compile(_TO)
 _WORDS_BEHIND = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?) ([A-Za-z]{2,15}(?: [A-Za-z]{2,15}){1,4})")
 _COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
 _NUMERAL = re.compile(r"\\(?:over|under)line\s?\{([\dA-F]{1,40})\}(?=_)")
@@ -78,6 +80,11 @@ _FOR = re.compile(
     r"(?:for|where|with|if|when|provided that)(?: any| all| some)?"
     rf"(?: integers?)?\s{{0,2}}\}}|(?<=[\s\d)}}])(?:for|where|with))\s{{0,2}}(?={_BOUND})"
 )
+_FOR_EACH = re.compile(  # 2^k \text{ for } k \ge 1
+    r"(?:\\quad|\\[ ,;]|,|\s){0,4}(?:\\text\s?\{[\s,]{0,2}(?:for|where|with)(?: any| all)?\s{0,2}\}"
+    r"|(?<=[\s\d)}])(?:for|where))"
+    r"\s{0,2}(?=[a-z]\s?(?:>|≥|\\geq?(?:slant)?(?![a-z]))\s?\d{1,9}$)"
+)
 _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: real)?(?:\s?\}\s?[a-z]| [a-z]\s?\})$")
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
 _RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
@@ -86,6 +93,12 @@ _RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
 )
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
+_MAPPED = re.compile(r"([A-Za-z])\s?:\s?([a-z])\s?(?:\\mapsto|↦)\s?")  # f: x \mapsto x^2
+_CIRCLE = re.compile(r"\\odot\s?([A-Z])\s?:")
+_BRACED_SIGN = re.compile(r"(?:\\(?:text|mathrm))?\{([:.])\}")
+_SECONDS = re.compile(r"(\d{1,2}:\d\d):00")  # 10:30:00
+_MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
+_MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
 _LEADING = re.compile(
     r"^(?:=|→|#{1,6}(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
 )
@@ -141,11 +154,9 @@ def respelled(text: str) -> str:
     if text.count(":") > 1 and len(text) < 400 and _ITEMS.fullmatch(text):
         text = text.replace(":", " =")
     if "{:}" in text or "{.}" in text:
-        text = text.replace("{:}", ":").replace("{.}", ".")
-    if "==" in text:
-        text = text.replace("==", "=")
-    if "+/-" in text:
-        text = text.replace("+/-", r"\pm ")
+        text = _BRACED_SIGN.sub(r"\1", text)
+    if "==" in text or "+/-" in text:
+        text = text.replace("==", "=").replace("+/-", r"\pm ")
     if text[:1] == "<" and _ANGLES.fullmatch(text):
         text = rf"\langle {text[1:-1]} \rangle"
     if r".\overline" in text:
@@ -154,7 +165,7 @@ def respelled(text: str) -> str:
         text = _COUNTED.sub(_counted_through, _ENDLESS.sub(_repeating, text))
     if text[-1:] in "hdt}" and (match := _ORDINAL.fullmatch(text)) and _suffix(int(match[1])) == match[2]:
         return match[1]
-    text = _noted(text)
+    text = _measured(_noted(text))
     if "mod" in text:
         text = _MODULUS.sub(r"\\pmod{\1}", text)
     if "^" in text or "°" in text:
@@ -168,6 +179,14 @@ def respelled(text: str) -> str:
         text = _UNION.sub(r" \\cup ", text)
         text = _ONE_TURNED.sub(_unturned, text) if _is_turned(text) else text
     return text
+
+
+def _measured(text: str) -> str:
+    """Whole minutes with their seconds, miles an hour, mixed numbers in Chinese."""
+    if text[-3:] == ":00" and (match := _SECONDS.fullmatch(text)):
+        return match[1]
+    text = _MILES.sub("mph", text) if "/" in text and "mi" in text else text
+    return _MIXED.sub(" ", text) if "又" in text else text
 
 
 def _counted_through(match: re.Match[str]) -> str:
@@ -184,12 +203,14 @@ def _noted(text: str) -> str:
     """Notes of what letters stand for behind a comma, systems as cases, ``3 to 4`` as a ratio."""
     if "d" in text and "=" in text and (match := _DERIVATIVE.match(text)):
         text = f"{match[1] or match[2] or match[3]}'{'' if match[3] is None else '(x)'} = {text[match.end() :]}"
+    if "mapsto" in text or "↦" in text or text[:5] == "\\odot":
+        text = _CIRCLE.sub(r"\1:", _MAPPED.sub(r"\1(\2) = ", text))
     if "=" in text and _LABELLED.fullmatch(text):
         text = _LABEL_SIGN.sub("", text)
     if "10" in text and ("x" in text or "X" in text):
         text = _SCIENTIFIC.sub(r"\\times ", text)
-    if "to" in text and (match := _OUT_OF.fullmatch(text)):
-        return f"{match[1]}:{match[2]}"
+    if "to" in text and _RATIO.fullmatch(text):
+        return _TO_SIGN.sub(":", text)
     if "line" in text:
         text = _NUMERAL.sub(r"\1", text)
     if text[:1].isdigit() and not text[-1:].isdigit() and (told := compound(text)) is not None:
@@ -201,10 +222,10 @@ def _noted(text: str) -> str:
         text = by_cases(text) if "cases" in text else text
     if text[-1:] == ")" and "=" in text:
         text = _RANGE_NOTE.sub(r", \1", text)
-    if any(sign in text for sign in ("\\ne", "≠", "\\in", "∈")):
+    if "\\ne" in text or "\\in" in text or "≠" in text or "∈" in text:
         text = _FOR.sub(", ", _BRACKETED_NOTE.sub(r", \1", text))
-    if "for all" in text:
-        text = _FOR_ALL.sub("", text)
+    if "for" in text or "where" in text or "with" in text:
+        text = _FOR_ALL.sub("", _FOR_EACH.sub(", ", text))
     if text[:4] == "\\mid" and text.count("\\mid") == 2:
         text = text.replace("\\mid", "|")
     return text

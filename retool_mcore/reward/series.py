@@ -5,16 +5,21 @@ from __future__ import annotations
 from fractions import Fraction
 
 from retool_mcore.reward.node import Term, number, put
+from retool_mcore.reward.points import names
 from retool_mcore.reward.tokens import Unreadable
 from retool_mcore.reward.value import exact
 
 MAX_NODES = 20_000  # of all terms together: reading is outside of the checkers' limits
 MAX_TERMS = 60  # of terms that are no rational numbers
 MAX_BITS = 4000  # of a value
+_INDEX_I = Term("constant", text="i")  # of a sum around it
 
 
 def series(op: str, bound: Term, high: Term, body: Term) -> Term:
-    """The value of a sum ("add") or product ("mul"). Raises Unreadable for all but finite ones."""
+    """A sum ("add") or product ("mul"): its value where its ends are numbers, else itself.
+
+    Raises Unreadable for all but finite ones.
+    """
     named = (
         bound.op == "relation"
         and bound.text == "="
@@ -22,6 +27,10 @@ def series(op: str, bound: Term, high: Term, body: Term) -> Term:
         and bound.args[0].op in ("name", "constant")
     )
     low, high_at = exact(bound.args[1]) if named else None, exact(high)
+    in_letters = high_at is None and (names(high) - names(bound.args[0]) or high == _INDEX_I)
+    if low is not None and low.denominator == 1 and in_letters:
+        index = Term("index", text=str(_levels(body)))  # no symbol: its name is free
+        return Term("series", (bound.args[1], high, index, put(body, bound.args[0], index)), op)
     if low is None or high_at is None or low.denominator != 1 or high_at.denominator != 1 or low > high_at:
         raise Unreadable("a sum or product without whole numbers as its ends is not known to the reward")
     count = int(high_at - low) + 1
@@ -35,6 +44,11 @@ def series(op: str, bound: Term, high: Term, body: Term) -> Term:
     if count > MAX_TERMS:
         raise Unreadable(f"a sum or product of {count} terms that are no rational numbers is too long")
     return Term("group", (Term(op, tuple(terms)) if count > 1 else terms[0],))
+
+
+def _levels(node: Term) -> int:
+    """How many sums stand in each other."""
+    return (node.op == "series") + max(map(_levels, node.args), default=0)
 
 
 def _value(op: str, known: list[Fraction]) -> Term:

@@ -21,13 +21,32 @@ PHRASES = {
                     r"(0, \infty)"),
     **dict.fromkeys(("nonnegative real numbers", "all nonnegative real numbers", "non-negative real numbers",
                      "all non-negative real numbers", "nonnegative reals", "all nonnegative reals"), r"[0, \infty)"),
+    "none": r"\emptyset",
     "无解": r"\emptyset", "方程无解": r"\emptyset", "无实数解": r"\emptyset", "空集": r"\emptyset",
+    "非负实数": r"[0, \infty)", "正实数": r"(0, \infty)", "所有实数": r"\mathbb{R}",
     "全体实数": r"\mathbb{R}", "一切实数": r"\mathbb{R}", "任意实数": r"\mathbb{R}",
-    **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), r"\infty"),
+    **dict.fromkeys(("infinity", "positive infinity", "plus infinity", "infinite", "infinitely many",
+                     "infinitely many solutions", "there are infinitely many", "there are infinitely many solutions",
+                     "diverges to infinity", "无穷大", "正无穷", "无穷", "无穷多个", "无穷多", "无数个"), r"\infty"),
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip
-SAYINGS: dict[str, str] = dict.fromkeys(
-    ("does not exist", "the limit does not exist", "limit does not exist", "不存在"), "dne"
+_WEEK = {"monday": "mon 一", "tuesday": "tue tues 二", "wednesday": "wed 三", "thursday": "thu thur thurs 四",
+         "friday": "fri 五", "saturday": "六", "sunday": "日 天"}  # fmt: skip
+SAYINGS: dict[str, str] = {
+    **dict.fromkeys(("does not exist", "the limit does not exist", "limit does not exist", "不存在"), "dne"),
+    **dict.fromkeys(("convergent", "it converges", "series converges", "integral converges", "收敛"), "converges"),
+    **dict.fromkeys(("divergent", "it diverges", "series diverges", "integral diverges", "发散"), "diverges"),
+    **dict.fromkeys(("is undefined", "it is undefined", "not defined"), "undefined"),
+    "true": "yes", "false": "no", "是": "yes", "否": "no", "不是": "no", "正确": "yes", "错误": "no",
+    **{f"{on}{day}": day for day in _WEEK for on in ("on ", "on a ", "it is ", "it is a ", "it's ")},
+    **{short: day for day, said in _WEEK.items() for short in said.split() if short.isascii()},
+    **{week + sign: day for day, said in _WEEK.items() for sign in said.split() if not sign.isascii()
+       for week in ("星期", "周", "礼拜")},
+}  # fmt: skip
+# No solutions in other words, of which there are many: there are no real roots.
+_NONE = re.compile(
+    r"(?:there (?:is|are|exists?) )?no (?:such |real )?(?:solutions?|roots?|values?|numbers?|integers?|zeros?)"
+    r"(?: exists?| in (?:the )?reals?(?: numbers)?)?"
 )
 
 _MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
@@ -42,10 +61,23 @@ _MARKED = re.compile(r"\\(?:text|mathrm|textbf)\s?\{([^{}]{0,60})\}|\^\{?(?=(?:s
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,3}([ap])\.?\s?m\.?(?![a-z])")
 _ISO = re.compile(r"(\d{4})([-/])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
 _MONTH_DAY_YEAR = re.compile(r"(0?[1-9]|1[0-2])/(1[3-9]|2\d|3[01])/(\d{4})")  # no day that may be a month
+_CHINESE_DATE = re.compile(r"(?:(\d{4})年)?(\d{1,2})月(\d{1,2})[日号]")
+_HALF_OF_DAY = re.compile(r"\s?(?:in the (morning|afternoon|evening)|at night)$")
+_CHINESE_HALF = re.compile(r"(上午|早上|凌晨|下午|晚上|傍晚)\s?(\d{1,2}(?::\d\d)?)[点时]?(?:整)?")
 _HINT = re.compile(
-    rf"\d{{4}}[-/]\d\d[-/]|/\d{{4}}$|[ap]\.?\s?m\.?(?![a-z])|{'|'.join(month[:3] for month in _MONTHS)}", re.IGNORECASE
+    r"月\d|[上下]午|早上|晚上|in the [mae]|at night|\d{4}[-/]\d\d[-/]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|"
+    + "|".join(month[:3] for month in _MONTHS),
+    re.IGNORECASE,
 )
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})(?::00)?")
+
+
+def said_of(words: str) -> tuple[str | None, str]:
+    """What words say as mathematics, if they do, and the words with one spelling."""
+    meant = PHRASES.get(words) or (
+        r"\emptyset" if words.startswith(("no ", "there ")) and _NONE.fullmatch(words) else None
+    )
+    return meant, SAYINGS.get(words, words)
 
 
 def date_or_time(text: str) -> str | None:
@@ -58,6 +90,11 @@ def date_or_time(text: str) -> str | None:
         return f"{_MONTHS[int(match[1]) - 1]} {int(match[2])} {match[3]}"
     plain = " ".join(_MARKED.sub(lambda match: f" {match[1] or ''}", text).casefold().replace("{:}", ":").split())
     plain = re.sub(r"(?<=\d) (?=(?:st|nd|rd|th)\b)", "", plain)
+    plain = _HALF_OF_DAY.sub(lambda match: " am" if match[1] == "morning" else " pm", plain)
+    if match := _CHINESE_HALF.fullmatch(plain):
+        plain = f"{match[2]} {'am' if match[1] in ('上午', '早上', '凌晨') else 'pm'}"
+    if (match := _CHINESE_DATE.fullmatch(plain)) and 0 < int(match[2]) < 13:
+        return " ".join(filter(None, (_MONTHS[int(match[2]) - 1], match[3].lstrip("0"), match[1])))
     if match := _CLOCK.fullmatch(plain):
         return f"{int(match[1])}:{match[2] or '00'} {match[3]}m"
     if match := _MONTH_FIRST.fullmatch(plain):
@@ -70,6 +107,7 @@ def date_or_time(text: str) -> str | None:
 def same_time(words: str, text: str) -> bool:
     """Whether ``3:30 pm`` is the ``15:30`` of a day of 24 hours."""
     said, hours = _CLOCK.fullmatch(words), _HOURS.fullmatch(text)
-    if said is None or hours is None or not 13 <= int(hours[1]) < 24:
+    if said is None or hours is None or not int(hours[1]) < 24:
         return False
-    return said[3] == "p" and int(said[1]) + 12 == int(hours[1]) and said[2] == hours[2]
+    hour = int(said[1]) % 12 + (12 if said[3] == "p" else 0)
+    return hour == int(hours[1]) and said[2] == hours[2]

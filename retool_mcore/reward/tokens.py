@@ -76,7 +76,7 @@ _COMMANDS = {
     r"\oslash": r"\emptyset", r"\quad": ";", r"\qquad": ";",
     r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",
-    r"\widehat": r"\hat", r"\bar": r"\overline", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\lg": r"\log",
+    r"\widehat": r"\hat", r"\bar": r"\overline", r"\dots": r"\ldots", r"\cdots": r"\ldots",
     r"\Pr": "P", r"\implies": r"\iff", r"\approx": r"\approx", r"\|": "|", r"\neg": r"\neg", r"\degree": r"\degree",
     r"\lnot": r"\neg", r"\simeq": r"\approx", r"\imath": "i", r"\jmath": "j",
     r"\textdegree": r"\degree", r"\euro": "", r"\pounds": "", r"\ell": r"\ell", r"\prime": "'",
@@ -88,7 +88,7 @@ WORDS = {
     "atan": r"\arctan", "sinh": r"\sinh", "cosh": r"\cosh", "tanh": r"\tanh", "ln": r"\ln", "log": r"\log",
     "exp": r"\exp", "pi": r"\pi", "infinity": r"\infty", "infty": r"\infty", "inf": r"\infty", "oo": r"\infty",
     "abs": r"\abs", "gcd": r"\gcd", "lcm": r"\lcm", "max": r"\max", "min": r"\min", "theta": r"\theta",
-    "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\log",
+    "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\lg",
     "percent": r"\%", "pct": r"\%", "arcctg": r"\arccot", "arccot": r"\arccot", "det": r"\det", "mod": r"\bmod",
     "arctg": r"\arctan", "cis": r"\cis", "union": r"\cup",
 }  # fmt: skip
@@ -112,8 +112,8 @@ def _tokens(text: str) -> tuple[Token, ...]:
         text = _METER.sub(r"\\text{m}", text)
         text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text.translate(_VULGAR))
     found: list[Token] = []
-    position, glued = 0, False
-    while position < len(text):
+    position, end, glued = 0, len(text), False
+    while position < end:
         at = text[position]
         if at in _SIMPLE:  # most tokens are one sign, one letter or digits, and need no search
             found.append(_SIMPLE[at][glued])
@@ -198,6 +198,7 @@ def _text(command: str, content: str, glued: bool) -> Token:
         len(plain) == 1
         and plain.isalpha()
         and plain not in UNIT_LETTERS
+        and not "\u4e00" <= plain <= "\u9fff"
         and not (command == "text" and plain.isupper())
     ):
         return Token("letter", plain, glued)
@@ -218,9 +219,10 @@ def _units() -> dict[str, str]:
     No single letters: ``5m`` may be a product.
     """
     spellings = (
-        "mm millimeter millimeters millimetre millimetres, cm centimeter centimeters centimetre centimetres, dm, "
-        "km kilometer kilometers kilometre kilometres, meter meters metre metres, inch inches, ft foot feet, yd yard "
-        "yards, mile miles, kg kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound pounds, oz ounce "
+        "mm mms millimeter millimeters millimetre millimetres, cm cms centimeter centimeters centimetre centimetres, "
+        "dm, km kms kilometer kilometers kilometre kilometres, meter meters metre metres, inch inches, ft foot feet, "
+        "yd yard yards, mile miles, kg kgs kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound "
+        "pounds, oz ounce "
         "ounces, ton tons, ml milliliter milliliters, liter liters litre litres, gallon gallons, "
         "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
         "mph, kph, cent cents, dollar dollars usd USD, euro euros EUR, "

@@ -74,10 +74,12 @@ _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千
             "千克": "kg", "公斤": "kg", "毫克": "mg", "吨": "ton", "升": "liter", "毫升": "ml", "秒": "second",
             "分": "minute", "分钟": "minute", "时": "hr", "小时": "hr", "天": "day", "日": "day", "周": "week",
             "公顷": "hectare", "亩": "mu", "摄氏度": "degreeC", "斤": "jin", "角": "jiao", "里": "li",
-            "月": "month", "个月": "month", "年": "year", "元": "yuan", "円": "yen", "度": "degree"}  # fmt: skip
+            "月": "month", "个月": "month", "年": "year", "元": "yuan", "円": "yen", "度": "degree",
+            "单位": "unit"}  # fmt: skip
 _COUNTED = set(
     "个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍個枚匹冊杯隻張條頁塊顆歲號間層"
 )
+_MANY = {"pair", "set", "group", "team", "box", "bag", "row", "half", "couple"}  # 15 pairs of students are 30
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
 _NO_NOUN = set("或和与不非至约多少半分零一二三四五六七八九十百千万亿倍余")  # what changes a count
 
@@ -173,8 +175,11 @@ def same_unit(first: str, second: str) -> bool:
 
     Of two unknown ones, "?red apple" and "?apple", one must hold all words of the other.
     """
+    words = [set(each.removeprefix("?").split()) for each in (first, second)]
+    if first and second and (words[0] ^ words[1]) & _MANY:
+        return False
     if first.startswith("?") and second.startswith("?"):
-        mine, theirs = set(first[1:].split()), set(second[1:].split())
+        mine, theirs = words
         return mine <= theirs or theirs <= mine
     if first == second or any(not each or each.startswith("?") for each in (first, second)):
         return True
@@ -248,7 +253,10 @@ def _chinese(text: str) -> str | None:
     over, per, under = base.replace("每", "/").partition("/")
     if per and over in _CHINESE and under in _CHINESE:
         return f"{_CHINESE[over]}/{_CHINESE[under]}"
-    counted = set(text) <= _COUNTED or (text[0] in _COUNTED and len(text) < 6 and not set(text) & _NO_NOUN)
+    text = text.replace("不同的", "").replace("不同", "")  # 56种不同的方法
+    if text and set(text) <= _COUNTED:
+        return "unit"  # which counts anything
+    counted = text[0] in _COUNTED and len(text) < 6 and not set(text) & _NO_NOUN
     return "?" + text if counted else None
 
 

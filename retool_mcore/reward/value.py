@@ -215,11 +215,11 @@ def _significant(node: Term) -> int | None:
 
 def _logs(a: Term, b: Term) -> tuple[bool, ...]:
     """The bases that ``\\log`` without one may have: 10 or e, the same on both sides."""
-    return (False, True) if _has_log(a) or _has_log(b) else (False,)
+    return (False, True) if has_log(a) or has_log(b) else (False,)
 
 
-def _has_log(node: Term) -> bool:
-    return (node.op == "function" and node.text == "log") or any(map(_has_log, node.args))
+def has_log(node: Term) -> bool:
+    return (node.op == "function" and node.text == "log") or any(map(has_log, node.args))
 
 
 def _close(coarse: tuple[Any, Any], fine: tuple[Any, Any], times: Any) -> bool:

@@ -6,9 +6,9 @@ import pytest
 
 from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.normalise import judgeable
-from tests.reward import asides, neighbours
+from tests.reward import asides, fresh, neighbours
 
-TRUTHS = neighbours.TRUTHS + asides.TRUTHS
+TRUTHS = neighbours.TRUTHS + asides.TRUTHS + fresh.TRUTHS
 
 
 @pytest.mark.parametrize(("truth", "same", "other"), TRUTHS, ids=[truth for truth, _, _ in TRUTHS])
