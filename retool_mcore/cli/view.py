@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import guarded
+from retool_mcore.cli.common import guarded, output_named
 
 app = typer.Typer()
 
@@ -29,6 +29,8 @@ def view(
     """Write runs, evaluations and rollouts as one HTML page that opens from disk."""
     from retool_mcore.report.view.page import Written, write_page
     from retool_mcore.report.view.sources import open_source
+
+    output_named(out, ".html", runs)
 
     def write(live: str = "") -> Written:
         sources = [open_source(path) for path in runs]
