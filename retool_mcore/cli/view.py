@@ -24,7 +24,7 @@ def view(
     serve: Annotated[
         bool, typer.Option("--serve", help="also serve it to this machine's browser, anew when the run has gone on")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="with --serve; 0: a free one")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="with --serve; 0: the page's own, or a free one")] = 0,
 ) -> None:
     """Write runs, evaluations and rollouts as one HTML page that opens from disk."""
     from retool_mcore.report.view.page import Written, write_page
