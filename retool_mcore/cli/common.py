@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -66,6 +67,7 @@ OF_THE_MACHINE = {  # what is no fault of ours, by errno
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 OTHER_RANKS_WAIT_S = 30.0
 
 
@@ -152,3 +154,13 @@ def wide_console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)
+
+
+def with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, T]], total: int) -> T:
+    """What ``run`` returns; it calls what it is given for each of ``total`` rows, for a bar."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(transient=True, disable=not Console().is_interactive) as progress:
+        bar = progress.add_task("rows", total=total)
+        return asyncio.run(run(lambda: progress.advance(bar)))

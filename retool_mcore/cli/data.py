@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,6 +20,7 @@ from retool_mcore.cli.common import (
     guarded,
     output_named,
     template_args_of,
+    with_bar,
 )
 from retool_mcore.data.convert import ProtocolName
 from retool_mcore.errors import DataError
@@ -173,7 +173,7 @@ def gsm8k(
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build_gsm8k(rows, sandbox, on_row, calls=calls, text=text)
 
-    _write(_with_bar(run, len(rows)), out, rejects)
+    _write(with_bar(run, len(rows)), out, rejects)
 
 
 @build.command()
@@ -204,7 +204,7 @@ def gsm8k_large(
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build_large(rows, sandbox, on_row, seed=seed, draws=draws)
 
-    report = _with_bar(run, len(rows) * draws)
+    report = with_bar(run, len(rows) * draws)
     rejects = rejects or out.with_name(f"{out.name.removesuffix('.jsonl')}.rejects.jsonl")
     write_jsonl(rejects, report.rejects)
     write_jsonl(out, report.rows)
@@ -253,7 +253,7 @@ def sft(
             sandbox: Sandbox | None = await stack.enter_async_context(open_sandbox("local")) if execute else None
             return await convert_sft(rows, Conversion(protocol, truth, sandbox), on_row, bad=bad)
 
-    _write(_with_bar(run, len(rows)), out, rejects)
+    _write(with_bar(run, len(rows)), out, rejects)
     if not truth:
         typer.echo("answers were not verified: no --truth column was named")
 
@@ -375,15 +375,6 @@ def lint(
         bad |= leaks
     if bad:
         raise typer.Exit(1)
-
-
-def _with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, VerifiedRows]], total: int) -> VerifiedRows:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(transient=True, disable=not Console().is_interactive) as progress:
-        bar = progress.add_task("rows", total=total)
-        return asyncio.run(run(lambda: progress.advance(bar)))
 
 
 def _require_part(rows: Sequence[object], source: object, part: str | None, sft_share: float) -> None:
