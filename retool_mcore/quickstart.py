@@ -102,7 +102,7 @@ class Stages:
     @contextmanager
     def _progress(self, what: str, log: Path) -> Generator[Callable[[int, int | None, str], None]]:
         """A bar in a terminal; elsewhere a line at the start and one every ``LINE_EVERY_S``."""
-        if self._console.is_terminal:
+        if self._console.is_interactive:  # a terminal that can move its cursor
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
             with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as progress:
                 bar = progress.add_task(what, total=None, text="")

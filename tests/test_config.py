@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import Parallel, RlConfig, SftConfig, load_config
+from retool_mcore.config import Parallel, RlConfig, SftConfig, load_config, load_run
 from retool_mcore.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -39,6 +39,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean steps?"),
         (SFT, "train.steps=many", 'train.steps = "many": input should be a valid integer'),
         (SFT, "train.steps=0", "train.steps = 0: input should be greater than 0"),
+        (SFT, "optim.lr=inf", "optim.lr = Infinity: input should be a finite number"),
         (SFT, "run.platform=tpu", "run.platform = \"tpu\": input should be 'cpu', 'cuda' or 'ascend'"),
         (SFT, "parallel.tp=4", "4 * 1 * 1 = 4 does not divide the 2 GPUs of [cluster] (1 nodes x 2)"),
         (SFT, "train.global_batch=31", "train.global_batch = 31 is not a multiple of the 2 data-parallel ranks"),
@@ -192,10 +193,29 @@ def test_shaping_that_cannot_shape_is_refused():
 def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot read the configuration"):
         load_config(SftConfig, tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match=r"rl_tiny_gpu\.toml: .*; did you mean .*configs/rl_tiny_cpu\.toml\?"):
+        load_config(RlConfig, RL.with_name("rl_tiny_gpu.toml"))
     broken = tmp_path / "broken.toml"
     broken.write_text("[run\n")
     with pytest.raises(ConfigError, match="is not TOML"):
         load_config(SftConfig, broken)
+    broken.write_text("")
+    with pytest.raises(ConfigError, match=r"broken\.toml sets nothing\. Start from a file of configs/"):
+        load_config(RlConfig, broken)
+
+
+def test_a_file_of_the_other_kind_names_the_command_that_takes_it():
+    with pytest.raises(ConfigError, match=rf"no section \[rollout\], so it is of SFT.*`retool sft {SFT}`\.$"):
+        load_config(RlConfig, SFT)
+    with pytest.raises(ConfigError, match=rf"a section \[rollout\], so it is of RL.*`retool rl {RL}`\.$"):
+        load_config(SftConfig, RL)
+
+
+def test_a_file_that_an_editor_began_with_a_mark_is_read(tmp_path: Path):
+    marked = tmp_path / "run.toml"
+    marked.write_bytes(b"\xef\xbb\xbf" + RL.read_bytes())
+    assert load_config(RlConfig, marked).train == load_config(RlConfig, RL).train
+    assert isinstance(load_run(marked), RlConfig)
 
 
 def test_at_most_ten_raw_verl_keys():

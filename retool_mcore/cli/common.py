@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -48,6 +49,7 @@ WIDTH_OF_A_LOG = 120
 
 _FULL = "no space is left{place}. What was complete before is kept; free some, then run the same command again."
 _CLOSED = "the rights of a file or folder do not allow it{place}. Name another place, or change its rights."
+_NO_FOLDER = "a folder was to be there, and it is a file{place}. Name another place."
 _FILES = "too many files are open{place}. Raise the limit (ulimit -n 65536), then run the same command again."
 OF_THE_MACHINE = {  # what is no fault of ours, by errno
     errno.ENOSPC: _FULL,
@@ -56,12 +58,16 @@ OF_THE_MACHINE = {  # what is no fault of ours, by errno
     errno.EPERM: _CLOSED,
     errno.EROFS: "the file system is read-only{place}. Name another place, or mount it for writing.",
     errno.EISDIR: "a file was to be written, and a folder is there{place}. Name a file.",
-    errno.ENOTDIR: "a folder was to be there, and it is a file{place}. Name another place.",
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,  # of a folder to be made
+    errno.ENAMETOOLONG: "the name is too long{place}. Name a shorter one.",
+    errno.ELOOP: "a link leads back to itself{place}. Name another place, or correct the link.",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 OTHER_RANKS_WAIT_S = 30.0
 
 
@@ -86,16 +92,34 @@ def guarded(function: F) -> F:
                 EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
             ) from error
         except OSError as error:
-            if error.errno not in OF_THE_MACHINE:
-                raise
-            named = error.filename2 or error.filename  # of a rename, where it was to go
-            place = f" ({named})" if named else ""
-            typer.echo(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
+            tell_of_machine(error)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error
 
     return wrapper  # type: ignore[return-value]
+
+
+def tell_of_machine(error: OSError) -> None:
+    """Print what the machine refused as one line; raise ``error`` when that is no user's matter."""
+    if error.errno not in OF_THE_MACHINE:
+        raise error
+    named = error.filename2 or error.filename  # of a rename, where it was to go
+    place = f" ({named})" if named else ""
+    typer.echo(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
+    try:
+        sys.stdout.flush()
+    except (OSError, AttributeError):  # it was standard output, or there is none: let Python's own flush succeed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def output_named(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> Path:
+    """``out``, to be written. Raises ConfigError for another ending, and for one of ``sources``."""
+    if out.suffix != ending:
+        raise ConfigError(f"--out {out}: {ending} is written here, by the end of the name. Name {out.name}{ending}.")
+    if any(Path(source).exists() and out.exists() and out.samefile(source) for source in sources):
+        raise ConfigError(f"--out {out} is what is read, and would be overwritten. Name another file.")
+    return out
 
 
 def unless_named(default: str) -> type[TyperGroup]:
@@ -130,3 +154,13 @@ def wide_console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_LOG)
+
+
+def with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, T]], total: int) -> T:
+    """What ``run`` returns; it calls what it is given for each of ``total`` rows, for a bar."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(transient=True, disable=not Console().is_interactive) as progress:
+        bar = progress.add_task("rows", total=total)
+        return asyncio.run(run(lambda: progress.advance(bar)))

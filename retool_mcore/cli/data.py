@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import itertools
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +18,9 @@ from retool_mcore.cli.common import (
     ProblemColumns,
     TemplateArgs,
     guarded,
+    output_named,
     template_args_of,
+    with_bar,
 )
 from retool_mcore.data.convert import ProtocolName
 from retool_mcore.errors import DataError
@@ -32,6 +34,7 @@ app = typer.Typer(no_args_is_help=True)
 build = typer.Typer(no_args_is_help=True)
 app.add_typer(build, name="build", help="Make code-integrated traces from plain solutions.")
 
+PARQUET, JSON_LINES = ".parquet", ".jsonl"
 Out = Annotated[Path, typer.Option(help="Parquet file to write.")]
 Rejects = Annotated[
     Path | None,
@@ -160,9 +163,9 @@ def gsm8k(
     from retool_mcore.data.sources import read_source
     from retool_mcore.sandbox.open import open_sandbox
 
+    output_named(out, PARQUET, [source])
     rows = list(rows_of_part(read_source(str(source), limit=limit), part, sft_share))
-    if not rows:
-        raise DataError(f"{source}: no problem is in part {part} with --sft-share {sft_share}")
+    _require_part(rows, source, part, sft_share)
 
     async def run(on_row: Callable[[], None]) -> VerifiedRows:
         # Any isolation level will do: before they run, the snippets are checked to be arithmetic of
@@ -170,7 +173,7 @@ def gsm8k(
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build_gsm8k(rows, sandbox, on_row, calls=calls, text=text)
 
-    _write(_with_bar(run, len(rows)), out, rejects)
+    _write(with_bar(run, len(rows)), out, rejects)
 
 
 @build.command()
@@ -193,6 +196,7 @@ def gsm8k_large(
     from retool_mcore.data.sources import read_source
     from retool_mcore.sandbox.open import open_sandbox
 
+    output_named(out, JSON_LINES, [source])
     rows = list(read_source(str(source), limit=limit))
 
     async def run(on_row: Callable[[], None]) -> VerifiedRows:
@@ -200,7 +204,7 @@ def gsm8k_large(
         async with open_sandbox("local", min_level="rlimits") as sandbox:
             return await build_large(rows, sandbox, on_row, seed=seed, draws=draws)
 
-    report = _with_bar(run, len(rows) * draws)
+    report = with_bar(run, len(rows) * draws)
     rejects = rejects or out.with_name(f"{out.name.removesuffix('.jsonl')}.rejects.jsonl")
     write_jsonl(rejects, report.rejects)
     write_jsonl(out, report.rows)
@@ -237,6 +241,7 @@ def sft(
     from retool_mcore.data.spool import Spool
     from retool_mcore.sandbox.open import open_sandbox
 
+    output_named(out, PARQUET, [source])
     one_split(source, split)
     bad: list[tuple[str, DataError]] = []
     on_bad = _collect(bad) if reject_bad else None
@@ -248,7 +253,7 @@ def sft(
             sandbox: Sandbox | None = await stack.enter_async_context(open_sandbox("local")) if execute else None
             return await convert_sft(rows, Conversion(protocol, truth, sandbox), on_row, bad=bad)
 
-    _write(_with_bar(run, len(rows)), out, rejects)
+    _write(with_bar(run, len(rows)), out, rejects)
     if not truth:
         typer.echo("answers were not verified: no --truth column was named")
 
@@ -275,6 +280,7 @@ def rl(
     from retool_mcore.data.rl import RlReport, convert_rl, name_and_split
     from retool_mcore.data.sources import one_split, read_source
 
+    output_named(out, PARQUET, [source])
     columns = Columns.named(problem, answer, solution_box)
     files_split = one_split(source, split)
 
@@ -283,10 +289,20 @@ def rl(
     report = RlReport()
     rows = read_source(source, split=split, limit=limit, on_bad=report.bad_row if reject_bad else None)
     rows = rows_of_part(rows, part, sft_share)
+    first = list(itertools.islice(rows, 1))
+    _require_part(first, source, part, sft_share)
     own_name, own_split = name_and_split(source)
     mark = split or files_split or own_split
     _write(
-        convert_rl(rows, name or own_name, mark, report=report, reject_bad=reject_bad, columns=columns, wanted=split),
+        convert_rl(
+            itertools.chain(first, rows),
+            name or own_name,
+            mark,
+            report=report,
+            reject_bad=reject_bad,
+            columns=columns,
+            wanted=split,
+        ),
         out,
         rejects,
     )
@@ -310,7 +326,8 @@ def mix(
     """
     from retool_mcore.data.mix import mix, parse_source
 
-    made = mix([parse_source(source) for source in sources], out, rows=rows, seed=seed)
+    parsed = [parse_source(source) for source in sources]
+    made = mix(parsed, output_named(out, PARQUET, [path for path, _ in parsed]), rows=rows, seed=seed)
     typer.echo("\n".join([*(source.describe() for source in made), f"{sum(s.taken for s in made)} rows in {out}"]))
 
 
@@ -360,12 +377,9 @@ def lint(
         raise typer.Exit(1)
 
 
-def _with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, VerifiedRows]], total: int) -> VerifiedRows:
-    from rich.progress import Progress
-
-    with Progress(transient=True) as progress:
-        bar = progress.add_task("rows", total=total)
-        return asyncio.run(run(lambda: progress.advance(bar)))
+def _require_part(rows: Sequence[object], source: object, part: str | None, sft_share: float) -> None:
+    if part and not rows:
+        raise DataError(f"{source}: no problem is in part {part} with --sft-share {sft_share}. Set another share.")
 
 
 def _collect(bad: list[tuple[str, DataError]]) -> Callable[[str, DataError], None]:

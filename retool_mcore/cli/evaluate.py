@@ -192,13 +192,17 @@ class _Bars:
         self._new = {case.name: 0 for case in cases}
 
     def __enter__(self) -> _Bars:
-        self._progress.start()
+        if self._progress.console.is_interactive:
+            self._progress.start()
         return self
 
     def __exit__(self, *exit_arguments: object) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.live.transient = not any(task.total for task in self._progress.tasks)  # of a mistake
+            self._progress.stop()
 
     def start(self, name: str, finished: int, total: int) -> None:
+        self._progress.start()
         self._progress.update(self._tasks[name], total=total, completed=finished)
 
     def advance(self, name: str, correct: bool) -> None:

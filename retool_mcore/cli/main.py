@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import Config, DryRun, Overrides, PlatformName, guarded, settings_of
+from retool_mcore.cli.common import Config, DryRun, Overrides, PlatformName, guarded, settings_of, tell_of_machine
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
+from retool_mcore.errors import EXIT_USER_ERROR
 from retool_mcore.preflight.limits import require_limits
 from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit
 
@@ -187,4 +188,8 @@ def main() -> None:
     end_with_parent_if_asked()
     heed_sigquit()
     bypass_proxy()
-    all_commands()()
+    try:
+        all_commands()()
+    except OSError as error:  # of printing help to a full disk, say: a command tells its own
+        tell_of_machine(error)
+        raise SystemExit(EXIT_USER_ERROR) from error

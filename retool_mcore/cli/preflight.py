@@ -9,9 +9,11 @@ from functools import partial
 from typing import Annotated, cast
 
 import typer
+from pydantic import BaseModel
 
 from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of
 from retool_mcore.config import RunConfig, load_run
+from retool_mcore.config.explain import nearest
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.findings import Check, Finding
@@ -108,9 +110,11 @@ def get(
     values: list[str] = []
     for key in (word for word in words if "=" not in word):
         section, _, name = key.partition(".")
-        table = getattr(run, section, None)
-        if table is None or not hasattr(table, name):
-            raise ConfigError(f"{config}: {key!r} is not a setting of this run.")
+        table = getattr(run, section) if section in type(run).model_fields else None
+        known = list(type(table).model_fields) if isinstance(table, BaseModel) else list(type(run).model_fields)
+        if not isinstance(table, BaseModel) or name not in known:
+            near = nearest(name if isinstance(table, BaseModel) else section, known)
+            raise ConfigError(f"{config}: {key!r} is not a setting of this run{near}. Name it as section.key.")
         value = getattr(table, name)
         values.append(" ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value))
     typer.echo(" ".join(values))

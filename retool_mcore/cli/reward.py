@@ -26,7 +26,7 @@ NEW_COLUMNS = ("extracted", "correct", "reward", "check_failed")
 def score(
     source: Annotated[Path, typer.Argument(help='JSON lines {"response", "answer"}; other keys are kept.')],
     out: Annotated[Path, typer.Option(help="The same lines with extracted, correct, reward and check_failed.")],
-    timeout_s: Annotated[float, typer.Option(help="CPU time of one equivalence check.")] = PAPER.timeout_s,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="CPU time of one equivalence check.")] = PAPER.timeout_s,
     prefix: Annotated[str, typer.Option(help="Stands before the names of the new columns.")] = "",
 ) -> None:
     """Score responses as RL does: +1 for an answer equivalent to the truth, -1 otherwise."""

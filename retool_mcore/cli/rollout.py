@@ -36,6 +36,8 @@ def parse(
     """
     from retool_mcore.rollout.native_calls import reader
 
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  it is, where the shell closed it
+        raise DataError("standard input is closed, and the turn is read from it. Give it: retool parse < FILE")
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
     typer.echo(json.dumps(reader(protocol)(text).to_json(), indent=None if one_line else 1))
 

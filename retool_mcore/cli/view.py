@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import guarded
+from retool_mcore.cli.common import guarded, output_named
 
 app = typer.Typer()
 
@@ -24,11 +24,13 @@ def view(
     serve: Annotated[
         bool, typer.Option("--serve", help="also serve it to this machine's browser, anew when the run has gone on")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="with --serve; 0: a free one")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="with --serve; 0: the page's own, or a free one")] = 0,
 ) -> None:
     """Write runs, evaluations and rollouts as one HTML page that opens from disk."""
     from retool_mcore.report.view.page import Written, write_page
     from retool_mcore.report.view.sources import open_source
+
+    output_named(out, ".html", runs)
 
     def write(live: str = "") -> Written:
         sources = [open_source(path) for path in runs]

@@ -38,4 +38,10 @@ class Section(BaseModel):
     A section's docstring and the text under each key are what `retool config --explain` prints.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,  # TOML has both as words, and no setting is endless
+    )

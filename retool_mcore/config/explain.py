@@ -45,5 +45,10 @@ def _nearest(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return ""
         fields = section.model_fields
-    close = difflib.get_close_matches(str(loc[-1]), list(fields), n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(fields)}"
+    return nearest(str(loc[-1]), list(fields))
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The known name that was meant, as the end of a sentence; all of them where none is near."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -27,15 +29,44 @@ def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Se
     are strings. A run's own config.toml may be of an earlier version, with that one's names. Raises
     ConfigError naming the file, the key, the value and the rule.
     """
-    try:
-        with open(path, "rb") as file:
-            tree = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+    tree = _read(path)
+    _require_kind(kind, tree, path)
     recorded = os.path.basename(path) == CONFIG_FILE
     return build_config(kind, under_todays_names(tree) if recorded else tree, str(path), overrides)
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The tables of a run file. Raises ConfigError."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")  # some editors put a mark before the first letter
+        return tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}{_alike(Path(path))}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def _alike(path: Path) -> str:
+    """The file beside ``path``, or in configs/, whose name is nearest to a name that is none."""
+    beside = [each for folder in (path.parent, Path("configs")) for each in sorted(folder.glob("*.toml"))]
+    close = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
+    return f"; did you mean {next(each for each in beside if each.name == close[0])}?" if close else ""
+
+
+def _require_kind(kind: type[JobConfig], tree: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Tell a file of the other kind of run by its sections, before each of its keys is refused."""
+    if not tree:
+        raise ConfigError(f"{path} sets nothing. Start from a file of configs/, such as configs/rl_tiny_cpu.toml.")
+    if "train" not in tree:
+        return
+    if kind is SftConfig and "rollout" in tree:
+        raise ConfigError(
+            f"{path} has a section [rollout], so it is of RL, and SFT's is needed here: `retool rl {path}`."
+        )
+    if kind is RlConfig and "rollout" not in tree:
+        raise ConfigError(
+            f"{path} has no section [rollout], so it is of SFT, and RL's is needed here: `retool sft {path}`."
+        )
 
 
 def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> ConfigT:
@@ -59,12 +90,8 @@ def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Sft
 
     Raises ConfigError like ``load_config``.
     """
-    try:
-        with open(path, "rb") as file:
-            is_rl = "rollout" in tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        is_rl = False  # load_config reports what is wrong with the file
-    return load_config(RlConfig, path, overrides) if is_rl else load_config(SftConfig, path, overrides)
+    kind = RlConfig if "rollout" in _read(path) else SftConfig
+    return load_config(kind, path, overrides)
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

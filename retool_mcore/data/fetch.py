@@ -79,7 +79,10 @@ def _source(published: Published, local: Path | None) -> str:
     if local is None:
         return published.hub
     places = (local / published.hub, local / Path(published.hub).name)
-    return str(next((place for place in places if place.exists()), places[0]))
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        raise DataError(f"neither {places[0]} nor {places[1]} is there")
+    return str(found)
 
 
 def _make(published: Published, folder: Path, source: str) -> list[str]:

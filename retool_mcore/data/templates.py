@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from retool_mcore.config.model import BUILT_IN, Model
 from retool_mcore.data.tokenizer import from_pretrained
 from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.model.files import fetch_config, is_hub_name, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,6 +32,8 @@ def load_tokenizer(
     """
     if (folder := Path(path)).is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab.*")):
         raise CheckpointError(f"model.path = {path} has no tokenizer: no tokenizer.json lies in it")
+    if not folder.exists():  # transformers asks the hub many times, a line for each; these say it once
+        read_config(path) if "/" in path and not is_hub_name(path) else fetch_config(path)
     try:
         tokenizer = from_pretrained(path)
     except (OSError, ValueError, KeyError, TypeError) as error:

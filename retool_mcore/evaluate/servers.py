@@ -176,7 +176,9 @@ def architecture_of(model: str) -> dict[str, Any]:
     try:
         found = fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{model} is no model directory: {path} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"{model} is no model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     from transformers import CONFIG_MAPPING
 
     if found.get("model_type") in CONFIG_MAPPING:

@@ -91,7 +91,8 @@ def _config_json(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} cannot be read as a model's configuration: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read as a model's configuration: {why}") from error
 
 
 def dtype_of_weights(folder: Path) -> str:

@@ -133,7 +133,9 @@ def _settings(path: Path) -> dict[str, Any]:
     file = path / CONFIG
     if not file.is_file():
         inside = ", ".join(str(run) for run in runs_below(path)) if path.is_dir() else ""
-        what = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
+        what = (
+            f"it has no {CONFIG}" if path.is_dir() else "it is a file" if path.exists() else "there is no such folder"
+        )
         raise DataError(f"{path} is not a run's folder: {what}.{f' Name one of these: {inside}' if inside else ''}")
     try:
         settings = under_todays_names(tomllib.loads(file.read_text(encoding="utf-8")))

@@ -57,7 +57,7 @@ def watch(path: Path, console: Console, *, once: bool) -> None:
     Raises DataError for a damaged or foreign folder.
     """
     metrics = MetricsFile(path / METRICS)
-    if once or not console.is_terminal:
+    if once or not console.is_interactive:
         console.print(_look(path, metrics)[0])
         return
     with Live(console=console, auto_refresh=False) as live:

@@ -125,7 +125,8 @@ def find_weights(run_dir: Path, which: str = "newest") -> Path:
     for folder in candidates:
         if (folder / STATE_FILE).is_file() and (folder / _WEIGHTS / "config.json").is_file():
             return folder / _WEIGHTS
-    raise CheckpointError(f"{run_dir} holds no complete checkpoint: looked for {_WEIGHTS} under {checkpoints}.")
+    what = f"looked for {_WEIGHTS} under {checkpoints}" if run_dir.is_dir() else "there is no such folder"
+    raise CheckpointError(f"{run_dir} holds no complete checkpoint: {what}.")
 
 
 def _step_of(run_dir: Path, which: str) -> int:

@@ -44,7 +44,7 @@ class StepLines:
     def tell(self, metrics: Mapping[str, float]) -> None:
         """Say a step's row of metrics; of rows within a second, the first and the run's last."""
         now_s, step = time.monotonic(), int(metrics["step"])
-        if self._console.is_terminal or (now_s - self._last_s < LINE_EVERY_S and step < self._steps):
+        if self._console.is_interactive or (now_s - self._last_s < LINE_EVERY_S and step < self._steps):
             return
         self._last_s = now_s
         self._first = self._first or (step, now_s)

@@ -35,17 +35,25 @@ _KEEP_ALIVE_S = 75
 def serve(
     *,
     host: Annotated[str, typer.Option(help="address to listen on; others than loopback want a token")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any free port, told on the first line")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port, told on the first line")] = 8080,
     socket_path: Annotated[Path | None, typer.Option("--socket", help="Unix socket, instead of host and port")] = None,
-    workers: Annotated[int | None, typer.Option(help="executions at the same time [default: the CPUs]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="executions at the same time [default: the CPUs]")] = None,
     min_level: Annotated[Level, typer.Option(help="refuse to start below this isolation")] = Level.NAMESPACES,
     token_file: Annotated[Path | None, typer.Option(help="bearer token that clients must send")] = None,
-    sessions: Annotated[int, typer.Option(help="interpreters kept alive between calls; 0 turns sessions off")] = 0,
-    drain_s: Annotated[int, typer.Option(help="seconds that calls in flight get to end when it is stopped")] = 10,
-    metrics_port: Annotated[int | None, typer.Option(help="of --host: /health and /metrics beside --socket")] = None,
+    sessions: Annotated[
+        int, typer.Option(min=0, help="interpreters kept alive between calls; 0 turns sessions off")
+    ] = 0,
+    drain_s: Annotated[
+        int, typer.Option(min=0, help="seconds that calls in flight get to end when it is stopped")
+    ] = 10,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="of --host: /health and /metrics beside --socket")
+    ] = None,
     python: Annotated[str, typer.Option(help="interpreter that runs the code: absolute path [default: this one]")] = "",
     preload: Annotated[list[str] | None, typer.Option(help="module of the warm image; may be given repeatedly")] = None,
-    processes: Annotated[int | None, typer.Option(help="share the workers; each is replaced when it is lost")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="share the workers; each is replaced when it is lost")
+    ] = None,
     inherited: Annotated[str, typer.Option(hidden=True)] = "",
     again: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -168,7 +176,9 @@ def _listen(host: str, port: int, path: Path | None) -> tuple[socket.socket, str
             listener.bind((host, port))
             listener.listen(4096)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port.") from error
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {error.strerror}. Choose another --host or --port."
+            ) from error
         return listener, f"http://{host}:{listener.getsockname()[1]}"
     listener = socket.socket(socket.AF_UNIX)
     try:

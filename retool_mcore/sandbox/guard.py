@@ -39,7 +39,9 @@ def read_token(path: Path | None) -> str | None:
         try:
             where, token = str(path), path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the sandbox's token cannot be read from {path}: {error}") from error
+            raise ConfigError(
+                f"the sandbox's token cannot be read from {path}: {getattr(error, 'strerror', error)}"
+            ) from error
     if token is None:
         return None
     if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:

@@ -151,7 +151,7 @@ def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
             if began and (not rows or rows[-1]["unix_s"] < began[-1][1]):
                 stage, at = began[-1]
                 bars.update(bar, description=f"rl  {start.STAGES[stage]}, {time.time() - at:.0f} s")
-            for stage, at in began[told:] if not console.is_terminal else ():
+            for stage, at in began[told:] if not console.is_interactive else ():
                 told += 1
                 console.print(f"{at - began[0][1]:7.1f} s  {start.STAGES[stage]}", highlight=False)
 

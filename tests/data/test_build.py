@@ -135,7 +135,7 @@ def test_a_file_that_is_not_json_lines_is_an_error(tmp_path):
         (b"\xff\n", "line 1: not JSON: no text"),
     ):
         bad.write_bytes(content)
-        options = ["--out", str(tmp_path / "o"), "--rejects", str(tmp_path / "r")]
+        options = ["--out", str(tmp_path / "o.parquet"), "--rejects", str(tmp_path / "r")]
         result = CliRunner().invoke(app, ["build", "gsm8k", str(bad), *options])
         assert result.exit_code == 2
         assert rule in result.output.replace("\n", " ")

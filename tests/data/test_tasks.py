@@ -159,7 +159,7 @@ def test_a_whole_task_is_kept_and_a_broken_one_made_again(tmp_path, caplog):
 
 def test_a_place_that_cannot_be_written_is_one_error(tmp_path, caplog):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="file: the task cannot be written there: File exists"):
+    with pytest.raises(DataError, match="file: the task cannot be written there: it is a file"):
         make_task(tmp_path / "file", seed=0, spec=SMALL)
     assert not caplog.records, "nor a word on a manifest"
     with pytest.raises(DataError, match="cannot be written there"):

@@ -119,6 +119,12 @@ def test_verls_own_retool_recipe_becomes_a_run_file_that_loads(tmp_path: Path):
     assert "It does not load" not in text
 
 
+def test_a_file_that_is_silent_of_the_estimator_has_verls_own(tmp_path: Path):
+    tree, text, _ = converted(tmp_path, "trainer.experiment_name=first\nalgorithm.use_pf_ppo=True\n", STEPS)
+    assert tree["algorithm"]["name"] == "ppo"
+    assert "algorithm.use_pf_ppo = True: PF-PPO draws responses again by their rewards" in text
+
+
 def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path: Path):
     """But for those that this trainer sets alike."""
     _, text, _ = converted(tmp_path, RECIPE, STEPS)

@@ -28,6 +28,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 WRITTEN = ("metrics.jsonl", "samples.jsonl", "trajectories/*.jsonl")  # in a run's or an evaluation's folder
+OWN_PORTS = range(20_000, 30_000)  # below those that Linux gives out by itself
 
 Write = Callable[[str], object]
 
@@ -84,12 +85,15 @@ def live_app(page: LivePage, secret: str, hosts: Sequence[str]) -> FastAPI:
 
 
 def serve(page: LivePage, port: int, tell: Callable[[str], object]) -> None:
-    """Serve until Ctrl-C. ``port`` 0: a free one. Raises ConfigError where the port is taken."""
+    """Serve until Ctrl-C. ``port`` 0: the page's own, or a free one where that is taken.
+
+    Raises ConfigError where another port is taken.
+    """
     page.newest()  # errors of the files are told before anything listens
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("127.0.0.1", port))
+            _bind(listener, page.out, port)
         except OSError as error:
             raise ConfigError(f"--port {port}: {error.strerror}. Name another, or 0 for a free one.") from error
         listener.listen()  # whoever reads the address may ask at once, before uvicorn answers
@@ -99,6 +103,21 @@ def serve(page: LivePage, port: int, tell: Callable[[str], object]) -> None:
         uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)).run(
             sockets=[listener]
         )
+
+
+def _bind(listener: socket.socket, out: Path, port: int) -> None:
+    """Bind ``port``; for 0 the one that belongs to the page's path, or any free one.
+
+    A browser keeps notes for an address with its port. So a page that is served again on its port
+    has its notes again.
+    """
+    own = OWN_PORTS.start + int(hashlib.sha256(str(out.absolute()).encode()).hexdigest(), 16) % len(OWN_PORTS)
+    try:
+        listener.bind(("127.0.0.1", port or own))
+    except OSError:
+        if port:
+            raise
+        listener.bind(("127.0.0.1", 0))
 
 
 def _files(source: Path) -> list[Path]:

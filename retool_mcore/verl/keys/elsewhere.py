@@ -13,6 +13,7 @@ from retool_mcore.verl.keys.rollout import UNDER
 FSDP = "it is of verl's FSDP engine, and Megatron trains here: the sections [parallel] and [memory]"
 PACKED = "micro-batches are packed to train.micro_batch_tokens here, in every pass"
 JUDGE = "the reward is of the section [reward]; reward.function names one of your own"
+PF_PPO = "PF-PPO draws responses again by their rewards, and no algorithm.name here does"
 OWN_LOOP = "this trainer has a loop of tools of its own: the section [rollout]"
 
 # What a setting of ours says as well.
@@ -52,6 +53,8 @@ NONE: dict[str, str] = {
     f"{UNDER}multi_turn.tool_response_truncate_side": "a long result is cut in its middle, and the model is told",
     f"{UNDER}multi_turn.max_parallel_calls": 'rollout.calls_per_turn is "first" or "all"',
     f"{UNDER}multi_turn": OWN_LOOP,
+    "algorithm.use_pf_ppo": PF_PPO,
+    "algorithm.pf_ppo": PF_PPO,
     "data.filter_overlong_prompts": "a prompt above data.max_prompt_tokens is an error; `retool data lint` finds it",
     "data.tool_config_path": "rollout.tools and rollout.mcp name what may be called",
     "custom_reward_function": JUDGE,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from retool_mcore.report.view.page import write_page
+from retool_mcore.report.view.serve import LivePage, live_app
 from retool_mcore.report.view.sources import open_source
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -147,6 +151,84 @@ def test_the_keyboard_goes_everywhere(browser: Any, page: Path):
     wait(browser, lambda: place(browser) not in ("", "#step=1"))
     press(browser, "/")
     assert browser.switch_to.active_element.get_attribute("id") == "search"
+
+
+def test_the_keyboard_reads_tokens_and_curves(browser: Any, page: Path):
+    show(browser, page, f"step=1&id={RECORD['key']}&view=tokens")
+    for key in "]][]":
+        press(browser, key)
+    assert browser.find_element("css selector", ".hover").text.startswith("#1 · id ")
+    assert browser.find_element("css selector", ".token.pointed").get_attribute("data-at") == "1"
+    show(browser, page, "")
+    chart = browser.find_element("css selector", "[data-metric=accuracy]")
+    wait(browser, lambda: count(browser, "[data-metric=accuracy] canvas"))
+    browser.execute_script("arguments[0].focus()", chart)
+    first, second, *_ = (row["step"] for row in open_source(RUN).metrics)
+    for key, step in (("\ue014", first), ("\ue014", second), ("\ue012", first)):  # right, right, left
+        press(browser, key)
+        wait(browser, lambda step=step: chart.text.split("\n")[1].startswith(f"step {step}:"))
+    assert place(browser) == "", "the arrows are the chart's, while it has the focus"
+
+
+def test_the_way_back_leads_to_the_row_one_came_from(browser: Any, page: Path):
+    show(browser, page, "all=1")
+    browser.set_window_size(1000, 400)
+    try:
+        for _ in range(30):
+            press(browser, "j")
+        chosen = "return document.querySelector('tr.chosen')"
+        text, height = browser.execute_script(f"{chosen}.innerText"), browser.execute_script("return scrollY")
+        assert height > 0
+        press(browser, "\ue007")
+        wait(browser, lambda: "id=" in place(browser) and count(browser, ".card.said"))
+        press(browser, "u")
+        wait(browser, lambda: place(browser) == "#all=1" and count(browser, "tr.chosen"))
+        assert browser.execute_script(f"{chosen}.innerText") == text
+        top, bottom = browser.execute_script(
+            f"const r = {chosen.removeprefix('return ')}.getBoundingClientRect(); return [r.top, r.bottom]"
+        )
+        assert top > 0 and bottom < 400, "in sight"
+    finally:
+        browser.set_window_size(1000, 900)
+
+
+def test_a_page_that_loads_itself_anew_keeps_what_the_reader_has_set(browser: Any, tmp_path: Path):
+    run = Path(shutil.copytree(RUN, tmp_path / "run"))
+    out = tmp_path / "view.html"
+    page = LivePage([run], out, lambda version: write_page([open_source(run)], out, limit=100, live=version))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(live_app(page, "s", [host]), log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        browser.get(f"http://{host}/s/#all=1")
+        wait(browser, lambda: browser.execute_script("return document.body.dataset.ready"))
+        browser.find_element("css selector", "#search").send_keys("right:yes\ue007")
+        wait(browser, lambda: count(browser, "#count") and "of" in browser.find_element("css selector", "#count").text)
+        browser.find_element("xpath", "//th/button[.='tokens']").click()
+        shown = browser.find_element("css selector", "#count").text
+        browser.execute_script("window.before = true")
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 25, "reward": 0.5}\n')
+        wait(browser, lambda: browser.execute_script("return !window.before && document.body.dataset.ready"))
+        assert browser.find_element("css selector", "#count").text == shown
+        assert browser.find_element("css selector", "#search").get_attribute("value") == "right:yes"
+        assert count(browser, "th[aria-sort=descending]") == 1
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+def test_a_browser_that_is_too_old_says_so(browser: Any, page: Path, tmp_path: Path):
+    text = page.read_text(encoding="utf-8")
+    old = tmp_path / "old.html"
+    old.write_text(
+        text.replace("<style>", "<script>delete window.DecompressionStream</script><style>", 1), encoding="utf-8"
+    )
+    browser.get(f"file://{old}")
+    said = wait(browser, lambda: browser.find_element("css selector", "main").text)
+    assert said.startswith("This browser cannot open the page (DecompressionStream is not defined).")
 
 
 def test_a_deep_link_opens_a_trajectory_and_its_tokens(browser: Any, page: Path):

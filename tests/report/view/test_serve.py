@@ -17,7 +17,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from retool_mcore.report.view.page import write_page
-from retool_mcore.report.view.serve import LivePage, live_app, serve
+from retool_mcore.report.view.serve import OWN_PORTS, LivePage, live_app, serve
 from retool_mcore.report.view.sources import open_source
 
 RUN = Path(__file__).parent / "run"
@@ -92,6 +92,18 @@ def test_the_address_is_loopbacks_and_answers_from_when_it_is_told(run: Path, mo
     monkeypatch.setattr("uvicorn.Server", Server)
     serve(live(run), 0, tell)
     assert served == ["127.0.0.1"]
+
+
+def test_a_page_has_its_port_again_so_that_a_browser_has_its_notes_again(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+    told: list[str] = []
+    for _ in range(2):
+        serve(live(run), 0, told.append)
+    ports = [int(found[1]) for line in told if (found := re.search(r":(\d+)/", line))]
+    assert ports[0] == ports[1] and ports[0] in OWN_PORTS
+    with socket.create_server(("127.0.0.1", ports[0])):
+        serve(live(run), 0, told.append)
+    assert f":{ports[0]}/" not in told[2]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ async function render() {
   view.run += 1;
   const place = here();
   const main = document.createElement('div');
-  view.refresh = null;
+  Object.assign(view, { refresh: null, token: null });
   crumbs(place);
   try {
     view.table = null;
@@ -41,10 +41,10 @@ async function render() {
   if (mine !== drawing) return;
   document.getElementById('main').replaceChildren(...main.childNodes);
   drawRows();
-  choose(view.chosen, false);
-  document.body.dataset.drawn = location.hash || '#';
   window.scrollTo(0, 0);
   drawRows();
+  choose(view.chosen, view.chosen > 0);  // from a trajectory back to its row
+  document.body.dataset.drawn = location.hash || '#';
 }
 
 function crumbs(place) {
@@ -73,12 +73,14 @@ function otherStep(by) {
   const steps = stepsOf(place.run);
   const at = steps.findIndex(({ step, partition }) => step === place.step && partition === place.part);
   const next = place.step === undefined ? steps[0] : steps[at + by];
+  view.chosen = 0;
   if (next) go({ run: place.run, step: next.step, part: next.partition });
 }
 
 function up() {
   const { id, group, view: shownAs, by, with: other, ...place } = here();
   if (other !== undefined || shownAs === 'across') go({ ...place, id });
+  else if (id !== undefined && view.all) location.hash = '#all=1';
   else if (id !== undefined || group !== undefined) go(place);
   else location.hash = '';
 }
@@ -89,6 +91,7 @@ const KEYS = {
   t: () => document.getElementById('switch')?.click(),
   '/': () => document.getElementById('search').focus(),
   Enter: () => document.querySelector('tr.chosen td.id a')?.click(),
+  ']': () => view.token?.(1), '[': () => view.token?.(-1),
   a: () => { location.hash = '#all=1'; }, n: () => document.getElementById('note-box')?.focus(),
   m: () => { if (view.rows[view.chosen]) markForCompare(view.rows[view.chosen]); },
   c: () => { if (view.rows[view.chosen]) compareWithMarked(view.rows[view.chosen]); },
@@ -141,8 +144,13 @@ async function start() {
   if (steps.length) said.push(`Trajectories of step ${steps.join(', ')} alone.`);
   document.getElementById('note').textContent = said.join(' ');
   listen();
+  const scroll = placeBefore();
   await render();
+  if (scroll !== null) window.scrollTo(0, scroll);
   document.body.dataset.ready = String(Math.round(performance.now()));
 }
 
-start();
+start().catch((error) => {  // of a browser without DecompressionStream, or of a page that was cut short
+  document.getElementById('main').replaceChildren(el('p', { class: 'warn' },
+    `This browser cannot open the page (${error.message}). It needs a browser of 2023 or newer, and the whole file.`));
+});

@@ -71,7 +71,7 @@ function sourceTable() {
 function charts(names) {
   const grid = el('div', { class: 'charts' });
   for (const name of names) {
-    const box = el('figure', { class: 'chart', 'data-metric': name },
+    const box = el('figure', { class: 'chart', 'data-metric': name, tabindex: 0 },
       el('figcaption', {}, name, el('output', { class: 'faint' })));
     grid.append(box);
     waiting.set(box, name);
@@ -114,6 +114,14 @@ function draw(box, name) {
       drawAxes: [(self) => marks(self, having)],
     },
   }, [steps, ...columns], box);
+  box.addEventListener('keydown', (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    event.stopPropagation();  // the arrows leave the chart alone elsewhere: they are the next step's
+    const at = Math.max(0, Math.min(steps.length - 1, (plot.cursor.idx ?? (by > 0 ? -1 : steps.length)) + by));
+    plot.setCursor({ left: plot.valToPos(steps[at], 'x'), top: 0 });
+  });
   plot.over.addEventListener('dblclick', () => { output.textContent = ''; });
 }
 

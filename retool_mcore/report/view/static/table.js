@@ -12,13 +12,14 @@ const WIDTH = 62;
 const PROBLEM_PX = 200;
 const ROW_PX = 28;  // every row is as high, so that only those in sight are made
 const MORE_ROWS = 20;  // beyond them on either side
-const view = { sort: null, down: false, rows: [], chosen: 0, run: 0, table: null, marked: null };
+const view = { sort: null, down: false, rows: [], chosen: 0, run: 0, table: null, marked: null, all: false, token: null };
 
 function rowsOf(source, step, partition) {
   return store.index.rows.filter((row) => row.source === source && row.step === step && row.partition === partition);
 }
 
 function stepView(main, place) {
+  view.all = false;
   const source = store.index.sources[place.run];
   const all = rowsOf(place.run, place.step, place.part);
   if (!all.length) {
@@ -38,6 +39,7 @@ function stepView(main, place) {
 
 // All steps of all sources in one table: the filter and the histograms are over all of them.
 function allView(main) {
+  view.all = true;
   const all = store.index.rows;
   const many = store.index.sources.length > 1;
   main.append(el('h1', {}, 'All trajectories'), el('p', { class: 'facts' }, `${num(all.length)} trajectories of ${num(new Set(all.map((row) => `${row.source}/${row.step}`)).size)} steps`));
@@ -99,6 +101,7 @@ async function fillTable(parts, all, groups) {
   view.table = { body, gaps, groups, columns, box, first: -1, last: -1 };
   view.refresh = again;
   drawRows();
+  if (box.isConnected && view.chosen > 0) choose(view.chosen);
   box.dataset.ready = String(rows.length);
 }
 
@@ -134,7 +137,7 @@ function drawRows() {
 
 function sortBy(key) {
   view.down = view.sort === key ? !view.down : NUMBERS.has(key);
-  view.sort = key;
+  Object.assign(view, { sort: key, chosen: 0 });
 }
 
 function compare(a, b) {
@@ -178,7 +181,7 @@ async function groupView(main, place) {
     main.append(el('p', { class: 'empty' }, `Group ${place.group} of step ${place.step} is not in this page.`));
     return;
   }
-  view.rows = rows;
+  Object.assign(view, { rows, all: false });
   const details = await Promise.all(rows.map(detail));
   const tally = new Map();
   for (const row of rows) tally.set(row.answer, [...(tally.get(row.answer) ?? []), row]);

@@ -34,14 +34,27 @@ function tokenView(main, row, one, place) {
     'aria-pressed': String(key === name), disabled: of(one) ? null : '', title: of(one) ? '' : 'not in this file',
     onclick: () => go({ ...place, by: key }) }, title));
   const columns = { ...one, logprobs: nats(one.logprobs), gap: nats(one.gap) };
-  const output = el('output', { class: 'hover' }, 'Point at a token.');
+  const output = el('output', { class: 'hover' }, 'Point at a token, or press ] and [.');
   main.append(el('p', { class: 'tints' }, buttons, output), legendOf(name));
   if (!values) main.append(el('p', { class: 'warn' }, `The file has no ${TINTS[name].title} for this trajectory.`));
   if (!store.index.sources[row.source].tokenizer) main.append(el('p', { class: 'warn' }, 'No tokenizer was found: tokens are shown as their ids.'));
   const box = el('div', { class: 'tokens', dir: 'ltr', onmouseover: (event) => {
-    const at = event.target.closest('[data-at]')?.dataset.at;
-    if (at !== undefined) output.replaceChildren(...tokenFacts(columns, texts, mask, versions, Number(at)));
+    const under = event.target.closest('[data-at]')?.dataset.at;
+    if (under !== undefined) tell(Number(under));
   } });
+  let at = -1;
+  const tell = (next) => {
+    at = next;
+    output.replaceChildren(...tokenFacts(columns, texts, mask, versions, at));
+  };
+  view.token = (by) => {
+    const next = box.querySelector(`[data-at="${Math.max(0, at + by)}"]`);
+    if (!next) return;
+    box.querySelector('.pointed')?.classList.remove('pointed');
+    next.classList.add('pointed');
+    next.scrollIntoView({ block: 'nearest' });
+    tell(Math.max(0, at + by));
+  };
   const add = (from) => {
     const to = Math.min(one.ids.length, from + TOKENS_AT_ONCE);
     for (let at = from; at < to; at += 1) box.append(token(one, texts, mask, versions, values, TINTS[name], at));

@@ -8,7 +8,7 @@ async function trajectoryView(main, place) {
     main.append(el('p', { class: 'empty' }, `Trajectory ${place.id} of step ${place.step} is not in this page.`));
     return;
   }
-  view.rows = view.rows.includes(row) ? view.rows : rows;
+  if (!view.rows.includes(row)) Object.assign(view, { rows, all: false });
   view.chosen = view.rows.indexOf(row);
   if (place.view === 'across') { acrossView(main, row); return; }
   if (place.with !== undefined && rowOf(place.with)) { await compareView(main, row, rowOf(place.with)); return; }

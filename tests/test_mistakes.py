@@ -1,0 +1,108 @@
+"""Mistakes on the command line: each is one line with the value, the rule and what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from retool_mcore.cli.main import all_commands
+
+ROOT = Path(__file__).parents[1]
+RL = ROOT / "configs/rl_tiny_cpu.toml"
+GSM8K = ROOT / "tests/data/samples/gsm8k_60.jsonl"
+RUN = ROOT / "tests/report/view/run"
+EVAL = f"eval --endpoint http://127.0.0.1:9/v1 --model m --data {GSM8K} --limit 1"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("mistakes")
+    (made / "file").write_text("")
+    (made / "ok.jsonl").write_text(json.dumps({"response": "\\\\boxed{3}", "answer": "3"}) + "\n")
+    shutil.copy(GSM8K, made / "mine.jsonl")
+    for name in ("a", "b"):
+        shutil.copy(GSM8K, made / f"{name}.parquet")
+    (made / "loop.toml").symlink_to("loop.toml")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("data rl mine.jsonl --out mine.jsonl", "--out mine.jsonl: .parquet is written here, by the end of the name."),
+        ("data sft mine.jsonl --out out", "--out out: .parquet is written here, by the end of the name. Name out.parq"),
+        ("data build gsm8k mine.jsonl --out o.json", "--out o.json: .parquet is written here"),
+        ("data build gsm8k-large mine.jsonl --out mine.jsonl", "--out mine.jsonl is what is read, and would be overw"),
+        ("data mix a.parquet b.parquet=2 --out b.parquet", "--out b.parquet is what is read, and would be overwritten"),
+        (
+            "data rl mine.jsonl --part sft --sft-share 0 --out o.parquet",
+            "mine.jsonl: no problem is in part sft with --",
+        ),
+        ("data fetch here --local nowhere --only openai/gsm8k", "(neither nowhere/openai/gsm8k nor nowhere/gsm8k is t"),
+        ("data lint mine.jsonl --model runs/no/export", "model.path = 'runs/no/export' does not exist. Make it first"),
+        ("data task file", "file: the task cannot be written there: it is a file, or in one. Name a folder."),
+        (
+            f"view {RUN} --out page.pdf",
+            "--out page.pdf: .html is written here, by the end of the name. Name page.pdf.html",
+        ),
+        ("watch file", "file is not a run's folder: it is a file."),
+        ("export nothere --to out", "nothere holds no complete checkpoint: there is no such folder."),
+        ("quickstart --root file", "configs/sft_tiny_cpu.toml is not here."),
+        (f"{EVAL} --out file", "a folder was to be there, and it is a file (file). Name another place."),
+        (f"view {RUN} --out {'long' * 80}.html", f"the name is too long ({'long' * 80}.html). Name a shorter one."),
+        ("get loop.toml run.name", "cannot read the configuration loop.toml: Too many levels of symbolic links"),
+        (
+            f"eval {RL} --model no/x/export --data {GSM8K}",
+            "is no model directory: no/x/export/config.json cannot be read: No su",
+        ),
+        ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
+    ],
+)
+def test_a_mistake_is_one_line(words: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(all_commands(), words.split())
+    assert done.exit_code == 2, done.exception or done.output
+    assert told in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert "━" not in done.stdout, "a bar of nothing stands before it"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("sandbox serve --port 99999", "'--port'"),
+        ("sandbox serve --workers 0", "'--workers'"),
+        ("score ok.jsonl --out s.jsonl --timeout-s -1", "'--timeout-s'"),
+    ],
+)
+def test_a_number_out_of_range_is_told_with_its_option(
+    words: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(all_commands(), words.split())
+    assert done.exit_code == 2 and f"Invalid value for {told}" in done.stderr, done.output
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("--help > /dev/full", 2, "error: no space is left. What was complete before is kept"),
+        ("config > /dev/full", 2, "error: no space is left. What was complete before is kept"),
+        (f"get {RL} run.name > /dev/full", 2, "error: no space is left. What was complete before is kept"),
+        ("parse < /dev/null <&-", 2, "error: standard input is closed, and the turn is read from it."),
+        (f"get {RL} run.name | true", 0, ""),
+        (f"get {RL} run.name >&-", 0, ""),
+    ],
+)
+def test_closed_and_full_ends_of_a_pipe_leave_no_traceback(command: str, code: int, told: str):
+    line = f"{sys.executable} -m retool_mcore {command}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr.strip()[: len(told)]) == (code, told), done.stderr
+    assert done.stderr.count("\n") == bool(told)
