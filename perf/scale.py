@@ -49,6 +49,7 @@ class Response:
     turns: deque[float]
     context: float  # tokens before the next one
     result: float  # tokens that a call's result adds
+    told: bool = False  # a result, which the next turn's prefill reads
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Engine:
     step_s: float = 0.0
     version: int = 0
     base: float = 0.0  # context of all that run, less the steps that each has made
+    prefilled: float = -1.0  # the decoding step of the last prefill, which all turns share that start in it
     running: list[tuple[float, int, Response]] = field(default_factory=list[tuple[float, int, Response]])
     waiting: deque[Response] = field(default_factory=deque[Response])
 
@@ -73,6 +75,8 @@ class Engine:
     def fill(self, number: int) -> None:
         while self.waiting and len(self.running) < self.slots:
             response = self.waiting.popleft()
+            if response.told and self.steps >= self.prefilled + 1:
+                self.now_s, self.prefilled = self.now_s + self.model.launch_s, self.steps
             self.base += response.context - self.steps
             heapq.heappush(self.running, (self.steps + response.turns[0], number, response))
             number += 1
@@ -141,7 +145,7 @@ class Rollout:
             ends, _, response = heapq.heappop(engine.running)
             said = response.turns.popleft()
             engine.base -= response.context - (ends - said)
-            response.context += said + response.result
+            response.context, response.told = response.context + said + response.result, True
             if not response.turns:
                 self.done += 1
                 continue
@@ -204,7 +208,7 @@ def simulate(
     start(round(batch * (1 + engines.ahead)))
     if mode == "sync":
         rollout.run(batch)
-        step_s = rollout.now_s + prefill_s + training_s
+        step_s = rollout.now_s + engines.start_s(config.rollout.group_size) + training_s
     else:
         took = list[float]()
         for number in range(WARM + COUNTED):
@@ -213,7 +217,7 @@ def simulate(
             took.append(rollout.now_s - begun_s)
             rollout.run(float("inf"), rollout.now_s + plan.phases["metrics"])  # engines go on between two steps
             start(batch)
-        step_s = sum(took[WARM:]) / COUNTED + (prefill_s if mode == "partial_rollout" else 0.0)
+        step_s = sum(took[WARM:]) / COUNTED + (prefill_s if mode == "partial_rollout" else 0.0)  # others run meanwhile
     last_s = rollout.now_s if mode == "sync" else 0.0
     waited_s = sum(last_s - engine.now_s for engine in rollout.engines) / engines.count if mode == "sync" else 0.0
     generation_s = step_s - training_s

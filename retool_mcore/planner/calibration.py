@@ -7,11 +7,13 @@ SFT is fitted to two rows of "SFT of a 7B shape on 2 H200" (perf/history.jsonl, 
 kept, with its profile, and CP 2 before its cross-entropy was changed. The other rows of that table
 are predictions, and tests/planner holds them to 10 % of memory and 20 % of time.
 
-RL's generation, five constants, is fitted to five rows of "RL on H200" in perf/RESULTS.md: the 7B
-shape in bfloat16 (the mean of five runs), in FP8 and in mode "partial_rollout", its quarter in
-"sync" and in "async". What a step costs beyond passes is fitted to the same rows. tests/planner
-holds all recorded rows to 5 % of a step: of those named here that shows that one set of constants
-does for all, and no more.
+RL's generation, seven constants, is fitted to five rows of "RL on H200" in perf/RESULTS.md (the 7B
+shape in bfloat16, the mean of five runs, in FP8 and in mode "partial_rollout", its quarter in
+"sync" and in "async"), to bare SGLang of 7B in bfloat16 and FP8, and to three rows of "Small models
+on one GPU": f03b0a2 with the tool and in words, 328593a in words. What a step costs beyond its
+passes is fitted to the same rows, and what the driver does to rows of 7e84857, whose code it is.
+tests/planner holds all recorded rows to 5 % of a step: of those named here that shows that one set
+of constants does for all, and no more.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ SFT_7B = "fitted: SFT 7B, CP 2, 2 x H200"
 RL_7B = "fitted: RL 7B, 2 x H200"
 RL_FP8 = "fitted: RL 7B in FP8, 2 x H200"
 RL_ROWS = "fitted: RL of 7B and of its quarter, 2 x H200"
-RL_SMALL = "fitted: RL 7B in FP8 on 2 x H200, and of 0.5B on one H100"
+RL_SMALL = "fitted: RL 7B in FP8 on 2 x H200, and of 0.5B on one H100 or H200"
+RL_NOW = "fitted: RL of 0.5B, and of 7B with adapters, on one H100 each at 7e84857"
 SFT_A3B = "fitted: SFT of a quarter of Qwen3-30B-A3B, EP 2, 2 x H200"
 RL_A3B = "fitted: RL of an eighth of Qwen3-30B-A3B, EP 2, 2 x H200"
 
@@ -56,11 +59,15 @@ CALIBRATION = {
     "logits_bytes": Constant(8.0, f"{SFT_7B}; for each logit: bfloat16, float32, and what backward makes of them"),
     "fused_logits_bytes": Constant(2.1, f"{SFT_7B}; the same with memory.fused_cross_entropy"),
     "weights_read": Constant(0.76, "measured: bare SGLang, 7B; of the memory's rate, by a decoding step's products"),
-    "cache_read": Constant(0.557, f"{RL_ROWS}; the same of its attention"),
-    "decode_step_s": Constant(1.6e-4, f"{RL_ROWS}; a decoding step beyond its layers and requests"),
-    "decode_request_s": Constant(1.0e-5, f"{RL_ROWS}; so much for each request: its sampling and its answer"),
-    "decode_layer_s": Constant(3.0e-5, f"{RL_ROWS}; so much for each layer, all-reduces apart"),
-    "decode_fp8_s": Constant(2.2e-5, f"{RL_FP8}; what a layer in FP8 adds to it: tokens are cast"),
+    "cache_read": Constant(0.56, f"{RL_ROWS}; the same of its attention"),
+    "decode_step_s": Constant(2.4e-4, f"{RL_ROWS}; a decoding step beyond its layers and requests"),
+    "decode_request_s": Constant(6.0e-6, f"{RL_ROWS}; so much for each request: its sampling and its answer"),
+    "decode_layer_s": Constant(1.1e-5, f"{RL_ROWS}; so much for each layer, all-reduces apart"),
+    "decode_fp8_s": Constant(2.0e-5, f"{RL_FP8}; what a layer in FP8 adds to it: tokens are cast"),
+    "launch_layer_s": Constant(
+        9.1e-4, f"{RL_SMALL}; the engine's host for a layer of a prefill, and of decoding above what is captured"
+    ),
+    "start_response_s": Constant(2.3e-3, f"{RL_SMALL}; an engine's server for each response of a step, before it runs"),
     "all_reduce_s": Constant(1e-5, "assumed: a small sum over an engine's GPUs, two of which a layer has in a step"),
     "infer_phase_s": Constant(1.2, f"{RL_7B}; old log-probabilities beyond their passes"),
     "update_s": Constant(0.13, f"{RL_SMALL}; an update beyond its passes"),
@@ -70,14 +77,17 @@ CALIBRATION = {
     "update_shared_s": Constant(
         0.33, f"{RL_ROWS}; a step's updates on devices that engines have, too: what sync has beside async, not profiled"
     ),
-    "advantage_s": Constant(0.13, f"{RL_SMALL}; advantages and the rest of the driver's part in a step"),
-    "advantage_response_s": Constant(5.2e-4, f"{RL_SMALL}; the same for each response"),
+    "advantage_s": Constant(0.06, f"{RL_NOW}; advantages, the driver's part in a step"),
+    "advantage_response_s": Constant(3.9e-4, f"{RL_NOW}; the same for each response"),
+    "other_s": Constant(0.09, f"{RL_SMALL}; engines that sleep and wake, and what is between a step's phases"),
+    "other_response_s": Constant(2e-4, f"{RL_SMALL}; the same for each response"),
     "replay_value_s": Constant(2.4e-8, f"{RL_A3B}; the driver's part for each expert of a layer of a token replayed"),
-    "metrics_s": Constant(0.44, f"{RL_SMALL}; metrics and trajectory files between two steps"),
-    "metrics_token_s": Constant(8e-7, f"{RL_SMALL}; the same for each token"),
+    "metrics_s": Constant(0.11, f"{RL_NOW}; metrics between two steps"),
+    "metrics_token_s": Constant(5e-6, f"{RL_NOW}; for each token of the trajectories that are written"),
     "sync_s": Constant(0.07, f"{RL_ROWS}; a weight sync beyond its bytes"),
-    "sync_rate": Constant(42e9, f"{RL_ROWS}; bytes of weights a second into one engine"),
+    "sync_rate": Constant(67e9, f"{RL_ROWS}; bytes of weights a second into one engine"),
     "sync_running_s": Constant(0.6, f"{RL_ROWS}; a weight sync while responses run, which stop and go on"),
+    "sync_layer_s": Constant(4.7e-3, f"{RL_SMALL}; a weight sync for each layer, of a dozen tensors"),
     "sync_expert_s": Constant(7e-4, f"{RL_A3B}; a weight sync for each matrix of an expert"),
     "usable_memory": Constant(0.95, "assumed: share of the device's memory that training may fill; 0.91 has run"),
     "engine_gib": Constant(

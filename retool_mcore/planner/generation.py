@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 from retool_mcore.config import RlConfig
 from retool_mcore.model.shape import ModelShape
@@ -15,12 +18,14 @@ from retool_mcore.planner.memory import RolloutMemory
 from retool_mcore.planner.steptime import sync_s
 
 REPRESENTED = 128  # responses that stand for all of an engine's
+CAPTURED = 256  # SGLang 0.5.12's largest decoding step in a CUDA graph; twice that from TP 4 on
 GOLDEN = 0.6180339887  # multiples of it, less their whole part, are spread evenly in any order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
     seconds: float  # of a step: all of it, or in mode "async" what the trainer waits
+    host_s: float  # of these, what grows with the host's time; 0 in mode "async", which hides some of it
     longest_turn_s: float  # a turn of the longest response, among as many as an engine samples at once
     concurrency: float  # the most concurrent responses in one engine; in mode "async", how many on average
     tokens_per_s: float  # of all engines, while they sample
@@ -42,6 +47,9 @@ class Engines:
     max_running: int
     kv_tokens: int  # of one engine
     lengths: Lengths
+    captured: float = math.inf  # a decoding step of more responses is launched kernel by kernel
+    calls: float = 0.0  # of a response; the turn after each begins with a prefill
+    host: float = 1.0  # how many times its usual time the host takes
 
     @staticmethod
     def of(config: RlConfig, shape: ModelShape, hardware: Hardware, kv_tokens: int, lengths: Lengths) -> Engines:
@@ -52,6 +60,8 @@ class Engines:
             count=count, responses=t.prompts_per_step * r.group_size / count,
             ahead=0.0 if t.mode == "sync" else t.prefetch_batches,
             max_running=r.max_running_requests, kv_tokens=kv_tokens, lengths=lengths,
+            captured=r.engine_args.get("cuda_graph_max_bs", CAPTURED if r.engine_tp < 4 else 2 * CAPTURED),
+            calls=_calls(config, lengths),
         )  # fmt: skip
 
     @property
@@ -65,13 +75,30 @@ class Engines:
         return max(1.0, min(limits)), limits[min(limits)]
 
     def step_s(self, at_once: float, context: float) -> float:
+        """Seconds of a decoding step: the host's for its requests, and the device's, or the host's
+        for its launches where it is larger than what is captured.
+        """
         how = {"fp8": self.fp8, "fp8_cache": self.fp8_cache}
-        return decode_step_s(self.shape, self.hardware, self.tp, at_once, context, **how)
+        device_s = decode_device_s(self.shape, self.hardware, self.tp, at_once, context, **how)
+        requests_s = self.host * (calibrated("decode_step_s") + at_once * calibrated("decode_request_s"))
+        return requests_s + (device_s if at_once <= self.captured else max(device_s, self.launch_s))
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds in which the host launches a pass kernel by kernel, as it does every prefill."""
+        return self.host * self.shape.layers * calibrated("launch_layer_s")
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds of one engine to compute the cache of ``tokens``."""
         rate = self.tp * self.hardware.device.flops * calibrated("gemm")
         return 2 * self.shape.compute_params * tokens / rate
+
+    def start_s(self, group_size: int) -> float:
+        """Seconds until all responses of a step run: a group shares its prompt's cache, and the
+        engine's server takes one request after another.
+        """
+        prefill_s = self.prefill_s(self.responses * self.lengths.prompt / group_size)
+        return prefill_s + self.host * self.responses * calibrated("start_response_s")
 
 
 def decode(
@@ -88,18 +115,22 @@ def decode(
     if config.train.mode == "async":
         seconds, slots = stream(engines, training_s, sync_s(shape, running=True))
         return Decoding(
-            seconds=seconds - training_s, longest_turn_s=lengths.limit * engines.step_s(slots, slots * lengths.context),
-            concurrency=slots, tokens_per_s=tokens / seconds, limit="the trainer" if seconds == training_s else limit,
+            seconds=seconds - training_s, host_s=0.0, concurrency=slots, tokens_per_s=tokens / seconds,
+            longest_turn_s=lengths.limit * engines.step_s(slots, slots * lengths.context),
+            limit="the trainer" if seconds == training_s else limit,
         )  # fmt: skip
     batches = 1 + engines.ahead
     wave_s = wave(engines, engines.responses * batches)
     alone_s = wave(engines, 1)
     # No turn outlasts the wave that it is in, in which fewer and fewer run beside it.
     turn_s = min(wave_s, lengths.limit * engines.step_s(slots, slots * lengths.context))
-    prefill_s = engines.prefill_s(engines.responses * lengths.prompt / config.rollout.group_size)  # shared in a group
-    seconds = wave_s / batches + prefill_s + _tools_s(config, lengths)
+    starts_s = engines.start_s(config.rollout.group_size)
+    twice = replace(engines, host=2.0)
+    host_s = (wave(twice, engines.responses * batches) - wave_s) / batches
+    host_s += twice.start_s(config.rollout.group_size) - starts_s
+    seconds = wave_s / batches + starts_s + _tools_s(config, lengths)
     return Decoding(
-        seconds=seconds, longest_turn_s=turn_s, concurrency=slots, tokens_per_s=tokens / seconds,
+        seconds=seconds, host_s=host_s, longest_turn_s=turn_s, concurrency=slots, tokens_per_s=tokens / seconds,
         limit="the longest response" if wave_s < 2 * alone_s else limit,
     )  # fmt: skip
 
@@ -112,24 +143,38 @@ def wave(engines: Engines, responses: float) -> float:
     """
     lengths, (slots, _) = engines.lengths, engines.slots
     count = max(1, round(min(responses, REPRESENTED)))
-    weight = responses / count
+    weight, calls = responses / count, max(1, round(engines.calls)) if engines.calls else 0
     drawn = [*lengths.quantiles(count)[:-1], lengths.limit]
     order = sorted(range(count), key=lambda number: (number + 0.5) * GOLDEN % 1)
     waiting = [drawn[number] * lengths.sampled for number in order]
     places = max(1, round(min(slots, responses) / weight))
     ends: list[tuple[float, float]] = []  # the steps at which responses end and started
+    turns = list[float]()  # the steps at which later turns start
     now, started, seconds = 0.0, 0.0, 0.0
     while waiting or ends:
         while waiting and len(ends) < places:
-            heapq.heappush(ends, (now + waiting.pop(), now))
+            steps = waiting.pop()
+            heapq.heappush(ends, (now + steps, now))
             started += now
+            turns += [now + steps * number / (calls + 1) for number in range(1, calls + 1)]
         steps, running = ends[0][0] - now, len(ends)
         context = running * (lengths.prompt + (now + steps / 2) / lengths.sampled) - started / lengths.sampled
         seconds += steps * engines.step_s(running * weight, context * weight)
         now = ends[0][0]
         while ends and ends[0][0] <= now:
             started -= heapq.heappop(ends)[1]
-    return seconds
+    return seconds + prefills(turns, weight * engines.calls / max(1, calls)) * engines.launch_s
+
+
+def prefills(starts: Sequence[float], weight: float) -> float:
+    """How many prefills serve turns that start at these steps, each for ``weight`` of them.
+
+    Turns that start in one decoding step share a prefill. Those of a weight start at random between
+    the step before and their own.
+    """
+    ordered = sorted(starts)
+    between = [after - before for before, after in pairwise(ordered) if after > before]
+    return (min(1.0, weight) if ordered else 0.0) + sum(steps * -math.expm1(-weight / steps) for steps in between)
 
 
 def stream(engines: Engines, training_s: float, pause_s: float) -> tuple[float, float]:
@@ -143,6 +188,7 @@ def stream(engines: Engines, training_s: float, pause_s: float) -> tuple[float, 
     at_once, seconds = min(slots, engines.responses), training_s
     for _ in range(50):
         step_s = engines.step_s(at_once, at_once * lengths.context)
+        step_s += -math.expm1(-at_once * engines.calls / (lengths.mean * lengths.sampled)) * engines.launch_s
         stopped_s = pause_s + engines.prefill_s(at_once * lengths.context)
         token_s = lengths.sampled * step_s / max(0.1, 1 - stopped_s / seconds)
         batch_s = lengths.limit * token_s + training_s
@@ -152,19 +198,25 @@ def stream(engines: Engines, training_s: float, pause_s: float) -> tuple[float, 
     return seconds, at_once
 
 
+def _calls(config: RlConfig, lengths: Lengths) -> float:
+    if not config.rollout.tool:
+        return 0.0
+    return calibrated("calls") if lengths.calls is None else lengths.calls
+
+
 def _tools_s(config: RlConfig, lengths: Lengths) -> float:
     if not config.rollout.tool:
         return 0.0
-    return calibrated("calls") * calibrated("tool_wait_s") if lengths.tool_s is None else lengths.tool_s
+    return _calls(config, lengths) * calibrated("tool_wait_s") if lengths.tool_s is None else lengths.tool_s
 
 
-def decode_step_s(
+def decode_device_s(
     shape: ModelShape, hardware: Hardware, tp: int, at_once: float, context: float, *, fp8: bool, fp8_cache: bool
 ) -> float:
-    """Seconds to decode a token of each of ``at_once`` sequences, of ``context`` tokens in all.
+    """Seconds of the device to decode a token of each of ``at_once`` sequences.
 
-    The products wait for their weights or for arithmetic; attention, which comes after them, waits
-    for the cache.
+    They have ``context`` tokens in all. The products wait for their weights or for arithmetic;
+    attention, which comes after them, waits for the cache.
     """
     touched = _touched_params(shape, at_once)
     weights = 2 * touched - (touched - shape.head_params if fp8 else 0)  # the head's stay as they are
@@ -178,8 +230,7 @@ def decode_step_s(
     if tp > 1:
         sent = 2 * 2 * shape.hidden * at_once * (tp - 1) / tp
         layer_s += 2 * (calibrated("all_reduce_s") + sent / (hardware.link(tp) * calibrated("link")))
-    requests_s = calibrated("decode_step_s") + at_once * calibrated("decode_request_s")
-    return requests_s + products_s + cache_s + shape.layers * layer_s
+    return products_s + cache_s + shape.layers * layer_s
 
 
 def _touched_params(shape: ModelShape, at_once: float) -> float:

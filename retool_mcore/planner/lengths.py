@@ -16,7 +16,30 @@ from retool_mcore.planner.data_lengths import InFile
 from retool_mcore.run.metrics import read_metrics
 
 SAMPLES = 64  # lengths that stand for all lengths of a run
+FINISHED = 0.95  # of the responses, for their median to be that of all
 NEEDED = {"prompt_length/mean", "response_length/min", "response_length/mean", "response_length/max"}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A share of the responses, from its shortest to its longest by a power law."""
+
+    share: float
+    low: float
+    mean: float
+    high: float
+
+    @property
+    def _power(self) -> float:
+        return (self.high - self.low) / (self.mean - self.low) - 1 if self.mean > self.low else 1.0
+
+    def at(self, share: float) -> float:
+        return self.low + (self.high - self.low) * share**self._power
+
+    @property
+    def squares(self) -> float:
+        low, rise, power = self.low, self.high - self.low, self._power
+        return low**2 + 2 * low * rise / (power + 1) + rise**2 / (2 * power + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +47,14 @@ class Lengths:
     """Tokens of a run's sequences. Those of SFT are all response.
 
     Responses rise from the shortest to the longest by a power law whose mean is ``mean``: evenly
-    where the mean is in the middle, with few long ones where it is lower.
+    where the mean is in the middle, with few long ones where it is lower. Where the median is known
+    they rise evenly to it, and the upper half by that law.
     """
 
     shortest: float
     mean: float
     longest: float
+    median: float | None = None
     prompt: float = 0.0  # mean
     limit: float  # one response in each engine is so long
     sampled: float = 1.0  # share of a response that the model sampled; tools wrote the rest
@@ -50,19 +75,27 @@ class Lengths:
         return self.prompt + self.mean
 
     @property
-    def _power(self) -> float:
-        return (self.longest - self.shortest) / (self.mean - self.shortest) - 1 if self.mean > self.shortest else 1.0
+    def _parts(self) -> list[_Part]:
+        if self.median is None:
+            return [_Part(1.0, self.shortest, self.mean, self.longest)]
+        lower = (self.shortest + self.median) / 2
+        upper = _Part(0.5, self.median, 2 * self.mean - lower, self.longest)
+        return [_Part(0.5, self.shortest, lower, self.median), upper]
 
     def quantiles(self, count: int) -> list[float]:
         """``count`` responses of a step, shortest first."""
-        rise, power = self.longest - self.shortest, self._power
-        return [self.shortest + rise * ((number + 0.5) / count) ** power for number in range(count)]
+        parts = self._parts
+        found = list[float]()
+        for number in range(count):
+            share = (number + 0.5) / count
+            part = parts[share >= parts[0].share] if len(parts) > 1 else parts[0]
+            found.append(part.at((share - (0.0 if part is parts[0] else parts[0].share)) / part.share))
+        return found
 
     @property
     def _squares(self) -> float:
         """The mean square of the responses."""
-        low, rise, power = self.shortest, self.longest - self.shortest, self._power
-        return low**2 + 2 * low * rise / (power + 1) + rise**2 / (2 * power + 1)
+        return sum(part.share * part.squares for part in self._parts)
 
     @property
     def spread(self) -> float:
@@ -143,11 +176,18 @@ def of_rl_rows(rows: Sequence[Mapping[str, float]], note: str = "") -> Lengths:
     longest = _mean(rows, "response_length/max")
     return Lengths(
         shortest=_mean(rows, "response_length/min"), mean=_mean(rows, "response_length/mean"), longest=longest,
+        median=_median(rows),
         prompt=_mean(rows, "prompt_length/mean"), limit=longest, note=note,
         sampled=_mean(steps, "behavior/model_tokens") / _mean(steps, "behavior/response_tokens") if steps else 1.0,
         calls=_mean(steps, "behavior/calls") if steps else None,
         tool_s=_mean(steps, "behavior/tool_s") if steps else None,
     )  # fmt: skip
+
+
+def _median(rows: Sequence[Mapping[str, float]]) -> float | None:
+    """Of all responses, where nearly all finished; the others' lengths are counted apart."""
+    known = [row for row in rows if "length/finished/p50" in row and row["behavior/stop/finished"] >= FINISHED]
+    return _mean(known, "length/finished/p50") if known else None
 
 
 def _mean(rows: Sequence[Mapping[str, float]], key: str) -> float:

@@ -34,6 +34,8 @@ class Sandboxes:
     workers_per_node: int  # the value for sandbox.workers
 
 
+HOST_SHARE = 0.25
+BESIDE = (1.3, 1.6)  # measured: generation and update of four runs on one host of 64 cores
 STALL_MARGIN = 2.0  # of train.stall_s over what is planned: first steps and long batches take longer
 
 
@@ -44,6 +46,7 @@ class Plan:
     train: TrainMemory
     rollout: RolloutMemory | None
     phases: dict[str, float]  # name -> seconds per step
+    host_s: dict[str, float]  # of them, what the host does while devices wait, and takes longer on another
     parts: dict[str, float]  # what ends with a sign of life (run/alive.py) -> seconds of the longest
     mean_tokens: float  # of a sequence, prompt and response together: assumed or given
     tokens_per_step: float
@@ -179,7 +182,8 @@ def make_plan(
         "optimizer": optimizer_s(shape, training, parallel, memory, dp, lora=config.lora),
     }
     return Plan(
-        config=config, dp=dp, train=train, rollout=None, phases=phases, parts={"an update": sum(phases.values())},
+        config=config, dp=dp, train=train, rollout=None, phases=phases, host_s={},
+        parts={"an update": sum(phases.values())},
         mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
         device_gib=hardware.device.memory_gib, notes=(lengths.note,) if lengths.note else (),
     )  # fmt: skip
@@ -203,20 +207,31 @@ def _rl_plan(
     parts = {"a turn": decoding.longest_turn_s, "an update": training["update"] / config.train.updates_per_step}
     if "old_log_prob" in training:
         parts["the pass over old log-probabilities"] = training["old_log_prob"]
+    host_s = {"generate": decoding.host_s, "update": update_host_s(config, dp)}
     mode, engines = config.train.mode, (config.rollout.gpus or hardware.count) // config.rollout.engine_tp
     notes = (
         *((lengths.note,) if lengths.note else ()),
         f"generation waits for {decoding.limit}: {decoding.concurrency:.0f} responses at once in each of "
         f"{engines} engines, {decoding.tokens_per_s:,.0f} tokens/s in all",
         *([f'mode "{mode}": generate is what the trainer waits'] if mode == "async" else []),
+        *_host_notes(sum(host_s.values()), decoding.seconds + training_s),
     )
     sampling_s = decoding.seconds + (training_s if mode == "async" else 0.0)
     return Plan(
         config=config, dp=dp, train=train, rollout=rollout, phases={"generate": decoding.seconds} | training,
-        parts=parts, mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
+        host_s=host_s, parts=parts, mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
         device_gib=hardware.device.memory_gib, notes=notes,
         sandbox=_sandboxes(config, sampling_s, lengths.calls) if config.rollout.tool else None,
     )  # fmt: skip
+
+
+def _host_notes(host_s: float, step_s: float) -> list[str]:
+    """Said where a step is the host's more than a quarter, as it is of small models."""
+    if host_s < HOST_SHARE * step_s:
+        return []
+    low, high = BESIDE
+    times = f"{low:g} to {high:g} times that where other runs share its cores"
+    return [f"{host_s:,.1f} s of a step are the host's work: {times}"]
 
 
 def _training_phases(
@@ -233,23 +248,31 @@ def _training_phases(
     parallel, memory, devices = config.parallel, config.memory, trainers(config, hardware)
     updates, fp8 = config.train.updates_per_step, config.model.fp8 != "off"
     micro_batches = work.tokens / dp / (config.train.micro_batch_tokens * parallel.cp)
+    responses = config.train.prompts_per_step * config.rollout.group_size
     phases: dict[str, float] = {}
     if config.algorithm.old_log_prob == "actor":
         count = math.ceil(micro_batches)
         forward = pass_s(shape, devices, parallel, work, passes=1, micro_batches=count, fp8=fp8, lora=config.lora)
         phases["old_log_prob"] = forward * stretch(shape, parallel, micro_batches) + calibrated("infer_phase_s")
     passes = _train_s(config, shape, devices, work, updates=updates, lengths=lengths)
-    responses = config.train.prompts_per_step * config.rollout.group_size
-    phases["update"] = passes + responses / dp * calibrated("update_response_s")
-    phases["update"] += 0.0 if config.rollout.gpus else calibrated("update_shared_s")
     optimizer = optimizer_s(shape, devices, parallel, memory, dp, lora=config.lora)
-    phases["update"] += updates * (optimizer + calibrated("update_s"))
+    phases["update"] = passes + updates * optimizer + update_host_s(config, dp)
     phases["weight_sync"] = sync_s(shape, running=config.train.mode != "sync")
     if memory.offload_idle:
         phases["offload"] = offload_s(train, devices)
+    phases["other"] = calibrated("other_s") + responses * calibrated("other_response_s")
     replayed = shape.layers * shape.experts_per_token if config.algorithm.router_replay == "R3" else 0
-    phases["advantage"], phases["metrics"] = driver_s(responses, work.tokens, replayed)
+    recorded = min(responses, config.rollout.record_groups * config.rollout.group_size) * lengths.sequence
+    phases["advantage"], phases["metrics"] = driver_s(responses, work.tokens * replayed, recorded)
     return phases
+
+
+def update_host_s(config: RlConfig, dp: int) -> float:
+    """Seconds of a step's updates in which devices wait for the host: it fetches and packs."""
+    responses = config.train.prompts_per_step * config.rollout.group_size
+    seconds = responses / dp * calibrated("update_response_s")
+    seconds += config.train.updates_per_step * calibrated("update_s")
+    return seconds + (0.0 if config.rollout.gpus else calibrated("update_shared_s"))
 
 
 def _train_s(

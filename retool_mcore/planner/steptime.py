@@ -167,15 +167,17 @@ def sync_s(shape: ModelShape, *, running: bool) -> float:
     Experts are sent matrix by matrix. ``running``: responses are stopped for it, and go on.
     """
     matrices = 3 * shape.experts * shape.layers
-    seconds = calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate") + matrices * calibrated("sync_expert_s")
+    seconds = calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate")
+    seconds += shape.layers * calibrated("sync_layer_s") + matrices * calibrated("sync_expert_s")
     return seconds + (calibrated("sync_running_s") if running else 0.0)
 
 
-def driver_s(responses: float, tokens: float, replayed: float) -> tuple[float, float]:
+def driver_s(responses: float, replayed: float, recorded: float) -> tuple[float, float]:
     """Seconds of the driver alone, while devices wait: in a step, and for metrics between two.
 
-    ``replayed``: experts that each token brings for the actor to take again.
+    ``replayed``: experts of all tokens, for the actor to take again. ``recorded``: tokens of the
+    trajectories that are written.
     """
     inside = calibrated("advantage_s") + responses * calibrated("advantage_response_s")
-    inside += tokens * replayed * calibrated("replay_value_s")
-    return inside, calibrated("metrics_s") + tokens * calibrated("metrics_token_s")
+    inside += replayed * calibrated("replay_value_s")
+    return inside, calibrated("metrics_s") + recorded * calibrated("metrics_token_s")

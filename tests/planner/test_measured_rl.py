@@ -1,14 +1,11 @@
 """RL's plan within 5 % of all rows of perf/RESULTS.md, perf/baselines and perf/history.jsonl.
 
-Generation's constants and what a step costs beyond its passes were fitted to some of these rows
-(planner/calibration.py says which). Not held are rows of verl's own trainer, and two of ours:
-
-- 1.5B, 2 H200, 09246cd: 12.2 s, planned at 7.4. It is the second step of two of a run that was cut
-  off; "phases were not recorded at steady state", and its generation holds the copy of weights to
-  the host that 254f258 removed.
-- 0.5B, one H100, 328593a: 9.4 and 8.8 s. Its updates are fitted (3.8 and 3.2 s), its lengths are
-  not recorded: by the longest response, generation is planned at 1.4 to 2.0 s, and took 4.7. With
-  512 responses of 130 tokens that is most likely the trajectories' own cost, which no row shows.
+Small models' rows are in test_measured_small.py. Generation's constants and what a step costs
+beyond its passes were fitted to some of these rows (planner/calibration.py says which). A figure is
+a recorded row when its steps came after the first of a run that went on to its end, and when no
+later commit removed what they measured. So verl's own trainer has none, and neither has the 1.5B
+shape of 09246cd: the second step of two of a run that was cut off, which holds the copy of weights
+that 254f258 removed.
 """
 
 from __future__ import annotations
@@ -42,6 +39,8 @@ AS_SHIPPED = ("parallel.tp=1", "train.mini_batch_prompts=8", "train.micro_batch_
               "memory.offload_idle=true", "rollout.engine_memory_fraction=0.9")  # fmt: skip
 ALONE = ("train.mode=async", "rollout.gpus=1", "rollout.engine_memory_fraction=0.8")
 BF16_ENGINE = "rollout.precision=model"
+
+DRIVER_THEN_S = 0.13 + 128 * 5.2e-4 - (0.06 + 128 * 3.9e-4)  # more for advantages than since c565d8b
 
 ROWS = {
     "254f258: bfloat16, TP 2": (("rl_7b_h200x2",), SEVEN, EARLY, 60.3),
@@ -83,15 +82,19 @@ def test_a_recorded_row_is_planned_within_5_percent(row: str):
     [
         ("5c49af3: the same", {"generate": 29.9, "old_log_prob": 7.9, "update": 20.0}),
         ("cd575e6: the same", {"generate": 29.5, "update": 14.8}),
-        ("69966e8: the same", {"generate": 25.3, "update": 13.8, "metrics": 0.83}),
+        ("69966e8: the same", {"generate": 25.3, "update": 13.8, "weight_sync": 0.43}),
         ("69966e8: quarter, sync", {"generate": 10.1, "update": 6.0}),
         ("69966e8: quarter, async", {"generate": 2.6, "update": 11.1}),
         ("698cc0a: eighth of A3B, R3", {"generate": 12.3, "update": 4.4, "weight_sync": 1.9, "advantage": 0.7}),
     ],
 )  # fmt: skip
 def test_its_phases_are_right_each_for_itself(row: str, measured: dict[str, float]):
-    """No sum that is right because two of its parts are wrong; 10 % of each."""
+    """No sum that is right because two of its parts are wrong; 10 % of each.
+
+    Metrics of then are not held, nor all of the advantages: c565d8b reads a step's rows in blocks.
+    """
     phases = planned(row).phases
+    phases["advantage"] += DRIVER_THEN_S
     assert {name: phases[name] for name in measured} == pytest.approx(measured, rel=0.10)
 
 
