@@ -52,8 +52,8 @@ def _padded_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         prompts, responses = lengths_of(data["prompts"]), lengths_of(data["responses"])
         assert sum(prompts) + sum(responses) == len(values_N), "an output has as many tokens as its sequences"
         assert all(prompts), "the first token of a response is said of at the prompt's last"
-        width = get_non_tensor_data(data, "max_response_len", -1)
-        width = max(responses) if width < 0 else width
+        asked: Any = get_non_tensor_data(data, "max_response_len", -1)
+        width: int = max(responses) if asked < 0 else asked
         sources_L, places_L = _moved(prompts, responses, width, values_N.device)
         rest = values_N.shape[1:]
         padded = values_N.new_zeros(len(responses) * width, *rest)

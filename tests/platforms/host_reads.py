@@ -51,7 +51,8 @@ def output_in_the_shape_of_a_loss(_) -> str:
     from verl.workers.utils import losses
 
     batch = tu.get_tensordict({"prompts": known_tokens(), "responses": known_tokens()}, {})
-    return reads(lambda: losses.no_padding_2_padding(torch.arange(10.0), batch))
+    pad = losses.no_padding_2_padding  # pyright: ignore[reportPrivateImportUsage]  patched there
+    return reads(lambda: pad(torch.arange(10.0), batch))
 
 
 def outputs_of_micro_batches(_) -> str:
