@@ -15,6 +15,7 @@ from typing import Any
 
 from retool_mcore.platforms.model_patches import MODEL_PATCHES
 from retool_mcore.platforms.packing import PACKING_PATCHES
+from retool_mcore.platforms.padding import PADDING_PATCHES
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.pickles import INDEX_PATCH
 from retool_mcore.platforms.versions import requirement
@@ -150,6 +151,7 @@ ENGINE_PATCHES = (
     INDEX_PATCH,
     *MODEL_PATCHES,
     *PACKING_PATCHES,
+    *PADDING_PATCHES,
     Patch(
         target="verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks",
         replace=_chunks_share_a_config,

@@ -165,12 +165,16 @@ def is_jagged(value: Any) -> bool:
 def send_batch(batch: Any, device: torch.device) -> Any:
     """verl's micro-batch, a TensorDict, with its tensors on ``device`` and its lengths known."""
     sent = batch.copy().clear_device_()
+    offsets: dict[tuple[int, ...], torch.Tensor] = {}  # one copy for all columns of these lengths
     for name in batch.keys():  # noqa: SIM118  a TensorDict is no mapping: iterating it goes over its rows
         value = batch.get(name)
         if not isinstance(value, torch.Tensor) or value.device == device:
             continue
         if is_jagged(value):
-            sent.set(name, jagged(send(value.values(), device), send(value.offsets(), device), lengths_of(value)))
+            lengths = lengths_of(value)
+            if lengths not in offsets:
+                offsets[lengths] = send(value.offsets(), device)
+            sent.set(name, jagged(send(value.values(), device), offsets[lengths], lengths))
         elif not value.is_nested:
             sent.set(name, send(value, device))
     return sent
@@ -184,16 +188,39 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, lengths: tuple[int, ...]
     )
 
 
-def select(nested: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """The jagged tensor of these of its rows, in this order."""
-    lengths = lengths_of(nested)
-    starts = [0, *accumulate(lengths)]
-    tokens = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
-    kept = tuple(lengths[row] for row in rows)
-    offsets = torch.tensor([0, *accumulate(kept)], dtype=nested.offsets().dtype)
-    device = nested.device
-    values = nested.values().index_select(0, send(torch.from_numpy(tokens), device))
-    return jagged(values, send(offsets, device), kept)
+def starts_of(lengths: Sequence[int]) -> np.ndarray:
+    """Where each sequence begins among the tokens of all; int64."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return ends - np.asarray(lengths)
+
+
+class Rows:
+    """Rows that are taken of each jagged tensor of a batch, in this order.
+
+    Columns of the same lengths share an index.
+    """
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self._rows = rows
+        self._indices: dict[tuple[torch.device, tuple[int, ...]], tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]]
+        self._indices = {}
+
+    def of(self, nested: torch.Tensor) -> torch.Tensor:
+        key = nested.device, lengths_of(nested)
+        if key not in self._indices:
+            self._indices[key] = self._index(*key)
+        tokens, offsets, kept = self._indices[key]
+        return jagged(nested.values().index_select(0, tokens), offsets, kept)
+
+    def _index(
+        self, device: torch.device, lengths: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+        """Which tokens they have, the offsets of their sequences, and the lengths."""
+        kept = tuple(lengths[row] for row in self._rows)
+        shifts = starts_of(lengths)[np.asarray(self._rows)] - starts_of(kept)
+        tokens = np.repeat(shifts, kept) + np.arange(sum(kept))
+        offsets = torch.tensor([0, *accumulate(kept)])
+        return send(torch.from_numpy(tokens), device), send(offsets, device), kept
 
 
 def _selected_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,10 +231,10 @@ def _selected_by_index(original: Callable[..., Any]) -> Callable[..., Any]:
         if batch is None or not len(indices):
             return original(batch, indices)
         names = [name for name in batch.keys() if is_jagged(batch.get(name))]  # noqa: SIM118
-        rows = indices if isinstance(indices, list) else indices.tolist()
+        rows = Rows(indices if isinstance(indices, list) else indices.tolist())
         selected = original(batch.exclude(*names), indices)
         for name in names:
-            selected.set(name, select(batch.get(name), rows))
+            selected.set(name, rows.of(batch.get(name)))
         return selected
 
     return index_select_tensor_dict

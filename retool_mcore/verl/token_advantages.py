@@ -12,7 +12,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.signal import lfilter
 
 from retool_mcore.verl.blocks import Block
 
@@ -74,6 +73,8 @@ def _from_the_end(values_L: torch.Tensor, ends: npt.NDArray[np.int64], factor: f
         upto = np.append(0.0, np.cumsum(found))
         lengths = np.diff(ends, prepend=0)
         return torch.from_numpy(np.repeat(upto[ends], lengths) - upto[:-1]).to(values_L.dtype)
+    from scipy.signal import lfilter  # a second of imports, which most runs do without
+
     made, first = np.empty_like(found), 0
     for end in ends.tolist():
         made[first:end] = lfilter([1.0], [1.0, -factor], found[first:end][::-1])[::-1]

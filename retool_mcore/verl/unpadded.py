@@ -24,6 +24,12 @@ from retool_mcore.verl.gap_sums import GapSums, Mismatch
 from retool_mcore.verl.learning_signal import LearningSignal, Told
 from retool_mcore.verl.replay import nothing_left
 
+# The columns that a worker reads. Without a list it fetches all, among them a row's texts and what
+# is said of it, and tensordict copies those one object after another for each micro-batch.
+FORWARD = ("input_ids", "loss_mask", "response_mask", "routed_experts")
+CRITIC = (*FORWARD, "prompts", "responses", "values", "returns")
+ACTOR = (*FORWARD, "prompts", "responses", "old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
+
 
 class UnpaddedTrainer(PPOTrainer):
     """A base of our trainers beside verl's own, and in front of ``PPOTrainer`` for all of them."""
@@ -46,6 +52,7 @@ class UnpaddedTrainer(PPOTrainer):
         temperature = self.config.actor_rollout_ref.rollout.temperature
         asked = {"calculate_entropy": True, "compute_loss": False, "temperature": temperature}
         batch.extra_info = {**(batch.extra_info or {}), **asked}
+        batch.fields = list(FORWARD)
         done = self.actor_rollout_wg.compute_log_prob(batch)
         assert len(done) == len(batch), f"{len(done)} rows of {len(batch)} have log-probabilities"
         sums = GapSums(self._mismatch)
@@ -64,6 +71,14 @@ class UnpaddedTrainer(PPOTrainer):
             raise nothing_left(self.global_steps, f'algorithm.rejection = "{self._run.algorithm.rejection}"')
         self._signal.advantages(batch)
         return _written(batch)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch.fields = list(CRITIC)
+        return super()._update_critic(batch, metrics)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch.fields = list(ACTOR)
+        return super()._update_actor(batch, metrics)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict, global_steps: int, epoch: int
@@ -93,8 +108,8 @@ class UnpaddedTrainer(PPOTrainer):
 
 
 def _written(batch: KVBatchMeta) -> KVBatchMeta:
-    """The batch after columns were stored: workers fetch all, and are told of no earlier pass."""
-    return KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags)
+    """The batch after columns were stored, for a next pass that is told of none before."""
+    return KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys, tags=batch.tags, fields=list(FORWARD))
 
 
 def _as_rows(tags: Sequence[Mapping[str, Any]], told: Sequence[Told]) -> DataProto:

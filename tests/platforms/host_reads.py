@@ -22,12 +22,51 @@ def reads(call) -> str:
 
     names = [f"get_{kind}_parallel_{what}" for kind in ("tensor_model", "context") for what in ("world_size", "rank")]
     ones = {name: lambda name=name: int(name.endswith("size")) for name in names}
-    original, count = torch.Tensor.tolist, Counter[str]()
+    count = Counter[str]()
 
-    def counted(tensor):
-        count["read"] += 1
-        return original(tensor)
+    def counted(original):
+        def read(tensor):
+            count["read"] += 1
+            return original(tensor)
 
-    with mock.patch.multiple(parallel_state, **ones), mock.patch.object(torch.Tensor, "tolist", counted):
+        return read
+
+    readers = {name: counted(getattr(torch.Tensor, name)) for name in ("tolist", "item")}
+    with mock.patch.multiple(parallel_state, **ones), mock.patch.multiple(torch.Tensor, **readers):
         call()
     return f"{count['read']} reads"
+
+
+def rows_of_a_batch(_) -> str:
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    batch = TensorDict({"input_ids": known_tokens()}, batch_size=[2])
+    return reads(lambda: tu.index_select_tensor_dict(batch, [1]))
+
+
+def output_in_the_shape_of_a_loss(_) -> str:
+    import torch
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils import losses
+
+    batch = tu.get_tensordict({"prompts": known_tokens(), "responses": known_tokens()}, {})
+    pad = losses.no_padding_2_padding  # pyright: ignore[reportPrivateImportUsage]  patched there
+    return reads(lambda: pad(torch.arange(10.0), batch))
+
+
+def outputs_of_micro_batches(_) -> str:
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine.megatron import transformer_impl
+
+    batch = tu.get_tensordict({"input_ids": known_tokens()}, {"use_dynamic_bsz": True})
+    outputs = [{"model_output": {"log_probs": known_tokens()}}, {"model_output": {"log_probs": known_tokens()}}]
+    join = transformer_impl.postprocess_batch_func  # pyright: ignore[reportPrivateImportUsage]  patched there
+    return reads(lambda: join(output_lst=outputs, indices=[[0, 2], [1, 3]], data=batch))
+
+
+ENABLES = {
+    "verl.utils.tensordict_utils.index_select_tensor_dict": rows_of_a_batch,
+    "verl.workers.utils.losses.no_padding_2_padding": output_in_the_shape_of_a_loss,
+    "verl.workers.engine.megatron.transformer_impl.postprocess_batch_func": outputs_of_micro_batches,
+}

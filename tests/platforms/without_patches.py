@@ -25,7 +25,7 @@ from unittest import mock
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import MIN_MICRO_BATCHES
 from tests.numerics import megatron_ranks
-from tests.platforms import doors, model_probes, token_stops
+from tests.platforms import doors, host_reads, model_probes, token_stops
 from tests.platforms.host_reads import known_tokens, reads
 
 
@@ -289,13 +289,6 @@ class Probes:
                 found.append(str(seen))
         return repr(found)
 
-    def rows_of_a_batch(self) -> str:
-        from tensordict import TensorDict
-        from verl.utils import tensordict_utils as tu
-
-        batch = TensorDict({"input_ids": known_tokens()}, batch_size=[2])
-        return repr(reads(lambda: tu.index_select_tensor_dict(batch, [1])))
-
     def save_whose_writer_is_killed(self) -> str:
         from tests.platforms.writers import KILLED, write
 
@@ -316,6 +309,7 @@ ENABLES = {
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
     **doors.ENABLES,
+    **host_reads.ENABLES,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "mbridge.core.bridge.broadcast_from_megatron_pp": Probes.weight_of_the_only_stage,
     "mbridge.core.bridge.broadcast_str_from_megatron_pp": Probes.weight_of_the_only_stage,
@@ -329,7 +323,6 @@ ENABLES = {
     "verl.models.mcore.model_forward.postprocess_thd_engine": Probes.pack_and_unpack,
     "verl.models.mcore.model_forward_fused.preprocess_thd_engine": Probes.pack_and_unpack,
     "verl.models.mcore.model_forward_fused.postprocess_thd_engine": Probes.pack_and_unpack,
-    "verl.utils.tensordict_utils.index_select_tensor_dict": Probes.rows_of_a_batch,
     "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
     "megatron.core.transformer.moe.token_dispatcher.torch": Probes.train_experts,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,

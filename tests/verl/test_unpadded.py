@@ -116,7 +116,7 @@ def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from retool_mcore.verl.trainer import ReToolTrainer
-    from retool_mcore.verl.unpadded import UnpaddedTrainer
+    from retool_mcore.verl.unpadded import FORWARD, UnpaddedTrainer
 
     trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
     trainer._run = load_config(RlConfig, RL, [f"rollout.group_size={SIZE}", *settings])
@@ -132,7 +132,7 @@ def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
     asked = {"calculate_entropy": True, "compute_loss": False, "temperature": trainer._run.rollout.temperature}
     trainer.actor_rollout_wg.compute_log_prob = lambda batch: batch if verls or batch.extra_info == asked else None
     batch = stages._compute_old_log_prob(trainer, rows.batch(), metrics)
-    assert verls or (batch.fields, batch.extra_info) == (None, {}), "the update is no pass without a loss"
+    assert verls or (batch.fields, batch.extra_info) == (list(FORWARD), {}), "the update is no pass without a loss"
     batch = stages._compute_advantage(trainer, batch, metrics)
     batch.tags = rows.tags
     stages._compute_metrics(trainer, batch, metrics, {"step": 2.0, "adv": 1.0, "gen": 0.5}, 5, 0)

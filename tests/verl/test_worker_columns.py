@@ -1,0 +1,102 @@
+"""Workers fetch the columns that they read, and no others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.platforms import get_platform
+from retool_mcore.verl.plugin import assert_loaded
+from tests.verl.loss_scenario import (
+    ENGINE_BT,
+    MASK_BT,
+    MOVED_BT,
+    OLD_BT,
+    RL,
+    TEXT_BT,
+    actor_config,
+    batch,
+    micro_batch,
+    said,
+    tree,
+)
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+ROWS = range(4)
+TOLD = ("dp_size", "batch_num_tokens", "global_batch_size")  # of a batch as a whole
+
+
+@pytest.fixture(autouse=True, scope="module")
+def verl_imports_here() -> None:
+    get_platform("cpu").activate()
+    assert_loaded()
+
+
+def stored() -> Any:
+    """What the queue has of four responses when they are learnt from, texts and all."""
+    from verl.utils import tensordict_utils as tu
+
+    columns = {"response_mask": MASK_BT, "loss_mask": MASK_BT, "rollout_log_probs": ENGINE_BT}
+    columns |= {"old_log_probs": OLD_BT, "advantages": MOVED_BT, "ref_log_prob": OLD_BT + 0.3 * TEXT_BT}
+    columns |= {"rollout_is_weights": 1.5 * TEXT_BT, "values": OLD_BT, "returns": MOVED_BT}
+    data = micro_batch(ROWS, **columns)
+    tu.assign_non_tensor_stack(data, "extra_fields", [{"row": row} for row in ROWS])
+    return data
+
+
+@pytest.mark.parametrize("name", ["CRITIC", "ACTOR"])
+def test_a_loss_of_the_columns_that_a_worker_fetches_is_that_of_all(name: str):
+    from verl.workers.utils.losses import ppo_loss, value_loss
+
+    from retool_mcore.verl import unpadded
+
+    wanted, output = getattr(unpadded, name), said(OLD_BT + MOVED_BT, ROWS)
+    everything = stored()
+    few = everything.select(*TOLD, *(each for each in wanted if each in everything.keys()))  # noqa: SIM118
+    assert "extra_fields" not in few.keys()  # noqa: SIM118
+    if name == "ACTOR":
+        config = actor_config("algorithm.kl_coef=0.1", 'algorithm.kl_in="loss"', 'algorithm.kl_type="k3"')
+        losses = [ppo_loss(config, {"log_probs": output}, data) for data in (everything, few)]
+        dropped = few.exclude("ref_log_prob")
+        with pytest.raises(KeyError, match="ref_log_prob"):
+            ppo_loss(config, {"log_probs": output}, dropped)
+        unweighted = ppo_loss(config, {"log_probs": output}, few.exclude("rollout_is_weights"))
+        assert float(unweighted[0]) != float(losses[1][0]), "weights are read"
+    else:
+        config = SimpleNamespace(cliprange_value=0.2, loss_agg_mode="token-mean", loss_scale_factor=None)
+        losses = [value_loss(config, {"values": output}, data) for data in (everything, few)]
+    (loss, metrics), (same_loss, same_metrics) = losses
+    assert torch.equal(loss, same_loss)
+    assert list(metrics) == list(same_metrics)
+
+
+def test_each_pass_asks_for_its_columns_and_the_next_one_for_its_own(monkeypatch: pytest.MonkeyPatch):
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl import unpadded
+    from retool_mcore.verl.trainer import ReToolTrainer
+    from retool_mcore.verl.unpadded import ACTOR, CRITIC, FORWARD
+
+    asked: list[tuple[str, list[str] | None]] = []
+
+    def asks(name: str, fetched: Any) -> Any:
+        asked.append((name, fetched.fields))
+        return fetched
+
+    trainer: Any = object.__new__(ReToolTrainer)  # verl's set-up starts workers
+    trainer._run, trainer.config, trainer.use_critic, trainer._ending = load_config(RlConfig, RL), tree(), True, None
+    trainer._forget_step()
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: asks("old_log_prob", batch))
+    monkeypatch.setattr(unpadded, "blocks", lambda *_: [])
+    for name in ("_update_critic", "_update_actor"):
+        monkeypatch.setattr(PPOTrainer, name, lambda self, batch, metrics, name=name: asks(name, batch))
+    after = trainer._compute_old_log_prob(batch(), {})
+    assert after.fields == list(FORWARD), "the reference's and the critic's passes"
+    trainer._update_critic(after, {})
+    trainer._update_actor(after, {})
+    assert asked == [("old_log_prob", list(FORWARD)), ("_update_critic", list(CRITIC)), ("_update_actor", list(ACTOR))]
