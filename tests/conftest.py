@@ -19,6 +19,20 @@ from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.server import SglangServer
+from retool_mcore.run.network import INTERFACES, RAY_ON_LOOPBACK, RAY_SECRETS
+
+OF_A_RUN = ("RAY_AUTH_MODE", *RAY_ON_LOOPBACK, *RAY_SECRETS, *INTERFACES)
+
+
+@pytest.fixture(autouse=True)
+def a_runs_secret_is_forgotten():
+    """A run in this process makes a secret for Ray and its engines: the next test is another."""
+    before = {name: os.environ.get(name) for name in OF_A_RUN}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -151,6 +151,8 @@ def launched(module: Any, *, adapters: bool) -> list[str]:
     with (
         mock.patch.object(module.SGLangHttpServer, "launch_server", launch),
         mock.patch.object(module.MeasuredServer, "lora_as_adapter", adapters),
+        # SGLang's application is one for the process, has answered, and takes no second key.
+        mock.patch.object(module, "engine_key", return_value=""),
     ):
         asyncio.run(run())
     return asked
