@@ -15,7 +15,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys import trainer
 from retool_mcore.verl.keys.algorithm import algorithm_keys
-from retool_mcore.verl.keys.engine import MODEL, OPTIMIZER, megatron_keys
+from retool_mcore.verl.keys.engine import MODEL, OPTIMIZER, TRANSFORMER, megatron_keys
 from retool_mcore.verl.keys.key import values
 from retool_mcore.verl.keys.refused import ACTOR, CRITIC, ENGINE_LOG_PROB_KEYS, REFERENCE, RL_KEYS, refuse
 from retool_mcore.verl.keys.rollout import ASYNC, SAMPLER, rollout_keys
@@ -72,11 +72,13 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
         # force_add: verl's YAML lacks some documented keys (arguments of Ray and of the engines).
         OmegaConf.update(tree, key, value, merge=False, force_add=True)
     for key, value in config.verl_overrides.items():
-        if OmegaConf.select(tree, key, default=tree) is tree:
+        # verl hands the whole table on to Megatron, and its own lists few of Megatron's options.
+        of_megatron = key.rpartition(".")[0].endswith(TRANSFORMER)
+        if OmegaConf.select(tree, key, default=tree) is tree and not of_megatron:
             raise ConfigError(
                 f"{config.source}: [verl_overrides] {key} is not a key of verl {verl.__version__}'s tree."
             )
-        OmegaConf.update(tree, key, value, merge=False)
+        OmegaConf.update(tree, key, value, merge=False, force_add=True)
     return tree
 
 
