@@ -108,3 +108,15 @@ def test_a_later_call_of_the_worker_in_a_step_compares_nothing(monkeypatch: pyte
     trainer, queue, metrics = update(monkeypatch, call=1)
     assert trainer._mismatch.metrics() == metrics == {}
     torch.testing.assert_close(queue.rows["b_1_0"]["old_log_probs"], OLD_BT[3, :4] - 3.0)
+
+
+def test_the_driver_weighs_nothing_where_the_loss_does(monkeypatch: pytest.MonkeyPatch):
+    """Of the engine's log-probabilities as the old ones every ratio would be 1."""
+    from retool_mcore.verl.learning_signal import LearningSignal
+
+    columns = {"old_log_probs": ENGINE_BT, "rollout_log_probs": ENGINE_BT, "rm_scores": torch.zeros_like(ENGINE_BT)}
+    queue = Queue(monkeypatch, response_mask=MASK_BT, **columns)
+    settings = ["algorithm.old_log_prob=rollout", "algorithm.importance_sampling=token"]
+    algorithm = load_config(RlConfig, RL, settings).algorithm
+    assert LearningSignal(algorithm).prepare(batch()) == {}
+    assert not any("rollout_is_weights" in row for row in queue.rows.values())
