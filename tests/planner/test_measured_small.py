@@ -4,7 +4,7 @@ A step of a small model is the host's: the engine launches each prefill kernel b
 decoding step of more responses than it has graphs for. Recorded are (tests/planner/data) the mean
 lengths and the median seconds of a run's steps from the third on, without those that saved.
 f03b0a2, and 328593a in words, were in the fit of these constants (planner/calibration.py); 7e84857
-alone and 328593a with the tool were not.
+alone and 328593a with the tool were not, but were in sight when these were chosen and rounded.
 
 Runs that share a host's cores wait longer for it, which no configuration says. So their host's part
 counts so many times: the update's factor is fitted to f03b0a2 (two runs) and held on 7e84857

@@ -34,6 +34,21 @@ def test_what_moves_the_updates_along_the_schedule_is_refused(
         checkpoint.find_resume(load_config(RlConfig, RL_7B, [here, *before, setting]))
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("rollout.group_size=8", "group_size was 16, now 8"),
+        ("train.prompts_per_step=256", "prompts_per_step was 512, now 256"),
+        ("rollout.tool=false", "tool was True, now False"),
+    ],
+)
+def test_another_step_or_another_task_is_another_run(tmp_path: Path, setting: str, said: str):
+    here = f"run.root={tmp_path}"
+    save(load_config(RlConfig, RL_7B, [here]), 50)
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.find_resume(load_config(RlConfig, RL_7B, [here, setting]))
+
+
 def test_every_other_changed_setting_is_told_by_name(tmp_path: Path):
     """The 7B recipe has a constant rate, so that the number of updates bends nothing."""
     here = (f"run.root={tmp_path}", "validation.temperature=1.0")

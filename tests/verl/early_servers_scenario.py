@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -101,6 +102,36 @@ def seeds_of(replica: Any) -> list[int]:
     replica._waiting.clear()
     made = [replica.MeasuredReplica(rank, shared) for rank in range(3)]
     return [each.engine_kwargs["sglang"]["random_seed"] for each in (*(one.config for one in made), shared)]
+
+
+def room_of(replica: Any, config: RlConfig) -> list[int]:
+    """How many requests Ray may hand a server at once: an early one, and one that verl starts."""
+    asked: list[int] = []
+
+    class Actor:
+        def options(self, *, max_concurrency: int, **_: Any) -> Actor:
+            asked.append(max_concurrency)
+            return self
+
+        def remote(self) -> None: ...
+
+    replica._waiting.clear()
+    with mock.patch.object(replica, "actor_class", lambda server: Actor()):
+        replica.start_early(config)
+    replica._waiting.clear()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.toml").write_text(config.to_toml(), encoding="utf-8")
+        made = object.__new__(replica.MeasuredReplica)
+        made.config = SimpleNamespace(router_config_path=f"{folder}/router.yaml")
+        return [*asked, made.max_concurrency]
+
+
+def behind_requests(module: Any) -> list[str]:
+    """Calls of verl's server that wait in Ray when it has more requests than it may have."""
+    calls = [name for name in dir(module.SGLangHttpServer) if not name.startswith("_")]
+    ours = {name: getattr(module.MeasuredServer, name) for name in calls}
+    calls = [name for name, call in ours.items() if asyncio.iscoroutinefunction(call)]
+    return [name for name in calls if getattr(ours[name], "__ray_concurrency_group__", "") != module.CONTROL]
 
 
 def answers(module: Any) -> dict[str, list[int]]:
@@ -220,6 +251,7 @@ def main() -> dict[str, Any]:
     paper = load_config(RlConfig, "configs/rl_tiny_cpu.toml", ["train.prompts_per_step=96", "rollout.group_size=16"])
     many = sglang_server.actor_class(busy).options(max_concurrency=ours.requests_at_once(paper)).remote()
     found["started of 1536"] = controlled(many, 1536)
+    found |= {"room": room_of(ours, paper), "behind": behind_requests(sglang_server)}
     found |= {"before": before, "after": ray.get(server.told.remote()), "same": same}
     found |= {"seeds": seeds_of(ours), "answers": answers(sglang_server)}
     found["launch"] = [launched(sglang_server, adapters=adapters) for adapters in (False, True)]

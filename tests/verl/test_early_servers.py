@@ -30,6 +30,15 @@ def test_no_request_of_training_waits_in_ray_where_nobody_counts_it(found: dict[
     assert found["started of 1536"] == 1536
 
 
+def test_early_servers_and_those_that_verl_starts_have_room_for_all_of_them(found: dict[str, Any]):
+    assert found["room"] == [1536, 1536]
+
+
+def test_every_other_call_of_verls_to_a_server_controls_it(found: dict[str, Any]):
+    """A start, and what it asks before a server has any request, may wait."""
+    assert found["behind"] == ["generate", "launch_server", "set_pd_peer"]
+
+
 def test_its_http_server_answers_only_who_knows_the_runs_key(found: dict[str, Any]):
     assert len(found["answers"]) == 4
     for without, wrong, right in found["answers"].values():

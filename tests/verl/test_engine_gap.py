@@ -50,6 +50,7 @@ def update(monkeypatch: pytest.MonkeyPatch, *settings: str, call: int = 0) -> tu
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from retool_mcore.verl.trainer import ReToolTrainer
+    from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
 
     queue = Queue(
         monkeypatch,
@@ -60,12 +61,19 @@ def update(monkeypatch: pytest.MonkeyPatch, *settings: str, call: int = 0) -> tu
         rollout_log_probs=ENGINE_BT,
     )
 
+    asked: list[Any] = []
+
     def log_probs_of_update(meta: Any) -> None:
+        assert asked == [True], "a worker keeps those of a batch that asks for it"
         for row, key in enumerate(KEYS):
             one_prompt_token = torch.cat([OLD_BT[row, : LENGTHS_B[row]] + DRIFT_BT[row], torch.tensor([-99.0])])
             queue.rows[key]["update_log_probs"] = one_prompt_token
 
-    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: batch)
+    def updates(trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        asked.append(batch.extra_info[KEEP_LOG_PROBS])
+        return batch
+
+    monkeypatch.setattr(PPOTrainer, "_update_actor", updates)
     trainer = object.__new__(ReToolTrainer)  # verl's set-up starts workers
     settings = ("algorithm.old_log_prob=rollout", "rollout.group_size=2", "train.mini_batch_prompts=6", *settings)
     trainer._run = load_config(RlConfig, RL, settings)
@@ -100,3 +108,15 @@ def test_a_later_call_of_the_worker_in_a_step_compares_nothing(monkeypatch: pyte
     trainer, queue, metrics = update(monkeypatch, call=1)
     assert trainer._mismatch.metrics() == metrics == {}
     torch.testing.assert_close(queue.rows["b_1_0"]["old_log_probs"], OLD_BT[3, :4] - 3.0)
+
+
+def test_the_driver_weighs_nothing_where_the_loss_does(monkeypatch: pytest.MonkeyPatch):
+    """Of the engine's log-probabilities as the old ones every ratio would be 1."""
+    from retool_mcore.verl.learning_signal import LearningSignal
+
+    columns = {"old_log_probs": ENGINE_BT, "rollout_log_probs": ENGINE_BT, "rm_scores": torch.zeros_like(ENGINE_BT)}
+    queue = Queue(monkeypatch, response_mask=MASK_BT, **columns)
+    settings = ["algorithm.old_log_prob=rollout", "algorithm.importance_sampling=token"]
+    algorithm = load_config(RlConfig, RL, settings).algorithm
+    assert LearningSignal(algorithm).prepare(batch()) == {}
+    assert not any("rollout_is_weights" in row for row in queue.rows.values())

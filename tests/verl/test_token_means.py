@@ -121,3 +121,19 @@ def test_an_update_without_a_token_in_the_loss_has_means_of_0():
     step = {"loss_tokens": [0.0], "sum_over_tokens/actor/ppo_kl": [0.0]}
     divide_by_tokens(step)
     assert step == {"loss_tokens": [0.0], "actor/ppo_kl": [0.0]}
+
+
+def test_a_workers_step_reports_one_mean_of_its_updates_and_the_last_rate(monkeypatch: pytest.MonkeyPatch):
+    """Of 10 and of 30 tokens: 0.1 and 0.3 clipped are 0.25 of all."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine_workers import TrainingWorker
+
+    from retool_mcore.verl.update_worker import UpdateWorker
+
+    told = {"lr": [1e-6, 2e-6], "loss_tokens": [10.0, 30.0], "sum_over_tokens/actor/pg_clipfrac": [1.0, 9.0]}
+    output = TensorDict({}, batch_size=[])
+    tu.assign_non_tensor(output, metrics=told)
+    monkeypatch.setattr(TrainingWorker, "train_mini_batch", lambda self, data: output)
+    found = tu.get(UpdateWorker.train_mini_batch(object.__new__(UpdateWorker), output), "metrics")
+    assert found == {"lr": [2e-6], "loss_tokens": [40.0], "actor/pg_clipfrac": [0.25]}

@@ -312,3 +312,14 @@ def test_a_step_of_no_token_in_the_loss_has_no_numbers():
     values = torch.tensor([-1.0, -2.0])
     sums.add(values, values, torch.zeros(2, dtype=torch.long), np.array([0]), values)
     assert sums.metrics() == {}
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo"])
+def test_a_response_alone_in_its_group_is_compared_with_nothing(name: str):
+    """As verl has it: a mean of one would leave 0 of every reward."""
+    from retool_mcore.verl.learning_signal import LearningSignal
+
+    signal = LearningSignal(load_config(RlConfig, RL, [f"algorithm.name={name}"]).algorithm)
+    keys, rewards, learnt = ["a_0_0", "b_0_0", "b_1_0"], np.array([0.5, 1.0, -1.0]), np.array([3, 3, 3])
+    found = signal._compared(keys, rewards, learnt)
+    assert found[0] == pytest.approx(0.5, rel=1e-5) and found[1] == pytest.approx(-found[2])
