@@ -13,7 +13,7 @@ from pathlib import Path
 STAGES = {
     "checks": "checking settings, data and sandbox; importing the trainer",
     "ray": "starting Ray",
-    "driver": "starting the transfer queue, reading the data",
+    "driver": "reading the data, while the transfer queue starts",
     "workers": "starting the workers' processes",
     "model": "building the model on Megatron",
     "reward": "starting the reward's processes",

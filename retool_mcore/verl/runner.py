@@ -20,6 +20,7 @@ from retool_mcore.run.environment import write_environment
 from retool_mcore.run.memory_kills import MemoryKills
 from retool_mcore.run.start import begin
 from retool_mcore.verl import trainer  # noqa: F401  registers our trainers with verl
+from retool_mcore.verl.early_queue import queue_beside
 from retool_mcore.verl.failure import error_for_user, with_memory
 from retool_mcore.verl.keys.ppo import ppo_tree, run_config_of
 from retool_mcore.verl.keys.rollout import write_settings
@@ -43,7 +44,8 @@ class Driver(_TaskRunner):
         begin(Path(run_config_of(config)).parent, "driver")
         if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
             measure_sglang(settings_of_run(run_config_of(config)))
-        super().run(config)
+        with queue_beside():
+            super().run(config)
 
     def options(self, **_: Any) -> Driver:
         """As of a Ray actor class; see ``remote``."""

@@ -39,6 +39,7 @@ from retool_mcore.verl import loop_workers, router, start_stages
 from retool_mcore.verl.asked_to_end import EndingMixin
 from retool_mcore.verl.async_save import seed_at
 from retool_mcore.verl.dealing import deal, order_for_ranks
+from retool_mcore.verl.early_queue import wait_for_queue
 from retool_mcore.verl.engine_gap import first_update, gap_metrics, store_actor_log_probs
 from retool_mcore.verl.engines import DetachedEnginesMixin
 from retool_mcore.verl.goal import BestAndCurriculum
@@ -274,6 +275,7 @@ class TrainerMixin(BestAndCurriculum, InFlightMixin, EndingMixin):
         return WorkersSave(self._saved_groups()) if self._run.checkpoint.asynchronous else None
 
     def _load_checkpoint(self) -> None:
+        wait_for_queue()
         saved = checkpoint.find_resume(self._run)
         if saved is not None and not saved.has_random_states_of(self._run):
             for group in self._saved_groups():
