@@ -7,21 +7,27 @@ test_gpu_experts.py compare what comes out.
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 pytest.importorskip("verl", reason="verl is not installed")
+from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
+from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import actor_config, tree
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 MEGATRON = "actor_rollout_ref.actor.megatron."
+MINDSPEED = f"{MEGATRON}override_transformer_config.use_flash_attn"
 
 
 class Reached(Exception):
@@ -152,6 +158,17 @@ def test_experts_tokens_are_sorted_by_the_kernel_that_the_run_file_names(fused: 
             dispatcher, torch.zeros(2, 1, 4), routing, torch.ones(2, 2)
         )
     assert reached.value.args == (fused,)
+
+
+def test_an_option_that_megatron_does_not_have_is_refused_before_anything_starts():
+    asked = f"{MEGATRON}override_transformer_config.moe_permute_fusionn"
+    with pytest.raises(ConfigError, match=rf"\[verl_overrides\] {re.escape(asked)} is not a key of verl"):
+        actor_config(f"verl_overrides.{asked}=true")
+    # MindSpeed's own are known where MindSpeed is.
+    config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"verl_overrides.{MINDSPEED}=true"])
+    assert OmegaConf.select(ppo_tree(config, get_platform("ascend")), MINDSPEED) is True
+    with pytest.raises(ConfigError, match="use_flash_attn is not a key of verl"):
+        ppo_tree(config, get_platform("cpu"))
 
 
 @pytest.mark.parametrize("count", [1, 3])
