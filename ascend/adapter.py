@@ -164,6 +164,9 @@ class Ascend(Platform):
     def mapping(self) -> str:
         return limits.markdown()
 
+    def has_transformer_option(self, name: str) -> bool:
+        return True  # MindSpeed adds options of its own, which only a machine with it knows
+
     def tested_versions(self) -> Sequence[str]:
         return VERSIONS
 

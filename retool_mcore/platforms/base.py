@@ -88,6 +88,12 @@ class Platform(ABC):
         """
         return ""
 
+    def has_transformer_option(self, name: str) -> bool:
+        """Whether Megatron's TransformerConfig has this option on the platform."""
+        from megatron.core.transformer.transformer_config import TransformerConfig
+
+        return name in TransformerConfig.__dataclass_fields__
+
     def tested_versions(self) -> Sequence[str]:
         """Requirements of what pip does not install with the platform's extra.
 

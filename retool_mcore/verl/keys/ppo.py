@@ -72,7 +72,7 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
         # force_add: verl's YAML lacks some documented keys (arguments of Ray and of the engines).
         OmegaConf.update(tree, key, value, merge=False, force_add=True)
     for key, value in config.verl_overrides.items():
-        if OmegaConf.select(tree, key, default=tree) is tree and not _is_of_transformer(key, platform):
+        if OmegaConf.select(tree, key, default=tree) is tree and not _is_of_megatron(key, platform):
             raise ConfigError(
                 f"{config.source}: [verl_overrides] {key} is not a key of verl {verl.__version__}'s tree."
             )
@@ -80,16 +80,10 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
     return tree
 
 
-def _is_of_transformer(key: str, platform: Platform) -> bool:
-    """Whether Megatron has this option: verl hands on the whole table, and itself lists few.
-
-    MindSpeed adds options of its own, which only a machine with it knows.
-    """
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
+def _is_of_megatron(key: str, platform: Platform) -> bool:
+    """Whether Megatron has this option: verl hands on the whole table, and itself lists few."""
     table, _, option = key.rpartition(".")
-    known = platform.name == "ascend" or option in TransformerConfig.__dataclass_fields__
-    return table.endswith(TRANSFORMER) and known
+    return table.endswith(TRANSFORMER) and platform.has_transformer_option(option)
 
 
 def ppo_keys(config: RlConfig, platform: Platform) -> dict[str, Any]:
