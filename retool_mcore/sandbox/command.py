@@ -51,9 +51,7 @@ def serve(
     ] = None,
     python: Annotated[str, typer.Option(help="interpreter that runs the code: absolute path [default: this one]")] = "",
     preload: Annotated[list[str] | None, typer.Option(help="module of the warm image; may be given repeatedly")] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="share the workers; each is replaced when it is lost")
-    ] = None,
+    processes: Annotated[int | None, typer.Option(help="share the workers; each is replaced when it is lost")] = None,
     inherited: Annotated[str, typer.Option(hidden=True)] = "",
     again: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
