@@ -32,7 +32,7 @@ from tests.planner.plans import ALONE, FOUR, ROOT, SEVEN, TWO, rl
 HALF = PUBLISHED["Qwen2.5-0.5B"]
 FILE = ROOT / "tests" / "planner" / "data" / "rl_0.5b.jsonl"
 RECORDED = {row["row"]: row for row in map(json.loads, FILE.read_text(encoding="utf-8").splitlines())}
-WORDS, ADAPTERS = ("rollout.tool=false",), ("lora.rank=32", "lora.alpha=64")
+WORDS, ADAPTERS = ("rollout.tools=[]",), ("lora.rank=32", "lora.alpha=64")
 THEN_S = 0.13 + 512 * 5.2e-4 - (0.06 + 512 * 3.9e-4)  # more for advantages than since c565d8b
 
 
