@@ -39,7 +39,7 @@ def test_what_moves_the_updates_along_the_schedule_is_refused(
     [
         ("rollout.group_size=8", "group_size was 16, now 8"),
         ("train.prompts_per_step=256", "prompts_per_step was 512, now 256"),
-        ("rollout.tool=false", "tool was True, now False"),
+        ("rollout.tools=[]", "tool was True, now False"),
     ],
 )
 def test_another_step_or_another_task_is_another_run(tmp_path: Path, setting: str, said: str):
