@@ -28,7 +28,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
-from retool_mcore.planner.generation import Engines
+from retool_mcore.planner.generation import Engines, calls_of
 from retool_mcore.planner.hardware import DEVICES, Hardware
 from retool_mcore.planner.lengths import Lengths
 from retool_mcore.planner.plan import make_plan
@@ -189,7 +189,7 @@ def simulate(
     training = {name: seconds for name, seconds in plan.phases.items() if name not in ("generate", "metrics")}
     training_s, mode = sum(training.values()), config.train.mode
     engines = Engines.of(config, shape, hardware, plan.rollout.kv_tokens, lengths)
-    calls = round(calibrated("calls") if lengths.calls is None else lengths.calls) if config.rollout.tool else 0
+    calls = round(calls_of(config, lengths))
     wait_s = calibrated("tool_wait_s") if lengths.tool_s is None else lengths.tool_s / max(1, calls)
     count = engines.count if mode == "sync" else min(engines.count, represented)
     rollout = Rollout(engines, count, cores=max(1, round(cores * count / engines.count)), call_s=wait_s)

@@ -61,7 +61,7 @@ class Engines:
             ahead=0.0 if t.mode == "sync" else t.prefetch_batches,
             max_running=r.max_running_requests, kv_tokens=kv_tokens, lengths=lengths,
             captured=r.engine_args.get("cuda_graph_max_bs", CAPTURED if r.engine_tp < 4 else 2 * CAPTURED),
-            calls=_calls(config, lengths),
+            calls=calls_of(config, lengths),
         )  # fmt: skip
 
     @property
@@ -198,7 +198,8 @@ def stream(engines: Engines, training_s: float, pause_s: float) -> tuple[float, 
     return seconds, at_once
 
 
-def _calls(config: RlConfig, lengths: Lengths) -> float:
+def calls_of(config: RlConfig, lengths: Lengths) -> float:
+    """Calls of a response: as was recorded, or as is usual; 0 without a tool."""
     if not config.rollout.tool:
         return 0.0
     return calibrated("calls") if lengths.calls is None else lengths.calls
@@ -207,7 +208,7 @@ def _calls(config: RlConfig, lengths: Lengths) -> float:
 def _tools_s(config: RlConfig, lengths: Lengths) -> float:
     if not config.rollout.tool:
         return 0.0
-    return _calls(config, lengths) * calibrated("tool_wait_s") if lengths.tool_s is None else lengths.tool_s
+    return calls_of(config, lengths) * calibrated("tool_wait_s") if lengths.tool_s is None else lengths.tool_s
 
 
 def decode_device_s(

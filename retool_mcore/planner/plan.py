@@ -9,7 +9,7 @@ from typing import Any
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
-from retool_mcore.planner.generation import decode
+from retool_mcore.planner.generation import calls_of, decode
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.lengths import Lengths, assumed
 from retool_mcore.planner.memory import RolloutMemory, TrainMemory, rollout_memory, train_memory
@@ -221,7 +221,7 @@ def _rl_plan(
         config=config, dp=dp, train=train, rollout=rollout, phases={"generate": decoding.seconds} | training,
         host_s=host_s, parts=parts, mean_tokens=lengths.sequence, tokens_per_step=work.tokens, steps=config.train.steps,
         device_gib=hardware.device.memory_gib, notes=notes,
-        sandbox=_sandboxes(config, sampling_s, lengths.calls) if config.rollout.tool else None,
+        sandbox=_sandboxes(config, sampling_s, calls_of(config, lengths)) if config.rollout.tool else None,
     )  # fmt: skip
 
 
@@ -293,9 +293,8 @@ def _train_s(
     return seconds * stretch(shape, parallel, micro_batches)
 
 
-def _sandboxes(config: RlConfig, seconds: float, calls: float | None) -> Sandboxes:
-    of_response = calibrated("calls") if calls is None else calls
-    calls_per_s = config.train.prompts_per_step * config.rollout.group_size * of_response / seconds
+def _sandboxes(config: RlConfig, seconds: float, calls: float) -> Sandboxes:
+    calls_per_s = config.train.prompts_per_step * config.rollout.group_size * calls / seconds
     cores = calls_per_s * calibrated("execution_cpu_s") / config.cluster.nodes
     # Calls come in bursts, because all responses of a step start together. So the number of workers
     # is twice the mean load, and at least 4.
