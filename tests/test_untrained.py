@@ -41,7 +41,7 @@ def test_the_output_matrix_counts_where_it_is_not_tied_also_in_several_files(tmp
 
 
 def test_weights_that_cannot_be_read_are_one_error(tmp_path: Path):
-    assert never_trained(str(tmp_path), [0]) == [], "a folder without weights tells nothing"
+    assert never_trained(str(tmp_path), [0]) is None, "a folder without weights tells nothing"
     (tmp_path / "model.safetensors").write_bytes(b"cut off")
     with pytest.raises(CheckpointError, match="cannot be read"):
         never_trained(str(tmp_path), [0])
@@ -59,3 +59,10 @@ def test_a_model_that_never_met_the_tags_is_served_by_retool(tokenizer, tmp_path
     done = CliRunner().invoke(app, ["protocol", str(tmp_path)])
     assert done.exit_code == 0 and done.stdout.strip().splitlines()[-1] == said, done.output
     assert ("never met" in done.output) is not trained
+
+
+def test_a_folder_without_weights_is_said_to_be_no_ground_for_the_protocol(tokenizer, tmp_path: Path):
+    tokenizer.save_pretrained(tmp_path)
+    done = CliRunner().invoke(app, ["protocol", str(tmp_path)])
+    assert done.exit_code == 0 and done.stdout.splitlines() == ["hermes"]
+    assert f"{tmp_path} has no weights" in done.stderr

@@ -106,7 +106,10 @@ def protocol(
     tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args))
     found = serving_protocol(tokenizer)
     tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
-    if found == "hermes" and never_trained(model, tags):
+    untrained = never_trained(model, tags) if found == "hermes" else []
+    if untrained is None:
+        typer.echo(f"note: {model} has no weights, so whether it ever met {CALL_START} is not known", err=True)
+    elif untrained:
         Retool(tokenizer)  # its own error where the other one is not served either
         found = "retool"
         typer.echo(

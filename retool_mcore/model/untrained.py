@@ -15,12 +15,12 @@ MANY = 100  # so many other rows are like a row that was never trained
 OUTPUT_MATRICES = ("lm_head.weight", "model.embed_tokens.weight")  # the second where the two are tied
 
 
-def never_trained(model: str, token_ids: Sequence[int]) -> list[int]:
+def never_trained(model: str, token_ids: Sequence[int]) -> list[int] | None:
     """Those of ``token_ids`` whose row [H] of the output matrix [V, H] is like many others.
 
     Such a token is as likely as each of the others until training tells them apart. In
     Qwen2.5-Coder-0.5B-Instruct the rows of <tool_call> and </tool_call> are like 6,088 others.
-    ``model``: a folder or hub name; without weights nothing is known, so none is named. Raises
+    ``model``: a folder or hub name. None: it has no weights, so nothing is known. Raises
     CheckpointError when the weights cannot be read.
     """
     import torch
@@ -29,7 +29,7 @@ def never_trained(model: str, token_ids: Sequence[int]) -> list[int]:
     try:
         found = _output_matrix(model)
         if found is None:
-            return []
+            return None
         file, name = found
         with _open(file) as weights:
             rows_VH: torch.Tensor = weights.get_tensor(name)
