@@ -155,7 +155,7 @@ def train_memory(
 
 def captured_by(rollout: Rollout, device: Device) -> int:
     """Requests of the largest decoding step that an engine has in a graph."""
-    if device.platform != "cuda":
+    if device.engine_counts_all:  # no SGLang
         return CAPTURED if rollout.engine_tp < 4 else 2 * CAPTURED
     usual = captured(rollout.max_running_requests, rollout.engine_tp)
     return rollout.engine_args.get(SGLANG.graphs_argument or "", usual)
