@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
-from retool_mcore.verl.gap_sums import GapSums, Mismatch
+from retool_mcore.verl.gap_sums import GapSums, KeptGaps, Mismatch
 from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import RL, tree
 
@@ -110,6 +109,42 @@ class Rows:
         return self.batch()
 
 
+class Workers:
+    """Two ranks with our worker's methods, and one without an output of its pass."""
+
+    def __init__(self, rows: Rows) -> None:
+        from retool_mcore.verl.workers import SavingActorWorker
+
+        self.rows, self.asked = rows, list[tuple[list[str], dict[str, Any]]]()
+        self.ranks: list[Any] = [object.__new__(SavingActorWorker) for _ in range(3)]
+        for rank in self.ranks:
+            rank.compute_log_prob = lambda data: data
+        self.ranks[2].compute_log_prob = lambda data: None
+
+    def compute_log_prob(self, batch: Any) -> Any:
+        return batch
+
+    def old_log_probs(self, batch: Any) -> Any:
+        from verl.utils import tensordict_utils as tu
+
+        self.asked.append((batch.fields, batch.extra_info))
+        half = len(batch.keys) // 2
+        for rank, keys in zip(self.ranks, (batch.keys[:half], batch.keys[half:], batch.keys[:1]), strict=True):
+            data = self.rows.kv_batch_get(
+                keys=keys, partition_id="train", select_fields=[*batch.fields, "log_probs", "entropy"]
+            )
+            tu.assign_non_tensor(data, **batch.extra_info)
+            if (columns := rank.old_log_probs(data)) is not None:
+                self.rows.kv_batch_put(keys, "train", columns)
+        return batch
+
+    def gap_histogram(self) -> list[Any]:
+        return [rank.gap_histogram() for rank in self.ranks]
+
+    def gaps_of_bin(self, number: int) -> list[Any]:
+        return [rank.gaps_of_bin(number) for rank in self.ranks]
+
+
 def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
     """The metrics of a step's stages on the driver; they leave columns in the queue."""
     from verl.trainer.ppo.core_algos import get_kl_controller
@@ -125,14 +160,14 @@ def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
     trainer.kl_ctrl_in_reward = get_kl_controller(trainer.config.algorithm.kl_ctrl)
     trainer._rollout_moe_lb_metrics_accumulator = None
     trainer._get_n_gpus_for_throughput = lambda: 1
-    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: batch)
+    trainer.actor_rollout_wg = workers = Workers(rows)
     trainer._forget_step()
     stages = PPOTrainer if verls else UnpaddedTrainer
     metrics: dict[str, Any] = {}
-    asked = {"calculate_entropy": True, "compute_loss": False, "temperature": trainer._run.rollout.temperature}
-    trainer.actor_rollout_wg.compute_log_prob = lambda batch: batch if verls or batch.extra_info == asked else None
     batch = stages._compute_old_log_prob(trainer, rows.batch(), metrics)
     assert verls or (batch.fields, batch.extra_info) == (list(FORWARD), {}), "the update is no pass without a loss"
+    asked = {"calculate_entropy": True, "compute_loss": False, "temperature": trainer._run.rollout.temperature}
+    assert verls or workers.asked == [([*FORWARD, "rollout_log_probs"], asked | {"retool_step": 1})]
     batch = stages._compute_advantage(trainer, batch, metrics)
     batch.tags = rows.tags
     stages._compute_metrics(trainer, batch, metrics, {"step": 2.0, "adv": 1.0, "gen": 0.5}, 5, 0)
@@ -305,6 +340,46 @@ def test_the_largest_gaps_are_exact_however_they_come(piece: int):
     assert (found["mismatch/max"], found["mismatch/p99"]) == (sizes[-1], sizes[98_999])
     assert mismatch._kept < 5_000 + piece
     assert Mismatch(10).metrics() == {}
+
+
+@pytest.mark.parametrize("zeros", [0, 99_500, 100_000])
+def test_the_largest_gaps_are_exact_where_workers_keep_them(zeros: int):
+    """Of a step's two batches."""
+    drawn = torch.Generator().manual_seed(3)
+    gap_N = torch.randn(100_000, generator=drawn) * torch.rand(100_000, generator=drawn)
+    gap_N[:zeros] = 0.0
+    kept = [KeptGaps(1) for _ in range(3)]
+    for rank, part in zip([0, 1, 0], gap_N.split(40_000), strict=True):
+        kept[rank].add(part, len(part))
+
+    class Workers:
+        def gap_histogram(self) -> list[Any]:
+            return [None, *(each.histogram() for each in kept)]
+
+        def gaps_of_bin(self, number: int) -> list[Any]:
+            return [None, *(each.of_bin(number) for each in kept)]
+
+    mismatch = Mismatch(100_000)
+    mismatch.kept_by(Workers(), 40_000, float(gap_N[:40_000].sum()))
+    mismatch.kept_by(Workers(), 60_000, float(gap_N[40_000:].sum()))
+    sizes, found = sorted(gap_N.abs().tolist()), mismatch.metrics()
+    assert (found["mismatch/max"], found["mismatch/p99"]) == (sizes[-1], sizes[98_999])
+    assert found["mismatch/kl"] == pytest.approx(-float(gap_N.double().mean()), abs=1e-7)
+
+
+def test_a_worker_forgets_gaps_of_another_step_and_those_that_were_asked_for(monkeypatch: pytest.MonkeyPatch):
+    rows = Rows(monkeypatch)
+    workers, batch = Workers(rows), rows.batch()
+    batch.fields = ["response_mask", "rollout_log_probs"]
+    counts = []
+    for number in (1, 1, 2):
+        batch.extra_info = {"retool_step": number}
+        workers.old_log_probs(batch)
+        counts.append(sum(int(told[0].sum()) for told in workers.gap_histogram() if told))
+    learnt = sum(int(row["response_mask"].sum()) for row in rows.rows.values())
+    assert counts == [learnt, 2 * learnt, learnt]
+    workers.gaps_of_bin(0)
+    assert workers.gap_histogram() == [None, None, None]
 
 
 def test_a_step_of_no_token_in_the_loss_has_no_numbers():
