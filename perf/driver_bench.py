@@ -60,8 +60,7 @@ class Table:
                     "num_turns": 3,
                 }
             )
-        for _ in range(2):  # torch imports what nested tensors need when the first is made
-            self._compare()
+        self._compare()
         self.keys = [f"g{row // GROUP}_{row % GROUP}_0" for row in range(len(lengths))]
         self.kind_of = {key: self.kinds[row % KINDS] for row, key in enumerate(self.keys)}
         sizes = [len(self.kinds[row % KINDS]["responses"]) for row in range(len(lengths))]
@@ -77,13 +76,18 @@ class Table:
         from retool_mcore.verl.engine_gap import NUMBERS, old_log_probs_of
         from retool_mcore.verl.gap_sums import KeptGaps
 
-        self.kept, started = [KeptGaps(1) for _ in self.kinds], time.process_time()
-        for kind, kept in zip(self.kinds, self.kept, strict=True):
+        def of(kinds: list[dict[str, Any]], kept: KeptGaps) -> torch.Tensor:
             columns = {
-                name: torch.nested.as_nested_tensor([kind[name]], layout=torch.jagged)
+                name: torch.nested.as_nested_tensor([kind[name] for kind in kinds], layout=torch.jagged)
                 for name in ("response_mask", "rollout_log_probs", "log_probs", "entropy")
             }
-            kind[NUMBERS] = old_log_probs_of(columns, kept)[NUMBERS][0]
+            return old_log_probs_of(columns, kept)[NUMBERS]
+
+        self.kept = [KeptGaps(1) for _ in self.kinds]
+        for kind, kept in zip(self.kinds, self.kept, strict=True):
+            kind[NUMBERS] = of([kind], kept)[0]
+        started = time.process_time()
+        of(self.kinds, KeptGaps(1))
         took, tokens = time.process_time() - started, sum(len(kind["responses"]) for kind in self.kinds)
         self.workers_us_a_token = round(1e6 * took / tokens, 4)
 

@@ -38,15 +38,16 @@ ALONE = {
 class DrawnTokens:
     """verl's client of its servers: as many tokens as are asked for, at no cost.
 
-    ``ids``: those that stand for themselves, no mark of a turn or of a call.
+    ``ids``: those that stand for themselves, no mark of a turn or of a call. ``asked``: requests.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = ids
+        self.ids, self.asked = ids, 0
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any]) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
+        self.asked += 1
         count = sampling_params["max_new_tokens"]
         drawn = random.Random(len(prompt_ids)).choices(self.ids, k=count)
         return TokenOutput(token_ids=drawn, log_probs=[-5.0] * count, stop_reason="length", extra_fields={})
@@ -171,12 +172,13 @@ def train(config: RlConfig, tree: Any) -> None:
     timer.flush()
     for step in range(1, config.train.steps + 1):
         with timer.span("generate"):
-            outputs = rollout.sample(step)
+            asked, outputs = rollout.client.asked, rollout.sample(step)
         with timer.span("reward"):
             advantages = rollout.advantages(outputs)
         data = batch_of(outputs, advantages)
         metrics = learn(worker, data, config, timer)
         times, tokens = timer.flush(), float(data["input_ids"].offsets()[-1])
+        metrics["behavior/requests"] = (rollout.client.asked - asked) / len(outputs)
         row = {"tokens": tokens, **metrics, **memory_by_rank([platform.peak_memory_gib()]), **times}
         writer.write(step, row | token_rates(tokens, times, 1))
     writer.close()
