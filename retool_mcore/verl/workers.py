@@ -131,7 +131,8 @@ class _Actor(_Saving):
     def old_log_probs(self, data: TensorDict) -> TensorDict | None:
         """``compute_log_prob`` that compares with the engine, where the rows' tokens are.
 
-        Returns the columns of ``old_log_probs_of``; the gaps stay here for the next two calls.
+        Returns the columns of ``old_log_probs_of`` in place of the pass's, and with R2 its experts;
+        the gaps stay here for the next two calls.
         """
         columns, step = {name: data[name] for name in COMPARED}, tu.get(data, STEP)
         output: TensorDict | None = self.compute_log_prob(data)  # type: ignore[attr-defined]
@@ -139,8 +140,8 @@ class _Actor(_Saving):
             return None
         if self._gaps is None or self._gaps.step != step:
             self._gaps = KeptGaps(step)
-        columns |= {name: output[name] for name in ("log_probs", "entropy")}
-        return tu.get_tensordict(old_log_probs_of(columns, self._gaps))
+        columns |= {name: output.pop(name) for name in ("log_probs", "entropy")}
+        return output.update(old_log_probs_of(columns, self._gaps))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def gap_histogram(self) -> tuple[torch.Tensor, float] | None:

@@ -112,13 +112,13 @@ class Rows:
 class Workers:
     """Two ranks with our worker's methods, and one without an output of its pass."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, *more: str) -> None:
         from retool_mcore.verl.workers import SavingActorWorker
 
-        self.rows, self.asked = rows, list[tuple[list[str], dict[str, Any]]]()
+        self.more, self.rows, self.asked = more, rows, list[tuple[list[str], dict[str, Any]]]()
         self.ranks: list[Any] = [object.__new__(SavingActorWorker) for _ in range(3)]
         for rank in self.ranks:
-            rank.compute_log_prob = lambda data: data
+            rank.compute_log_prob = lambda data: data.select("log_probs", "entropy", *self.more)
         self.ranks[2].compute_log_prob = lambda data: None
 
     def compute_log_prob(self, batch: Any) -> Any:
@@ -380,6 +380,22 @@ def test_a_worker_forgets_gaps_of_another_step_and_those_that_were_asked_for(mon
     assert counts == [learnt, 2 * learnt, learnt]
     workers.gaps_of_bin(0)
     assert workers.gap_histogram() == [None, None, None]
+
+
+def test_the_passs_other_columns_go_on_to_the_queue(monkeypatch: pytest.MonkeyPatch):
+    """With router_replay = "R2" the experts of its tokens, which the update repeats."""
+    rows = Rows(monkeypatch)
+    for row in rows.rows.values():
+        row["routed_experts"] = row.pop("responses") + 1
+    before, stored = rows.batch(), dict[str, set[str]]()
+    before.fields, before.extra_info = ["response_mask", "rollout_log_probs", "routed_experts"], {"retool_step": 1}
+    put = rows.kv_batch_put
+    rows.kv_batch_put = lambda keys, partition, fields: (
+        stored.update({key: set(fields.keys()) for key in keys}) or put(keys, partition, fields)
+    )
+    Workers(rows, "routed_experts").old_log_probs(before)
+    assert stored == {key: {"old_log_probs", "gap_numbers", "routed_experts"} for key in rows.rows}
+    assert all(row["routed_experts"].eq(2).all() for row in rows.rows.values())
 
 
 def test_a_step_of_no_token_in_the_loss_has_no_numbers():
