@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -86,7 +87,7 @@ def bench(
         config = load_config(KINDS[settings["kind"]], ROOT / settings["config"], words)
         program = "perf/rl_alone.py" if settings.get("alone") else "launch/rl.py"
         command = launch_command(settings["kind"], config, settings["config"], words, rl=program)
-        log = out.with_suffix(".log")
+        log, launched_s = out.with_suffix(".log"), time.time()
         with log.open("wb") as file:
             code = run_to_its_end(command, file)
         rows = read_metrics(config.run.dir / "metrics.jsonl") if (config.run.dir / "metrics.jsonl").exists() else []
@@ -102,7 +103,7 @@ def bench(
         "provenance": provenance(config),
         "lengths": length_histogram(rows[warmup:]),
         "warmup_steps": warmup,
-        "start": {name: value for name, value in (rows[0] if rows else {}).items() if name.startswith("time_start")},
+        "start": start_of(rows, launched_s),
         "steps": rows[warmup:],
         "summary": summarize(rows[warmup:]),
     }
@@ -111,6 +112,14 @@ def bench(
         add_to_history(record)
     typer.echo(json.dumps({"case": case, "exit_code": code, "steps": len(rows), **record["summary"]}))
     raise typer.Exit(code)
+
+
+def start_of(rows: Sequence[dict[str, float]], launched_s: float) -> dict[str, float]:
+    """From the command to the first step: the run's own stages, or by the first row's time."""
+    if not rows:
+        return {}
+    told = {name: value for name, value in rows[0].items() if name.startswith("time_start")}
+    return told or {"time_start_s": round(rows[0]["unix_s"] - rows[0]["time_step_s"] - launched_s, 2)}
 
 
 def run_to_its_end(command: Sequence[str], log: BinaryIO) -> int:

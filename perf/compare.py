@@ -4,7 +4,7 @@
 
 Where both runs did the same work, step N of the one is compared with step N of the other: a step of
 longer rows takes longer in both. Compared are the seconds per token, of all wall time from one row
-of metrics to the next; the start of an RL run; and the peak memory. Exit codes:
+of metrics to the next; the start; the peak memory; and an RL trajectory's requests. Exit codes:
 
 - 0: no difference, or faster with --explained.
 - 1: slower, a later start or more memory, or faster without --explained. A step that lost half its
@@ -47,6 +47,8 @@ NOT_COUNTED = ("time_checkpoint_s", "time_validate_s", "time_validate_after_s") 
 OUTSIDE_STEP = ("time_metrics_s", "time_between_steps_s", "time_validate_after_s")  # see run/metrics.py
 MORE_MEMORY, MORE_MEMORY_GIB = 0.02, 0.25  # both must be exceeded: a small run's memory is noisy
 LATER_START, LATER_START_S = 0.5, 10.0  # both: a start is measured once, and disks have caches
+REQUESTS = "behavior/requests"  # of a trajectory
+MORE_REQUESTS = 0.02  # what engines abort is asked for again
 # Settings that say where a run's files are and how long it goes on, not what a step does.
 FREE = (
     "model.path", "data.train_file", "data.allow_overlap", "validation.files", "validation.every", "train.steps",
@@ -76,7 +78,7 @@ def compare(
         f"threshold {threshold:.0%}: {verdict}"
     )
     typer.echo(what_it_shows([(head, base)], threshold))
-    grown = [*more_memory(head, base), *later_start(head, base)]
+    grown = [*more_memory(head, base), *later_start(head, base), *more_requests(head, base)]
     for words in grown:
         typer.echo(words)
     raise typer.Exit(1 if grown else code)
@@ -227,6 +229,14 @@ def later_start(head: dict[str, Any], base: dict[str, Any]) -> list[str]:
     if not theirs or ours <= theirs * (1 + LATER_START) or ours <= theirs + LATER_START_S:
         return []
     return [f"start: {ours:.1f} s to the first step, the baseline's is {theirs:.1f}: later"]
+
+
+def more_requests(head: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """A line if a trajectory asks the engine more often than it did."""
+    ours, theirs = ([row[REQUESTS] for row in record["steps"] if REQUESTS in row] for record in (head, base))
+    if not ours or not theirs or np.mean(ours) <= np.mean(theirs) * (1 + MORE_REQUESTS):
+        return []
+    return [f"requests: {np.mean(ours):.2f} a trajectory, the baseline's are {np.mean(theirs):.2f}: more"]
 
 
 def table(head: dict[str, Any], base: dict[str, Any]) -> Table:

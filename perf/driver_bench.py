@@ -4,9 +4,10 @@
     python perf/driver_bench.py --tokens 140000000 --mean 16384 --longest 20480 --no-verls
 
 One JSON object a line. The stages are those after the workers' pass: old log-probabilities,
-advantages and metrics, and what engine and actor say of the tokens. The queue is a table in memory,
-so that reading costs what it must: one copy of a column. Each case is a process of its own; memory
-is what the stages add to it.
+advantages and metrics, and what engine and actor say of the tokens. ``workers_us_a_token`` is what
+ours has the workers do in place of the driver, each for its share of the tokens. The queue is a
+table in memory, so that reading costs what it must: one copy of a column. Each case is a process of
+its own; memory is what the stages add to it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Table:
                     "num_turns": 3,
                 }
             )
+        self._compare()
         self.keys = [f"g{row // GROUP}_{row % GROUP}_0" for row in range(len(lengths))]
         self.kind_of = {key: self.kinds[row % KINDS] for row, key in enumerate(self.keys)}
         sizes = [len(self.kinds[row % KINDS]["responses"]) for row in range(len(lengths))]
@@ -68,6 +70,43 @@ class Table:
             | {"min_global_steps": 0, "max_global_steps": 0}
             for size in sizes
         ]
+
+    def _compare(self) -> None:
+        """What our workers store of each row, and the gaps that they keep."""
+        from retool_mcore.verl.engine_gap import NUMBERS, old_log_probs_of
+        from retool_mcore.verl.gap_sums import KeptGaps
+
+        def of(kinds: list[dict[str, Any]], kept: KeptGaps) -> torch.Tensor:
+            columns = {
+                name: torch.nested.as_nested_tensor([kind[name] for kind in kinds], layout=torch.jagged)
+                for name in ("response_mask", "rollout_log_probs", "log_probs", "entropy")
+            }
+            return old_log_probs_of(columns, kept)[NUMBERS]
+
+        self.kept = [KeptGaps(1) for _ in self.kinds]
+        for kind, kept in zip(self.kinds, self.kept, strict=True):
+            kind[NUMBERS] = of([kind], kept)[0]
+        started = time.process_time()
+        of(self.kinds, KeptGaps(1))
+        took, tokens = time.process_time() - started, sum(len(kind["responses"]) for kind in self.kinds)
+        self.workers_us_a_token = round(1e6 * took / tokens, 4)
+
+    @property
+    def workers(self) -> Any:
+        """One rank, whose kept gaps are those of all rows."""
+        times = [len(self.keys) // len(self.kinds)] * len(self.kinds)
+        for row in range(len(self.keys) % len(self.kinds)):
+            times[row] += 1
+        told = [kept.histogram() for kept in self.kept]
+        counts = torch.stack([count * each for each, (count, _) in zip(times, told, strict=True)]).sum(0)
+        return SimpleNamespace(
+            old_log_probs=lambda batch: batch,
+            compute_log_prob=lambda batch: batch,
+            gap_histogram=lambda: [(counts, max(largest for _, largest in told))],
+            gaps_of_bin=lambda number: [
+                torch.cat([kept.of_bin(number).repeat(each) for each, kept in zip(times, self.kept, strict=True)])
+            ],
+        )
 
     @cached_property
     def batch(self) -> Any:
@@ -145,7 +184,6 @@ def stages(tokens: int, mean: int, longest: int, *, verls: bool) -> dict[str, An
     made = ppo_tree(trainer._run, get_platform("cpu"))
     trainer.config, trainer.use_critic = OmegaConf.create(OmegaConf.to_container(made, resolve=True)), False
     trainer._rollout_moe_lb_metrics_accumulator, trainer._get_n_gpus_for_throughput = None, lambda: 1
-    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: batch)
     of = trainer_base.PPOTrainer if verls else UnpaddedTrainer
 
     def step(table: Table) -> dict[str, float]:
@@ -159,10 +197,13 @@ def stages(tokens: int, mean: int, longest: int, *, verls: bool) -> dict[str, An
 
         for module in (blocks, trainer_base):
             module.tq = table  # type: ignore[attr-defined]
+        trainer.actor_rollout_wg = table.workers
         trainer._forget_step()
         timed("old_log_prob", of._compute_old_log_prob)
         timed("advantage", of._compute_advantage)
         timed("metrics", of._compute_metrics, {"step": 1.0}, 1, 0)
+        if not verls:
+            timed("mismatch", lambda *_: metrics.update(trainer._mismatch.metrics()))
         return took
 
     step(Table([8] * GROUP))  # torch imports what nested tensors need when the first is made
@@ -171,7 +212,8 @@ def stages(tokens: int, mean: int, longest: int, *, verls: bool) -> dict[str, An
     each = {f"{name}_us_a_token": round(1e6 * seconds / table.tokens, 4) for name, seconds in took.items()}
     total = round(1e6 * sum(took.values()) / table.tokens, 4)
     return {"whose": "verl" if verls else "ours", "tokens": table.tokens, "rows": rows, **each,
-            "us_a_token": total, "peak_gib": round(peak.gib, 2)}  # fmt: skip
+            "us_a_token": total, "peak_gib": round(peak.gib, 2),
+            **({} if verls else {"workers_us_a_token": table.workers_us_a_token})}  # fmt: skip
 
 
 @app.command()

@@ -23,7 +23,15 @@ from typing import Annotated, Any
 
 import typer
 from bench import ROOT, read_case
-from compare import DEFAULT_THRESHOLD, judge, later_start, more_memory, ratio_of_times, what_it_shows
+from compare import (
+    DEFAULT_THRESHOLD,
+    judge,
+    later_start,
+    more_memory,
+    more_requests,
+    ratio_of_times,
+    what_it_shows,
+)
 
 from retool_mcore.cli.common import guarded
 from retool_mcore.errors import ConfigError
@@ -106,7 +114,8 @@ def tell(head_line: str, pairs: Pairs, threshold: float) -> list[str]:
     )
     typer.echo(what_it_shows(pairs, threshold))
     found = [verdict] if code else []
-    for name, rule in (("more memory", more_memory), ("a later start", later_start)):
+    rules = (("more memory", more_memory), ("a later start", later_start), ("more requests", more_requests))
+    for name, rule in rules:
         if words := _in_all(rule, pairs):
             typer.echo(words[-1])
             found.append(name)

@@ -38,15 +38,16 @@ ALONE = {
 class DrawnTokens:
     """verl's client of its servers: as many tokens as are asked for, at no cost.
 
-    ``ids``: those that stand for themselves, no mark of a turn or of a call.
+    ``ids``: those that stand for themselves, no mark of a turn or of a call. ``asked``: requests.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = ids
+        self.ids, self.asked = ids, 0
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any]) -> Any:
         from verl.workers.rollout.replica import TokenOutput
 
+        self.asked += 1
         count = sampling_params["max_new_tokens"]
         drawn = random.Random(len(prompt_ids)).choices(self.ids, k=count)
         return TokenOutput(token_ids=drawn, log_probs=[-5.0] * count, stop_reason="length", extra_fields={})
@@ -134,6 +135,7 @@ def batch_of(outputs: Sequence[Any], advantages: Sequence[float]) -> Any:
             "input_ids": ids,
             "position_ids": range(len(ids)),
             "response_mask": output.response_mask,
+            "rollout_log_probs": output.response_logprobs,
             "loss_mask": [0] * len(output.prompt_ids) + list(output.response_mask),
             "advantages": [advantage] * len(output.response_ids),
         }
@@ -145,16 +147,16 @@ def batch_of(outputs: Sequence[Any], advantages: Sequence[float]) -> Any:
     return data
 
 
-def learn(worker: Any, data: Any, config: RlConfig, timer: PhaseTimer) -> dict[str, float]:
+def learn(worker: Any, data: Any, config: RlConfig, timer: PhaseTimer, step: int) -> dict[str, float]:
     """Old log-probabilities and the step's updates, as verl's trainer asks for them."""
     from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.padding import response_from_nested
+
+    from retool_mcore.verl.engine_gap import STEP
 
     with timer.span("old_log_prob"):
         asked = data.clone(recurse=False)
-        tu.assign_non_tensor(asked, compute_loss=False, calculate_entropy=True)
-        said = worker.compute_log_prob(asked)
-        data["old_log_probs"] = response_from_nested(said["log_probs"], data["response_mask"])
+        tu.assign_non_tensor(asked, compute_loss=False, calculate_entropy=True, **{STEP: step})
+        data["old_log_probs"] = worker.old_log_probs(asked)["old_log_probs"]
     size = config.train.mini_batch_prompts * config.rollout.group_size
     update = {"mini_batch_size": size, "global_batch_size": size, "epochs": 1, "seed": 0}
     tu.assign_non_tensor(data, dataloader_kwargs={"shuffle": False}, **update)
@@ -171,12 +173,13 @@ def train(config: RlConfig, tree: Any) -> None:
     timer.flush()
     for step in range(1, config.train.steps + 1):
         with timer.span("generate"):
-            outputs = rollout.sample(step)
+            asked, outputs = rollout.client.asked, rollout.sample(step)
         with timer.span("reward"):
             advantages = rollout.advantages(outputs)
         data = batch_of(outputs, advantages)
-        metrics = learn(worker, data, config, timer)
+        metrics = learn(worker, data, config, timer, step)
         times, tokens = timer.flush(), float(data["input_ids"].offsets()[-1])
+        metrics["behavior/requests"] = (rollout.client.asked - asked) / len(outputs)
         row = {"tokens": tokens, **metrics, **memory_by_rank([platform.peak_memory_gib()]), **times}
         writer.write(step, row | token_rates(tokens, times, 1))
     writer.close()

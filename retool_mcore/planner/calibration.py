@@ -93,6 +93,9 @@ CALIBRATION = {
     "engine_gib": Constant(
         13.0, "assumed: SGLang's own rule for its fraction leaves so much of such a device to graphs and activations"
     ),
+    "graph_request_gib": Constant(
+        2 / 1024, "assumed: SGLang's own rule; each request of a decoding step in a graph beyond its usual largest"
+    ),
     "asleep_gib": Constant(3.0, "assumed: an engine's context and graphs, while it sleeps beside the training"),
     "host": Constant(0.55, f"{RL_7B}, the idle actor on the host; share of the rate between device and host reached"),
     "calls": Constant(4.0, "assumed: tool calls of a response; the paper's later runs make about so many"),

@@ -14,11 +14,10 @@ from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.lengths import Lengths
-from retool_mcore.planner.memory import RolloutMemory
+from retool_mcore.planner.memory import RolloutMemory, captured_by
 from retool_mcore.planner.steptime import sync_s
 
 REPRESENTED = 128  # responses that stand for all of an engine's
-CAPTURED = 256  # SGLang 0.5.12's largest decoding step in a CUDA graph; twice that from TP 4 on
 GOLDEN = 0.6180339887  # multiples of it, less their whole part, are spread evenly in any order
 
 
@@ -60,7 +59,7 @@ class Engines:
             count=count, responses=t.prompts_per_step * r.group_size / count,
             ahead=0.0 if t.mode == "sync" else t.prefetch_batches,
             max_running=r.max_running_requests, kv_tokens=kv_tokens, lengths=lengths,
-            captured=r.engine_args.get("cuda_graph_max_bs", CAPTURED if r.engine_tp < 4 else 2 * CAPTURED),
+            captured=captured_by(r, hardware.device),
             calls=calls_of(config, lengths),
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from retool_mcore.config.sampling import Rollout
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Device
+from retool_mcore.platforms.rollout_engines import CAPTURED, SGLANG, captured
 
 WHOLE = Lora()  # all weights are trained
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.adam_states: master weight and moments
@@ -152,6 +153,14 @@ def train_memory(
     )
 
 
+def captured_by(rollout: Rollout, device: Device) -> int:
+    """Requests of the largest decoding step that an engine has in a graph."""
+    if device.engine_counts_all:  # no SGLang
+        return CAPTURED if rollout.engine_tp < 4 else 2 * CAPTURED
+    usual = captured(rollout.max_running_requests, rollout.engine_tp)
+    return rollout.engine_args.get(SGLANG.graphs_argument or "", usual)
+
+
 def rollout_memory(
     shape: ModelShape, train: TrainMemory, memory: Memory, rollout: Rollout, *, device: Device
 ) -> RolloutMemory:
@@ -167,14 +176,17 @@ def rollout_memory(
     beside = train.weights + train.fp8_copies if memory.offload_idle else train.idle
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
     cache = share - weights
+    more = max(0, captured_by(rollout, device) - captured(0, rollout.engine_tp))  # than in engine_gib
+    graphs_gib = more * calibrated("graph_request_gib")
+    # vLLM's groups of an engine's ranks: all of them, and those that split its layers
+    asleep = calibrated("asleep_gib") + graphs_gib + 2 * (rollout.engine_tp > 1) * device.group_gib
     kv_bytes = shape.kv_bytes(fp8=rollout.kv_cache == "fp8")
     return RolloutMemory(
         weights=weights,
         kv_cache=cache,
         training=training,
-        beyond=0.0 if device.engine_counts_all else calibrated("engine_gib"),
-        # vLLM's groups of an engine's ranks: all of them, and those that split its layers
-        asleep=0.0 if rollout.gpus else calibrated("asleep_gib") + 2 * (rollout.engine_tp > 1) * device.group_gib,
+        beyond=0.0 if device.engine_counts_all else calibrated("engine_gib") + graphs_gib,
+        asleep=0.0 if rollout.gpus else asleep,
         syncing=0.0 if rollout.gpus else beside + train.whole_matrix + train.buffers + weights,
         kv_tokens=max(0, int(cache * GIB * rollout.engine_tp / kv_bytes)),
     )

@@ -10,6 +10,9 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+CAPTURED = 256  # SGLang 0.5.14's largest decoding step in a graph; twice that from TP 4 on
+MOST_CAPTURED = 512  # it captures no larger one by itself on any device
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutEngine:
@@ -27,9 +30,21 @@ class RolloutEngine:
     fp8_cache: tuple[str, str] | None
     # Where its arguments are declared: package, file, class. None: their names are not checked.
     arguments_class: tuple[str, str, str] | None
+    # The argument for the requests of the largest decoding step in a graph. None: it is left alone.
+    graphs_argument: str | None
     # The argument that names a drafter, and the drafters without weights of their own.
     draft_argument: str | None
     drafts_without_weights: tuple[str, ...] = ()
+
+    def graphs(self, max_running: int, tp: int) -> dict[str, int]:
+        """So that decoding steps of all ``max_running`` requests are captured, up to MOST_CAPTURED.
+
+        Launched kernel by kernel, a step takes the host 0.9 ms a layer (planner/calibration.py).
+        """
+        largest = captured(max_running, tp)
+        if self.graphs_argument is None or largest == captured(0, tp):
+            return {}
+        return {self.graphs_argument: largest}
 
     def known_arguments(self) -> set[str] | None:
         """The names that ``rollout.engine_args`` may hold; None where nothing here can say.
@@ -53,6 +68,11 @@ class RolloutEngine:
         }
 
 
+def captured(max_running: int, tp: int) -> int:
+    """Requests of the largest decoding step in a graph, as ``RolloutEngine.graphs`` asks for."""
+    return max(CAPTURED if tp < 4 else MOST_CAPTURED, min(max_running, MOST_CAPTURED))
+
+
 SGLANG = RolloutEngine(
     name="sglang",
     title="SGLang",
@@ -62,6 +82,7 @@ SGLANG = RolloutEngine(
     seed_argument="random_seed",  # verl/sglang_replica.py adds the replica's number
     fp8_cache=("kv_cache_dtype", "fp8_e4m3"),
     arguments_class=("sglang", "srt/server_args.py", "ServerArgs"),
+    graphs_argument="cuda_graph_max_bs_decode",  # of 0.5.14; 0.5.12, the one for CPUs, captures nothing
     draft_argument="speculative_algorithm",
     drafts_without_weights=("NGRAM",),
 )
@@ -74,6 +95,7 @@ VLLM = RolloutEngine(
     seed_argument=None,
     fp8_cache=None,
     arguments_class=None,
+    graphs_argument=None,
     draft_argument=None,
 )
 ENGINES = {engine.name: engine for engine in (SGLANG, VLLM)}  # by verl's name, which verl's tree holds

@@ -6,14 +6,33 @@ the weights, so only its first part compares engines with what they had.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transfer_queue import KVBatchMeta
 
 from retool_mcore.config import Algorithm
-from retool_mcore.verl.blocks import blocks
+from retool_mcore.verl.blocks import Block, blocks
 from retool_mcore.verl.correction import Correction
-from retool_mcore.verl.gap_sums import GapSums, Mismatch
+from retool_mcore.verl.gap_sums import Gaps, GapSums, Mismatch
+
+NUMBERS = "gap_numbers"  # a column of rows: GapSums.numbers()
+STEP = "retool_step"  # in a batch's non-tensor data: gaps of another step are forgotten
+COMPARED = ("response_mask", "rollout_log_probs")
+
+
+def old_log_probs_of(columns: Mapping[str, Any], gaps: Gaps) -> dict[str, torch.Tensor]:
+    """On a worker: the columns "old_log_probs" and NUMBERS of its rows.
+
+    ``columns``: COMPARED, and "log_probs" and "entropy" of prompts and responses.
+    """
+    rows = Block("", [], columns, COMPARED[0])
+    mask_N, engine_N = (rows.tokens(name) for name in COMPARED)
+    actor_N, sums = rows.responses("log_probs"), GapSums(gaps)
+    sums.add(actor_N, engine_N, mask_N, rows.starts, rows.responses("entropy"))
+    old_log_probs = torch.nested.nested_tensor_from_jagged(actor_N, rows.offsets)
+    return {"old_log_probs": old_log_probs, NUMBERS: torch.from_numpy(sums.numbers())}
 
 
 def store_actor_log_probs(workers: Any, batch: KVBatchMeta) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,43 @@ _P99 = 0.99
 _PIECE = 1 << 16
 _OUTSIDE = np.array([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0])  # what a token outside of the loss adds to each sum
 _NONE = torch.zeros(())
+_BINS = 1 << 15  # of a gap's size, by the upper half of its bits: they have the order of the sizes
 
 Numbers = npt.NDArray[np.float64]
+
+
+class Gaps(Protocol):
+    def add(self, gap_N: torch.Tensor, tokens: int) -> None:
+        """``gap_N`` [N]: actor - rollout of ``tokens`` sampled tokens, and 0 at the others."""
+        ...
+
+
+class KeptGaps:
+    """Sizes of the gaps of a worker's tokens, of which a driver asks what a percentile needs."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._sizes = list[torch.Tensor]()
+
+    def add(self, gap_N: torch.Tensor, tokens: int) -> None:
+        del tokens
+        self._sizes.append(gap_N[gap_N != 0].abs().float())
+
+    @property
+    def _sizes_N(self) -> torch.Tensor:
+        return torch.cat([torch.zeros(0), *self._sizes])
+
+    @property
+    def _bins_N(self) -> torch.Tensor:
+        return self._sizes_N.view(torch.int32) >> 16
+
+    def histogram(self) -> tuple[torch.Tensor, float]:
+        """How many are in each bin, and the largest of all."""
+        most = max((float(each.max()) for each in self._sizes if len(each)), default=0.0)
+        return torch.bincount(self._bins_N, minlength=_BINS), most
+
+    def of_bin(self, number: int) -> torch.Tensor:
+        return self._sizes_N[self._bins_N == number]
 
 
 class Mismatch:
@@ -40,9 +76,15 @@ class Mismatch:
         self._largest, self._kept = list[torch.Tensor](), 0
         self._least = -1.0  # a gap up to here is not among the largest
         self._tokens, self._sum = 0, 0.0
+        self._workers: Any = None
+
+    def kept_by(self, workers: Any, tokens: int, total: float) -> None:
+        """Gaps of ``tokens`` sampled ones, ``total`` in sum, are with ``workers``, as all are."""
+        self._workers = workers
+        self._tokens += tokens
+        self._sum -= total
 
     def add(self, gap_N: torch.Tensor, tokens: int) -> None:
-        """``gap_N`` [N]: actor - rollout of ``tokens`` sampled tokens, and 0 at the others."""
         self._tokens += tokens
         self._sum -= float(gap_N.sum(dtype=torch.float64))
         size_N = gap_N.abs()
@@ -57,9 +99,28 @@ class Mismatch:
         if not self._tokens:
             return {}
         assert self._tokens <= self._most_tokens, f"{self._tokens} tokens are more than {self._most_tokens}"
-        largest = torch.cat(self._largest).topk(self._tokens - math.ceil(_P99 * self._tokens) + 1).values
-        kl = self._sum / self._tokens
-        return {"mismatch/kl": kl, "mismatch/max": float(largest[0]), "mismatch/p99": float(largest[-1])}
+        place, kl = self._tokens - math.ceil(_P99 * self._tokens) + 1, self._sum / self._tokens
+        if self._workers is not None:
+            most, p99 = largest_of_workers(self._workers, place)
+        else:
+            largest = torch.cat(self._largest).topk(place).values
+            most, p99 = float(largest[0]), float(largest[-1])
+        return {"mismatch/kl": kl, "mismatch/max": most, "mismatch/p99": p99}
+
+
+def largest_of_workers(workers: Any, place: int) -> tuple[float, float]:
+    """The largest gap that ``workers`` keep, and the one at ``place`` from it, which is 1.
+
+    They are asked twice: how many are in each bin, then for those of the bin that has the place.
+    """
+    told = [each for each in workers.gap_histogram() if each is not None]
+    count_B = torch.stack([count_B for count_B, _ in told]).sum(0).flip(0)
+    upto_B, most = count_B.cumsum(0), max(largest for _, largest in told)
+    number = int(torch.searchsorted(upto_B, place))
+    if number == _BINS:
+        return most, 0.0
+    inside_N = torch.cat([each for each in workers.gaps_of_bin(_BINS - 1 - number) if each is not None])
+    return most, float(inside_N.topk(place - int(upto_B[number] - count_B[number])).values[-1])
 
 
 def pieces(starts: npt.NDArray[np.int64], tokens: int) -> Iterator[tuple[slice, npt.NDArray[np.int64]]]:
@@ -81,8 +142,8 @@ class GapSums:
     counts nowhere; verl would count it as one on which engine and actor agree.
     """
 
-    def __init__(self, mismatch: Mismatch) -> None:
-        self.mismatch = mismatch
+    def __init__(self, gaps: Gaps) -> None:
+        self._gaps = gaps
         self._rows: list[Numbers] = []  # [3, R] of each block: tokens in the loss, sums of actor and engine
         self._sums, self._largest = np.zeros(len(_OUTSIDE)), 0.0
         self._tokens, self._entropy = 0, 0.0
@@ -117,7 +178,7 @@ class GapSums:
         counts, of_actor = _row_sums(learnt_N, starts), _row_sums(actor_N, starts)
         self._rows.append(np.stack([counts, of_actor, _row_sums(engine_N, starts)]))
         gap_N, tokens = actor_N - engine_N, int(counts.sum())
-        self.mismatch.add(gap_N, tokens)
+        self._gaps.add(gap_N, tokens)
         ratio_N, q_N = gap_N.exp(), engine_N.exp()
         p_N = q_N * ratio_N
         apart_N = (p_N - q_N).abs_()
@@ -135,6 +196,24 @@ class GapSums:
         else:
             self._entropy += float(torch.where(learnt_N, entropy_N, _NONE).sum(dtype=torch.float64))
         return counts
+
+    def numbers(self) -> Numbers:
+        """[R, K]: what ``merge`` takes. Sums over all rows' tokens are in the first row."""
+        rows_3R = np.concatenate(self._rows, axis=1)
+        whole_RK = np.zeros((rows_3R.shape[1], len(_OUTSIDE) + 2))
+        whole_RK[0] = *self._sums, self._entropy, self._largest
+        return np.concatenate([rows_3R.T, whole_RK], axis=1)
+
+    def merge(self, numbers_RK: Numbers) -> tuple[int, float]:
+        """Add rows of others' ``numbers``; returns their tokens, and the sum of their gaps."""
+        counts, actor, engine = rows_3R = numbers_RK[:, :3].T
+        self._rows.append(rows_3R)
+        self._sums += numbers_RK[:, 3:-2].sum(0)
+        self._entropy += float(numbers_RK[:, -2].sum())
+        self._largest = max(self._largest, float(numbers_RK[:, -1].max()))
+        tokens = int(counts.sum())
+        self._tokens += tokens
+        return tokens, float((actor - engine).sum())
 
     def metrics(self) -> dict[str, float]:
         """Empty where no token is in the loss."""

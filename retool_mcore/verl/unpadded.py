@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from retool_mcore.config import RlConfig
 from retool_mcore.verl.blocks import blocks, values_of_rows
+from retool_mcore.verl.engine_gap import NUMBERS, STEP
 from retool_mcore.verl.gap_sums import GapSums, Mismatch
 from retool_mcore.verl.learning_signal import LearningSignal, Told
 from retool_mcore.verl.replay import nothing_left
@@ -35,10 +36,11 @@ class UnpaddedTrainer(PPOTrainer):
     """A base of our trainers beside verl's own, and in front of ``PPOTrainer`` for all of them."""
 
     _run: RlConfig
+    _steps = 0  # since the workers have started
 
     def _forget_step(self) -> None:
         """Before a step: nothing is known of its rows."""
-        run = self._run
+        run, self._steps = self._run, self._steps + 1
         responses = run.train.prompts_per_step * run.rollout.group_size
         self._mismatch = Mismatch(responses * run.rollout.max_response_tokens)
         self._signal = LearningSignal(run.algorithm)
@@ -50,17 +52,15 @@ class UnpaddedTrainer(PPOTrainer):
                 block.put(old_log_probs=block.tokens("rollout_log_probs"))
             return _written(batch)
         temperature = self.config.actor_rollout_ref.rollout.temperature
-        asked = {"calculate_entropy": True, "compute_loss": False, "temperature": temperature}
+        asked = {"calculate_entropy": True, "compute_loss": False, "temperature": temperature, STEP: self._steps}
         batch.extra_info = {**(batch.extra_info or {}), **asked}
-        batch.fields = list(FORWARD)
-        done = self.actor_rollout_wg.compute_log_prob(batch)
+        batch.fields = [*FORWARD, "rollout_log_probs"]
+        done = self.actor_rollout_wg.old_log_probs(batch)
         assert len(done) == len(batch), f"{len(done)} rows of {len(batch)} have log-probabilities"
         sums = GapSums(self._mismatch)
-        for block in blocks(batch, "response_mask", "log_probs", "entropy", "rollout_log_probs"):
-            actor_N = block.responses("log_probs")
-            block.put(old_log_probs=actor_N)
-            entropy_N = block.responses("entropy")
-            sums.add(actor_N, block.tokens("rollout_log_probs"), block.tokens("response_mask"), block.starts, entropy_N)
+        for block in blocks(batch, NUMBERS):
+            numbers_RK = block.tokens(NUMBERS).numpy().reshape(len(block.keys), -1)
+            self._mismatch.kept_by(self.actor_rollout_wg, *sums.merge(numbers_RK))
         metrics |= sums.metrics()
         return _written(batch)
 

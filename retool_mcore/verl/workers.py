@@ -26,6 +26,8 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform
 from retool_mcore.run import alive
 from retool_mcore.verl.async_save import PendingSave, load_checkpoint, save, start_save
+from retool_mcore.verl.engine_gap import COMPARED, STEP, old_log_probs_of
+from retool_mcore.verl.gap_sums import KeptGaps
 from retool_mcore.verl.lora import EngineAdapters
 from retool_mcore.verl.recompute import recompute_long_micro_batches, set_budget_of_each_batch
 from retool_mcore.verl.update_worker import UpdateWorker
@@ -98,6 +100,7 @@ class _Actor(_Saving):
     actor_worker_cls = UpdateWorker
     actor: UpdateWorker | None
     rollout: Any  # verl's adapter of the engine on this rank's device; None in mode "async"
+    _gaps: KeptGaps | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -123,6 +126,33 @@ class _Actor(_Saving):
 
     def _adapters(self) -> EngineAdapters | None:
         return None if self.actor is None else getattr(self.actor.engine, "adapters", None)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def old_log_probs(self, data: TensorDict) -> TensorDict | None:
+        """``compute_log_prob`` that compares with the engine, where the rows' tokens are.
+
+        Returns the columns of ``old_log_probs_of`` in place of the pass's, and with R2 its experts;
+        the gaps stay here for the next two calls.
+        """
+        columns, step = {name: data[name] for name in COMPARED}, tu.get(data, STEP)
+        output: TensorDict | None = self.compute_log_prob(data)  # type: ignore[attr-defined]
+        if output is None:
+            return None
+        if self._gaps is None or self._gaps.step != step:
+            self._gaps = KeptGaps(step)
+        columns |= {name: output.pop(name) for name in ("log_probs", "entropy")}
+        return output.update(old_log_probs_of(columns, self._gaps))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def gap_histogram(self) -> tuple[torch.Tensor, float] | None:
+        """``KeptGaps.histogram``; the caller gets a list by rank, None of those without gaps."""
+        return None if self._gaps is None else self._gaps.histogram()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def gaps_of_bin(self, number: int) -> torch.Tensor | None:
+        """``KeptGaps.of_bin``, after which they are forgotten."""
+        gaps, self._gaps = self._gaps, None
+        return None if gaps is None else gaps.of_bin(number)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:

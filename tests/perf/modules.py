@@ -8,10 +8,11 @@ from pathlib import Path
 PERF = str(Path(__file__).parents[2] / "perf")
 sys.path.insert(0, PERF)
 try:
+    import bench
     import compare
     import interleave
     import scripted
 finally:
     sys.path.remove(PERF)
 
-__all__ = ["compare", "interleave", "scripted"]
+__all__ = ["bench", "compare", "interleave", "scripted"]

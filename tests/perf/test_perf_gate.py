@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from tests.perf.modules import bench, interleave
 from tests.perf.modules import compare as gate
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +143,46 @@ def test_a_start_that_is_half_as_long_again_is_seen(tmp_path: Path):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     done = run_compare(str(tmp_path / "head.json"), str(tmp_path / "base.json"))
     assert done.exit_code == 1 and "start: 75.1 s to the first step" in done.stdout
+
+
+ASKED = "behavior/requests"
+
+
+def make_worse(record: dict[str, Any], what: str) -> None:
+    if what == "a later start":
+        record["start"]["time_start_s"] = 36.0
+    elif what == "more memory":
+        record["summary"]["peak_gib_by_rank"]["0"] = 1.8
+    for row in record["steps"]:
+        row["time_step_s"] *= 1.3 if what == "slower" else 1.0
+        row[ASKED] = 3.1 if what == "more requests" else 3.0
+
+
+@pytest.mark.parametrize("worse", ["slower", "more requests", "a later start", "more memory", ""])
+def test_make_perf_sees_what_a_small_model_is_slow_by(worse: str):
+    """Host time of a token, requests of a trajectory, the start and memory; each in every round."""
+
+    def of_a_round() -> dict[str, Any]:
+        made = record(case="rl_alone_cpu", start={"time_start_s": 20.0}, summary={"peak_gib_by_rank": {"0": 1.2}})
+        make_worse(made, "")
+        return made
+
+    pairs = [(of_a_round(), of_a_round()) for _ in range(2)]
+    make_worse(pairs[0][0], worse)
+    if worse not in ("slower", ""):
+        assert interleave.tell("{:.3f}", pairs, 0.25) == [], "a single round that was disturbed"
+    make_worse(pairs[1][0], worse)
+    assert interleave.tell("{:.3f}", pairs, 0.25) == ([worse] if worse else [])
+
+
+def test_a_start_is_told_by_the_run_or_by_its_first_row():
+    rows = [{"unix_s": 131.0, "time_step_s": 2.0}, {"unix_s": 140.0, "time_step_s": 2.0}]
+    assert bench.start_of(rows, 100.0) == {"time_start_s": 29.0}
+    assert bench.start_of([rows[0] | {"time_start_s": 7.0, "time_start_model_s": 1.0}], 100.0) == {
+        "time_start_s": 7.0,
+        "time_start_model_s": 1.0,
+    }
+    assert bench.start_of([], 100.0) == {}
 
 
 def test_what_differs_on_purpose_is_named(tmp_path: Path):

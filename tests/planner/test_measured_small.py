@@ -45,6 +45,9 @@ class Row(NamedTuple):
     measured: dict[str, float]
 
 
+THEN = ("rollout.engine_args={cuda_graph_max_bs_decode=256}",)  # what these runs had
+
+
 def recorded(name: str, hardware: str, host: tuple[float, float], driver_s: float = 0.0, *settings: str) -> Row:
     row = RECORDED[name]
     measured = {
@@ -79,7 +82,7 @@ ROWS = {
 
 
 def planned(row: Row) -> dict[str, float]:
-    plan: Plan = make_plan(rl("rl_gsm8k_gpu1", *row.settings), HALF, parse(row.hardware), lengths=row.lengths)
+    plan: Plan = make_plan(rl("rl_gsm8k_gpu1", *THEN, *row.settings), HALF, parse(row.hardware), lengths=row.lengths)
     phases = {name: seconds for name, seconds in plan.phases.items() if name != "metrics"}
     phases["advantage"] += row.driver_s
     for times, name in zip(row.host, ("generate", "update"), strict=True):
@@ -129,10 +132,8 @@ def test_a_plan_says_how_much_of_a_small_models_step_is_the_hosts():
 
 def test_a_decoding_step_above_what_is_captured_takes_its_launches():
     lengths = Lengths.evenly(100, 200)
-    few, many = (
-        Engines.of(rl("rl_gsm8k_gpu1", *words), HALF, parse("h100x1"), 10**7, lengths)
-        for words in ((), ("rollout.engine_args={cuda_graph_max_bs=512}",))
-    )
+    few, many = (Engines.of(rl("rl_gsm8k_gpu1", *words), HALF, parse("h100x1"), 10**7, lengths) for words in (THEN, ()))
+    assert (few.captured, many.captured) == (256, 512), "as many as run at once"
     launches = 24 * calibrated("launch_layer_s")
     more = 257 * calibrated("decode_request_s") + calibrated("decode_step_s")
     assert few.step_s(257, 25_700) == pytest.approx(launches + more)
@@ -195,3 +196,15 @@ def test_a_median_of_those_that_finished_is_that_of_all_only_where_nearly_all_di
     assert of_rl_rows([row]).median == row["length/finished/p50"]
     assert of_rl_rows([row | {"behavior/stop/finished": 0.9}]).median is None
     assert of_rl_rows([{key: value for key, value in row.items() if key != "length/finished/p50"}]).median is None
+
+
+def test_a_plan_gives_larger_graphs_their_memory_and_generation_what_they_save():
+    """SGLang's own rule: 2 MiB for each request of the largest step in a graph."""
+    row = ROWS["7e84857, tool, alone"]
+    then, now = (
+        make_plan(rl("rl_gsm8k_gpu1", *words), HALF, parse("h100x1"), lengths=row.lengths) for words in (THEN, ())
+    )
+    assert then.rollout and now.rollout
+    assert now.rollout.beyond - then.rollout.beyond == pytest.approx(0.5)
+    assert now.rollout.asleep - then.rollout.asleep == pytest.approx(0.5)
+    assert then.phases["generate"] - now.phases["generate"] == pytest.approx(2.2, abs=0.1)

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.config import EvaluationConfig, RlConfig, load_config
+from retool_mcore.config import EvaluationConfig, RlConfig, load_config, load_evaluation
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import sglang_options
+from retool_mcore.platforms.rollout_engines import RolloutEngine
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.rollout import check_engine_args, engine_args
 from retool_mcore.verl.plugin import assert_loaded
@@ -176,3 +177,33 @@ def test_an_evaluation_may_quantise_by_the_engines_own_argument():
     run = load_config(RlConfig, H200)
     run.rollout.engine_args["quantization"] = "fp8"
     check_engine_args(EvaluationConfig.of(run), get_platform("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("words", "largest"),
+    [
+        ((), 512),
+        (("rollout.max_running_requests=300",), 300),
+        (("rollout.max_running_requests=256",), None),
+        (("rollout.max_running_requests=2048",), 512),
+        (("rollout.engine_args={cuda_graph_max_bs_decode=64}",), 64),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_decoding_of_all_requests_that_run_at_once_is_captured(
+    words: tuple[str, ...], largest: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    """SGLang by itself captures 256. An evaluation gets the same, the CPU's engine nothing."""
+    name = "cuda_graph_max_bs_decode"
+    config = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml", list(words))
+    evaluation = load_evaluation(CONFIGS / "rl_gsm8k_gpu1.toml", list(words))
+    monkeypatch.setattr(RolloutEngine, "known_arguments", lambda _: None)  # the SGLang of CPUs is an older one
+    assert engine_args(config, get_platform("cuda")).get(name) == largest
+    assert engine_args(evaluation, get_platform("cuda")).get(name) == largest
+    assert ("engine_args" in " ".join(words)) == (name in engine_args(config, get_platform("cpu")))
+
+
+def test_from_tp_4_on_sglang_captures_512_by_itself():
+    words = ["rollout.engine_tp=4", "cluster.gpus_per_node=4", "rollout.max_running_requests=512"]
+    config = load_config(RlConfig, CONFIGS / "rl_gsm8k_gpu1.toml", words)
+    assert "cuda_graph_max_bs_decode" not in engine_args(config, get_platform("cuda"))

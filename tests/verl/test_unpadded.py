@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
-from retool_mcore.verl.gap_sums import GapSums, Mismatch
+from retool_mcore.verl.gap_sums import GapSums, KeptGaps, Mismatch
 from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import RL, tree
+from tests.verl.unpadded_scenario import PROMPT, SIZE, Rows, Workers
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-GROUPS, SIZE, PROMPT = 6, 4, 5
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,79 +34,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     write_model(folder, build_tokenizer(tokenizer_rows()), seed=0)
     return f"model.path={folder}"
-
-
-class Rows:
-    """verl's queue with responses of 1 to 60 tokens, interpreter's tokens in them, and padding."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, padding: bool = True) -> None:
-        from verl.trainer.ppo.v1 import trainer_base
-
-        from retool_mcore.verl import blocks
-
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.tags: list[dict[str, Any]] = []
-        drawn = torch.Generator().manual_seed(7)
-        for number in range(GROUPS * SIZE + padding):
-            padding = number == GROUPS * SIZE
-            length = 1 if padding else int(torch.randint(1, 61, (1,), generator=drawn))
-            mask_T = (torch.rand(length, generator=drawn) < 0.7).long() * (not padding)
-            if not padding:
-                mask_T[0] = 1
-            engine_T = -3 * torch.rand(length, generator=drawn)
-            actor_T = engine_T + 0.3 * torch.randn(length, generator=drawn)
-            whole = torch.full((PROMPT,), -77.0)  # what the model said of the prompt, and of the last token
-            score_T = torch.zeros(length)
-            score_T[-1] = 0.0 if padding else float(torch.randint(-3, 4, (1,), generator=drawn))
-            key = f"pad_{number}_0" if padding else f"g{number // SIZE}_{number % SIZE}_0"
-            self.rows[key] = {
-                "prompts": torch.ones(PROMPT, dtype=torch.long),
-                "responses": torch.ones(length, dtype=torch.long),
-                "response_mask": mask_T,
-                "rm_scores": score_T,
-                "rollout_log_probs": engine_T,
-                "ref_log_prob": engine_T + 0.4 * torch.randn(length, generator=drawn),
-                "values": torch.randn(length, generator=drawn),
-                "log_probs": torch.cat([whole[:-1], actor_T, whole[-1:]]),
-                "entropy": torch.cat([whole[:-1], 2 * torch.rand(length, generator=drawn), whole[-1:]]),
-                "uid": key.rsplit("_", 2)[0],
-                "num_turns": torch.tensor(0 if padding else 2 + number % 3),
-            }
-            steps = {"min_global_steps": 3 + number % 2, "max_global_steps": 4}
-            lengths = {"prompt_len": PROMPT, "response_len": length, "seq_len": PROMPT + length}
-            self.tags.append({**lengths, **steps, **({"is_padding": True} if padding else {})})
-        for module in (blocks, trainer_base):
-            monkeypatch.setattr(module, "tq", self)
-
-    def batch(self) -> Any:
-        from transfer_queue import KVBatchMeta
-
-        return KVBatchMeta(partition_id="train", keys=list(self.rows), tags=self.tags, extra_info={})
-
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        from verl.utils import tensordict_utils as tu
-
-        columns, told = {}, {}
-        for name in select_fields:
-            if name not in self.rows[keys[0]]:
-                continue
-            values = [self.rows[key][name] for key in keys]
-            if isinstance(values[0], str):
-                told[name] = values
-            elif values[0].ndim:
-                columns[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
-            else:
-                columns[name] = torch.stack(values)
-        data = tu.get_tensordict(columns, {})
-        for name, values in told.items():
-            tu.assign_non_tensor_stack(data, name, values)
-        return data
-
-    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> Any:
-        for name in fields.keys():  # noqa: SIM118
-            for key, value in zip(keys, fields[name].unbind(), strict=True):
-                self.rows[key][name] = value
-        return self.batch()
 
 
 def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
@@ -125,14 +51,14 @@ def step(rows: Rows, *settings: str, verls: bool) -> dict[str, Any]:
     trainer.kl_ctrl_in_reward = get_kl_controller(trainer.config.algorithm.kl_ctrl)
     trainer._rollout_moe_lb_metrics_accumulator = None
     trainer._get_n_gpus_for_throughput = lambda: 1
-    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: batch)
+    trainer.actor_rollout_wg = workers = Workers(rows)
     trainer._forget_step()
     stages = PPOTrainer if verls else UnpaddedTrainer
     metrics: dict[str, Any] = {}
-    asked = {"calculate_entropy": True, "compute_loss": False, "temperature": trainer._run.rollout.temperature}
-    trainer.actor_rollout_wg.compute_log_prob = lambda batch: batch if verls or batch.extra_info == asked else None
     batch = stages._compute_old_log_prob(trainer, rows.batch(), metrics)
     assert verls or (batch.fields, batch.extra_info) == (list(FORWARD), {}), "the update is no pass without a loss"
+    asked = {"calculate_entropy": True, "compute_loss": False, "temperature": trainer._run.rollout.temperature}
+    assert verls or workers.asked == [([*FORWARD, "rollout_log_probs"], asked | {"retool_step": 1})]
     batch = stages._compute_advantage(trainer, batch, metrics)
     batch.tags = rows.tags
     stages._compute_metrics(trainer, batch, metrics, {"step": 2.0, "adv": 1.0, "gen": 0.5}, 5, 0)
@@ -305,6 +231,62 @@ def test_the_largest_gaps_are_exact_however_they_come(piece: int):
     assert (found["mismatch/max"], found["mismatch/p99"]) == (sizes[-1], sizes[98_999])
     assert mismatch._kept < 5_000 + piece
     assert Mismatch(10).metrics() == {}
+
+
+@pytest.mark.parametrize("zeros", [0, 99_500, 100_000])
+def test_the_largest_gaps_are_exact_where_workers_keep_them(zeros: int):
+    """Of a step's two batches."""
+    drawn = torch.Generator().manual_seed(3)
+    gap_N = torch.randn(100_000, generator=drawn) * torch.rand(100_000, generator=drawn)
+    gap_N[:zeros] = 0.0
+    kept = [KeptGaps(1) for _ in range(3)]
+    for rank, part in zip([0, 1, 0], gap_N.split(40_000), strict=True):
+        kept[rank].add(part, len(part))
+
+    class Workers:
+        def gap_histogram(self) -> list[Any]:
+            return [None, *(each.histogram() for each in kept)]
+
+        def gaps_of_bin(self, number: int) -> list[Any]:
+            return [None, *(each.of_bin(number) for each in kept)]
+
+    mismatch = Mismatch(100_000)
+    mismatch.kept_by(Workers(), 40_000, float(gap_N[:40_000].sum()))
+    mismatch.kept_by(Workers(), 60_000, float(gap_N[40_000:].sum()))
+    sizes, found = sorted(gap_N.abs().tolist()), mismatch.metrics()
+    assert (found["mismatch/max"], found["mismatch/p99"]) == (sizes[-1], sizes[98_999])
+    assert found["mismatch/kl"] == pytest.approx(-float(gap_N.double().mean()), abs=1e-7)
+
+
+def test_a_worker_forgets_gaps_of_another_step_and_those_that_were_asked_for(monkeypatch: pytest.MonkeyPatch):
+    rows = Rows(monkeypatch)
+    workers, batch = Workers(rows), rows.batch()
+    batch.fields = ["response_mask", "rollout_log_probs"]
+    counts = []
+    for number in (1, 1, 2):
+        batch.extra_info = {"retool_step": number}
+        workers.old_log_probs(batch)
+        counts.append(sum(int(told[0].sum()) for told in workers.gap_histogram() if told))
+    learnt = sum(int(row["response_mask"].sum()) for row in rows.rows.values())
+    assert counts == [learnt, 2 * learnt, learnt]
+    workers.gaps_of_bin(0)
+    assert workers.gap_histogram() == [None, None, None]
+
+
+def test_the_passs_other_columns_go_on_to_the_queue(monkeypatch: pytest.MonkeyPatch):
+    """With router_replay = "R2" the experts of its tokens, which the update repeats."""
+    rows = Rows(monkeypatch)
+    for row in rows.rows.values():
+        row["routed_experts"] = row.pop("responses") + 1
+    before, stored = rows.batch(), dict[str, set[str]]()
+    before.fields, before.extra_info = ["response_mask", "rollout_log_probs", "routed_experts"], {"retool_step": 1}
+    put = rows.kv_batch_put
+    rows.kv_batch_put = lambda keys, partition, fields: (
+        stored.update({key: set(fields.keys()) for key in keys}) or put(keys, partition, fields)
+    )
+    Workers(rows, "routed_experts").old_log_probs(before)
+    assert stored == {key: {"old_log_probs", "gap_numbers", "routed_experts"} for key in rows.rows}
+    assert all(row["routed_experts"].eq(2).all() for row in rows.rows.values())
 
 
 def test_a_step_of_no_token_in_the_loss_has_no_numbers():

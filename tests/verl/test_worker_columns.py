@@ -91,7 +91,7 @@ def test_each_pass_asks_for_its_columns_and_the_next_one_for_its_own(monkeypatch
     trainer: Any = object.__new__(ReToolTrainer)  # verl's set-up starts workers
     trainer._run, trainer.config, trainer.use_critic, trainer._ending = load_config(RlConfig, RL), tree(), True, None
     trainer._forget_step()
-    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: asks("old_log_prob", batch))
+    trainer.actor_rollout_wg = SimpleNamespace(old_log_probs=lambda batch: asks("old_log_prob", batch))
     monkeypatch.setattr(unpadded, "blocks", lambda *_: [])
     for name in ("_update_critic", "_update_actor"):
         monkeypatch.setattr(PPOTrainer, name, lambda self, batch, metrics, name=name: asks(name, batch))
@@ -99,4 +99,5 @@ def test_each_pass_asks_for_its_columns_and_the_next_one_for_its_own(monkeypatch
     assert after.fields == list(FORWARD), "the reference's and the critic's passes"
     trainer._update_critic(after, {})
     trainer._update_actor(after, {})
-    assert asked == [("old_log_prob", list(FORWARD)), ("_update_critic", list(CRITIC)), ("_update_actor", list(ACTOR))]
+    compared = [*FORWARD, "rollout_log_probs"]
+    assert asked == [("old_log_prob", compared), ("_update_critic", list(CRITIC)), ("_update_actor", list(ACTOR))]

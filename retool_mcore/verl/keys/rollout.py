@@ -113,7 +113,10 @@ def engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -> dict
     engine = platform.rollout.engine
     argument = engine.seed_argument
     seed = {argument: config.run.seed} if argument else {}
-    found = {**platform.rollout_engine_kwargs(), **seed, **config.rollout.engine_args}
+    graphs: dict[str, int] = {}
+    if not platform.rollout.enforce_eager:
+        graphs = engine.graphs(config.rollout.max_running_requests, config.rollout.engine_tp)
+    found = {**platform.rollout_engine_kwargs(), **graphs, **seed, **config.rollout.engine_args}
     if isinstance(config, RlConfig) and config.rollout.kv_cache == "fp8":
         assert engine.fp8_cache is not None, f"platform {platform.name} refuses a cache that its engine has not"
         name, value = engine.fp8_cache
