@@ -35,6 +35,20 @@ def a_runs_secret_is_forgotten():
             os.environ[name] = value
 
 
+@pytest.fixture(scope="module")
+def verl_on_cpu():
+    """verl imports in this process, on platform cpu."""
+    pytest.importorskip("verl", reason="verl is not installed")
+    import torch
+
+    from retool_mcore.verl.plugin import assert_loaded
+
+    if torch.accelerator.is_available():
+        pytest.skip("platform cpu refuses an accelerator")
+    get_platform("cpu").activate()
+    assert_loaded()  # another file's tests may have imported verl before the platform was known
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     """The quickstart's tokenizer: byte-level BPE, a template of the Qwen2.5 style, </tool_call> one

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import EvaluationConfig, RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
@@ -20,20 +19,13 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import sglang_options
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.rollout import check_engine_args, engine_args
-from retool_mcore.verl.plugin import assert_loaded
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 H200 = CONFIGS / "rl_qwen2.5_7b_h200x8.toml"
 FP8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
 CACHE = ("rollout.kv_cache=fp8", "algorithm.importance_sampling=token")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 @pytest.fixture

@@ -11,9 +11,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import (
     ENGINE_BT,
     LENGTHS_B,
@@ -25,17 +22,11 @@ from tests.verl.loss_scenario import (
     trained_on,
 )
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
 COUNT_B = MASK_BT.sum(1)
 CLIPS = ("algorithm.clip=[0.3, 0.4]",)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def same(found: tuple[float, torch.Tensor], expected: tuple[float, torch.Tensor]) -> None:

@@ -16,18 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys import ppo
 from retool_mcore.verl.keys.rollout import write_settings
-from retool_mcore.verl.plugin import assert_loaded
 from tests.reward.spellings import SLOW
 from tests.verl.loss_scenario import KEYS, Queue, prepare_advantages
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 # Two responses, of 3 and of 1 token; the first's second token is an interpreter's. Ratios 0.5, 1, 2
@@ -42,12 +38,8 @@ HERE: list[str] = []  # the settings that name what the fixture has made
 
 
 @pytest.fixture(autouse=True, scope="module")
-def verl_imports_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """With a model on disk, which verl's configuration of a critic reads; verl's defaults are
-    composed once.
-    """
-    get_platform("cpu").activate()
-    assert_loaded()
+def model_on_disk(verl_on_cpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What verl's configuration of a critic reads; verl's defaults are composed once."""
     folder = tmp_path_factory.mktemp("settings")
     write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
     HERE[:] = [f"model.path={folder}/model"]

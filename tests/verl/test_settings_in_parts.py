@@ -16,15 +16,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.ppo import ppo_tree
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import actor_config, tree
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 MEGATRON = "actor_rollout_ref.actor.megatron."
 MINDSPEED = f"{MEGATRON}override_transformer_config.use_flash_attn"
@@ -32,12 +30,6 @@ MINDSPEED = f"{MEGATRON}override_transformer_config.use_flash_attn"
 
 class Reached(Exception):
     """Its one argument is what the last call before the part was given."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 @pytest.mark.parametrize("fused", [True, False])
