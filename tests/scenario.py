@@ -2,8 +2,6 @@
 it found.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

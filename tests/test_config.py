@@ -1,7 +1,5 @@
 """A configuration is strict, complete and says what is wrong with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

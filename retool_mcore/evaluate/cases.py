@@ -3,8 +3,6 @@
 When the next model has the same shape, the servers keep running and only load its weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

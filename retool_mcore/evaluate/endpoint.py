@@ -7,8 +7,6 @@ needs /v1/completions; every other protocol takes the server's own tool calls fr
 against rollout.max_response_tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

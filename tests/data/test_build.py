@@ -1,7 +1,5 @@
 """From GSM8K's marked calculations to code-integrated traces, with the real sandbox."""
 
-from __future__ import annotations
-
 import os
 from decimal import Decimal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ReTool-SFT rows, raw and converted, into either protocol, with the stages of verification."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """`retool data model`: the folder has the file's weights, ids, added tokens, ends and template."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

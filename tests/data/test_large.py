@@ -1,7 +1,5 @@
 """GSM8K's problems with large numbers: what is replaced, what stays, and that all is right."""
 
-from __future__ import annotations
-
 import json
 import re
 from fractions import Fraction

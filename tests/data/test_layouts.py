@@ -1,7 +1,5 @@
 """Public layouts by their columns, columns by option, and splits that stay apart."""
 
-from __future__ import annotations
-
 import json
 import time
 

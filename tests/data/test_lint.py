@@ -1,7 +1,5 @@
 """What lint finds, and that training on its own validation set is refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whole solutions as one program, in words alone, and the parts of a training set."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

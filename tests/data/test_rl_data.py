@@ -1,7 +1,5 @@
 """RL problems of the known schemas, each once, in verl's schema."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

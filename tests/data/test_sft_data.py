@@ -1,7 +1,5 @@
 """SFT rows and their batches."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

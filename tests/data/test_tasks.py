@@ -1,7 +1,5 @@
 """The quickstart's task: right by execution, disjoint, reproducible, whole or absent."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """[model] chat_template and template_args reach all places that render, and the exported model."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Running the project's own commands as a user does, and finding whatever they leave behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """One tiny task for all end-to-end tests, and a mark by which a test finds its processes."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 

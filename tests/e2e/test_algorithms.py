@@ -3,8 +3,6 @@
 The model tosses a coin (coin_model.py), so what each part does to a batch is known beforehand.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

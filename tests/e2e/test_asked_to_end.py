@@ -1,7 +1,5 @@
 """A run that is asked to end saves, and the same command goes on, with what a whole run has."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

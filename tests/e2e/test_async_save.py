@@ -5,8 +5,6 @@ of these tests holds or refuses what is written for step 6: a ``sitecustomize`` 
 the run replaces ``os.fsync``, which Megatron's writers end each file with.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An engine killed while it samples is started again with the actor's weights, in every mode."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

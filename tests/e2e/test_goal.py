@@ -4,8 +4,6 @@ The model tosses a coin (coin_model.py), and its training file has so few prompt
 epoch begins with the third step.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

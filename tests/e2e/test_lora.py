@@ -3,8 +3,6 @@
 In `make test` their parts are shown without engines: tests/numerics/test_lora.py.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import groupby
 from pathlib import Path

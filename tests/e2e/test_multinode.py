@@ -2,8 +2,6 @@
 same again.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

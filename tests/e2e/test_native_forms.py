@@ -5,8 +5,6 @@ stop at, or that the loop does not read, shows no tool turn; one that is rendere
 was sampled shows a mismatch.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 and it continues.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -2,8 +2,6 @@
 calls, kills.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

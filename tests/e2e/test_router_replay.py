@@ -4,8 +4,6 @@ The whole way: SGLang tells the experts, our loop keeps them over calls and weig
 verl's Megatron actor takes them.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -9,8 +9,6 @@ The training file is one of verl's tool examples: with the column that asks for 
 which must not run.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -2,8 +2,6 @@
 test_sft_experts.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

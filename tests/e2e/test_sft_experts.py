@@ -1,7 +1,5 @@
 """SFT of a model with experts as a user runs it, killed and continued."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a user sees on the terminal: our lines, and none of the libraries'."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

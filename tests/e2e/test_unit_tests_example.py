@@ -1,7 +1,5 @@
 """The example of code problems with hidden tests, trained on a CPU as its configuration says."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ optimizer step.
 Seen by update_probe.py inside the workers: what the model was given and what the optimizer held.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Sampling, judging and continuing an evaluation, with an engine that says what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

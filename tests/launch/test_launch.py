@@ -1,7 +1,5 @@
 """The launch scripts: short, a dry run anywhere, one clear error, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

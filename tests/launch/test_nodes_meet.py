@@ -1,7 +1,5 @@
 """SFT's nodes by the real torchrun and gloo on this machine: a lost rank, a missing node."""
 
-from __future__ import annotations
-
 import socket
 import time
 

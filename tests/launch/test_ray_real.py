@@ -1,7 +1,5 @@
 """Two nodes of the real Ray on this machine, by launch/nodes.sh: they join and leave nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

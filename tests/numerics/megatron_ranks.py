@@ -7,8 +7,6 @@ list of [name of a method of Engine, *arguments]; with a role, of RlEngine, with
 LoraEngine. ``launch`` returns what the actions of each job returned, on the rank with the output.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 Real verl TrainingWorker, Megatron-core and gloo. Tolerances are test_parallel_parity's.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

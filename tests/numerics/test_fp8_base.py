@@ -4,8 +4,6 @@ The models have columns of very different size, so that a row's scale depends on
 scales of a rank's columns alone would round otherwise.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

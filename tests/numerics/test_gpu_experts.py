@@ -4,8 +4,6 @@ float32, in every layout alike, and go where replay tells their tokens to go.
 The reference is plain transformers in float32, one sequence at a time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

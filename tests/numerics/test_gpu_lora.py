@@ -4,8 +4,6 @@ and every layout trains them like one process.
 The reference is plain transformers in float32 on the exported model. Tolerances are bfloat16's.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any

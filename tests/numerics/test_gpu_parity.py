@@ -5,8 +5,6 @@ The reference is plain transformers in float32, one sequence at a time. Toleranc
 bfloat16.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -4,8 +4,6 @@ Real verl engines, Megatron-core and gloo. peft is not among the tests' packages
 it is skipped where it is not installed.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Lengths are below and above the context before the scaling. A step at learning r
 give the model back.
 """
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

@@ -6,8 +6,6 @@ everything into micro-batches that hold the longest response and keeps all activ
 without "auto" must.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Megatron's checkpoint writers under our patch: the same files, and a writer that dies is told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

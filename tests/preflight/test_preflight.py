@@ -2,8 +2,6 @@
 a bad one.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import resource

@@ -1,7 +1,5 @@
 """MCP servers for tests, and the tools that a run offers of them."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 ends as planned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`retool parse` and `retool rollout` as others use them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

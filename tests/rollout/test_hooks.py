@@ -1,7 +1,5 @@
 """Hooks of a user's tool that hang, raise or do not listen cost one call or one trajectory."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

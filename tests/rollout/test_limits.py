@@ -2,8 +2,6 @@
 asked for.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace

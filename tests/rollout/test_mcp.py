@@ -1,7 +1,5 @@
 """Tools of MCP servers: real servers by the official SDK, over stdio and over HTTP."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Sessions with MCP servers that fail, forget, hang, die and come back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -2,8 +2,6 @@ r"""A tag that is only mentioned is no call: it ends no turn and swallows no ans
 `retool parse` read by the same rule.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from copy import deepcopy

@@ -6,8 +6,6 @@ tool results), with thinking blocks, and for a tokenizer that merges line breaks
 before them.
 """
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from typing import Any

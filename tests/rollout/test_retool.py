@@ -1,7 +1,5 @@
 """The paper's inline form: read, stopped exactly at a tag of several tokens, written back."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from types import SimpleNamespace

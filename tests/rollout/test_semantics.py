@@ -14,8 +14,6 @@ A failing call, a call at a limit, a malformed call: text the model sees, loss 0
 goes on.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

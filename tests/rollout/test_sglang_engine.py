@@ -2,8 +2,6 @@
 1,000 turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -2,8 +2,6 @@
 with calls in the model's own form, in the inline form, and in words alone.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Tools of a user's own: offered, called, counted and ended, trajectory by trajectory."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The example of code problems with hidden tests: its environment, its reward, its data."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import AsyncIterator

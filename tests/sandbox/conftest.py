@@ -2,8 +2,6 @@
 its reason.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator

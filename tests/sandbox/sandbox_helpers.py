@@ -1,7 +1,5 @@
 """What several sandbox tests ask."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

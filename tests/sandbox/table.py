@@ -7,8 +7,6 @@ their own, and for one that is an ordinary user. A level or user that cannot be 
 of the command; ``test_table.py`` compares what can be had with what is written.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

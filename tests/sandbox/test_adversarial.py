@@ -6,8 +6,6 @@ level does not protect, the test says so by asserting what an attacker gets: REA
 same.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The adversarial table, second half: processes, signals, text in and out, state between runs."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

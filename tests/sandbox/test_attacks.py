@@ -2,8 +2,6 @@
 supervisor's channel.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

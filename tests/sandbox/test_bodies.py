@@ -1,7 +1,5 @@
 """What the server spends on bodies that do not arrive, or are too large."""
 
-from __future__ import annotations
-
 import asyncio
 
 import httpx

@@ -2,8 +2,6 @@
 and PyPI's sandbox-fusion. What a grader compares is what the program printed, and nothing else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import threading

@@ -1,7 +1,5 @@
 """Who may ask the server, and what it spends on those who take its connections and its time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What is gvisor's alone: when it is chosen, how it is refused, that no container stays behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

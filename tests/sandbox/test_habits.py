@@ -1,7 +1,5 @@
 """Notebook habits are understood where Python refuses the code, and nothing else is touched."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import itertools

@@ -2,8 +2,6 @@
 down.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Queue, cancellation, restart, sessions, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

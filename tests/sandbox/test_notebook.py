@@ -2,8 +2,6 @@
 lines only.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from retool_mcore.sandbox.local import LocalSandbox

@@ -1,7 +1,5 @@
 """/tmp and /dev/shm by name, at landlock: as a link to the working directory would lead."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Threads and pools of workers as programs start them, within the default limits, at each level."""
 
-from __future__ import annotations
-
 import _multiprocessing
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """What code leaves is deleted whatever it is, and what it is decides about nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -2,8 +2,6 @@
 is sent to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """The service of a node as its operator sees it: health, metrics, the end, and who gives way."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the code, and so the model, is told: why a program does not run, and nothing of the host."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -4,8 +4,6 @@ Prints one JSON object: what the routers hold and compute, their gradients and l
 transformers says of the gradients and the load.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 Saved and resumed. Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ Prints one JSON object: what the worker computes with its own experts, with told
 those that it noted itself (R2), beside plain transformers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

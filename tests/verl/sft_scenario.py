@@ -5,8 +5,6 @@ Prints one JSON object: what the optimizer, the loss and each forward pass saw, 
 transformers says.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

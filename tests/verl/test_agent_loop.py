@@ -2,8 +2,6 @@
 when dropped.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

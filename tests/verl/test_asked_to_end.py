@@ -1,7 +1,5 @@
 """An RL run that is asked to end keeps the last step whose updates are whole."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

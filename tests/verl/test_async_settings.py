@@ -1,7 +1,5 @@
 """Modes that sample ahead: which settings go together, and what verl's trainer is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps that train less than all: of masked or rejected responses, and of the critic alone."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any

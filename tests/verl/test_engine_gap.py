@@ -1,7 +1,5 @@
 """What is told of engine and actor is of the weights at the step's start, whatever the loss."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """rollout.precision and rollout.engine_args: what an engine gets, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from argparse import ArgumentParser

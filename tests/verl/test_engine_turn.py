@@ -1,7 +1,5 @@
 """verl's answers as the loop takes them: why a turn ended, with and without tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

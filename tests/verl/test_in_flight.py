@@ -1,7 +1,5 @@
 """In mode "sync" the next step's prompts are sampled while the metrics of a step are written."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

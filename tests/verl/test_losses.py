@@ -3,8 +3,6 @@
 verl's own functions on our resolved tree, and beside each the formula in a few lines of torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

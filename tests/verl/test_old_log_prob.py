@@ -2,8 +2,6 @@
 update, and in later ones the loss that its page names.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What does not fit together is refused before anything is started, in one clear error."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 

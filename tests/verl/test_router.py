@@ -1,7 +1,5 @@
 """The router is there before the engines are; the Ray of these tests is in one process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

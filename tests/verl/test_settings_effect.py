@@ -4,8 +4,6 @@ verl's own functions, on the objects that verl makes of our resolved tree; besid
 written out.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Kernels of a GPU do the rest for three of them: tests/numerics/test_gpu_parity.p
 test_gpu_experts.py compare what comes out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

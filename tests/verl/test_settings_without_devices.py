@@ -3,8 +3,6 @@
 Otherwise the golden trees would be their only witness, and a golden tree says that a key was set.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A step's metrics of its loss are means over tokens, however the responses are packed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What our trainer does between verl's start and its first step, and what it puts into a row."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What our trainer hands from verl to our parts, with values at which another wire would show."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace

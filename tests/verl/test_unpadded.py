@@ -1,7 +1,5 @@
 """The numbers of a step are verl's, whatever blocks its rows come in."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -5,8 +5,6 @@ Only three ends are cut off: the client of the rollout servers is a script, and 
 reward are not there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

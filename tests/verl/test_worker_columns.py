@@ -1,7 +1,5 @@
 """Workers fetch the columns that they read, and no others."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
