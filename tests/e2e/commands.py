@@ -43,6 +43,16 @@ def run(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.Comple
     )
 
 
+def succeed(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    """``run`` of a command that must end well and leave no process behind."""
+    done = run(argv, mark, timeout_s)
+    roots = [Path(word.removeprefix("run.root=")) for word in argv if word.startswith("run.root=")]
+    logs = [log.read_text(errors="replace")[-6000:] for root in roots for log in root.rglob("rl.log")]
+    assert done.returncode == 0, "\n".join((done.stderr[-3000:], *logs))
+    assert_nothing_left(mark)
+    return done
+
+
 @contextmanager
 def started(argv: list[str], mark: str, *, on_terminal: bool = False) -> Iterator[subprocess.Popen[bytes]]:
     """A command as a shell's ``command &`` starts it, or, ``on_terminal``, as a group that Ctrl-C

@@ -12,7 +12,7 @@ import pytest
 from retool_mcore.run.checkpoint import complete_checkpoints
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
-from tests.e2e.commands import argv_rl, assert_nothing_left, assert_one_error, run
+from tests.e2e.commands import argv_rl, assert_nothing_left, assert_one_error, run, succeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,10 +22,7 @@ RARELY = ("validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=f
 
 def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
     """Run to the end; the metrics of its steps."""
-    done = run(argv_rl(f"run.root={root}", "run.name=rl", *settings), mark, timeout_s=500)
-    log = root / "rl/logs/rl.log"
-    assert done.returncode == 0, done.stderr[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
-    assert_nothing_left(mark)
+    succeed(argv_rl(f"run.root={root}", "run.name=rl", *settings), mark, timeout_s=500)
     rows = read_metrics(root / "rl" / "metrics.jsonl")
     for row in rows:
         assert math.isfinite(row["loss"]) and row["rollout/dropped"] == 0

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from retool_mcore.data.files import read_rows, write_parquet
 from tests.e2e.coin_model import write_coin_task
-from tests.e2e.commands import argv_retool, argv_rl, run
+from tests.e2e.commands import argv_retool, argv_rl, run, succeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -120,8 +120,7 @@ def test_a_seed_fixes_the_first_batch(tmp_path: Path, mark: str):
 def evaluate(root: Path, mark: str, *settings: str) -> Samples:
     """What `retool eval` samples on the run's export."""
     config = ("eval", "configs/rl_tiny_cpu.toml", *settings, "--model", f"{root}/first/export", "--out", f"{root}/eval")
-    done = run(argv_retool(*config), mark, timeout_s=500)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed(argv_retool(*config), mark, timeout_s=500)
     tokenizer = AutoTokenizer.from_pretrained(root / "first" / "export")
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for row in map(json.loads, (root / "eval/first/samples.jsonl").open()):

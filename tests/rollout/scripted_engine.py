@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.protocol import ToolProtocol
 
 ABORT = "<abort>"  # cuts a turn here: the engine is interrupted by a weight update
 
@@ -62,6 +65,14 @@ class ScriptedEngine:
                 trajectory_id=request_id,
             )
         )
+
+
+async def roll_out(
+    prompt_ids: list[int], engine: Any, sandbox: Any, protocol: ToolProtocol, limits: Limits, **given: Any
+) -> Trajectory:
+    """One trajectory, sampled as a run does by default."""
+    among = {"sampling": Sampling(), "trajectory_id": "t", **given}
+    return await run_trajectory(prompt_ids, engine=engine, sandbox=sandbox, protocol=protocol, limits=limits, **among)
 
 
 def _parts(text: str) -> list[tuple[str, bool]]:

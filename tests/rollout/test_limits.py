@@ -14,15 +14,14 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.evaluate.run import Settings
 from retool_mcore.reward.shaping import Shaping
-from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
-from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory, run_trajectory
+from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.run.best import BestStep
 from retool_mcore.sandbox.base import ExecResult
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call
+from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
@@ -50,15 +49,7 @@ class Recording:
 
 async def play(tokenizer: Any, sandbox: Recording, limits: Limits, script: Sequence[str]) -> Trajectory:
     protocol = Hermes(tokenizer)
-    return await run_trajectory(
-        protocol.prompt_ids(QUESTION),
-        engine=ScriptedEngine(tokenizer, script),
-        sandbox=sandbox,
-        protocol=protocol,
-        limits=limits,
-        sampling=Sampling(),
-        trajectory_id="t",
-    )
+    return await roll_out(protocol.prompt_ids(QUESTION), ScriptedEngine(tokenizer, script), sandbox, protocol, limits)
 
 
 @pytest.mark.parametrize("made_of_settings", [Limits, Settings, Shaping, BestStep])

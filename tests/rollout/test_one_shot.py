@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 
 from retool_mcore.data.chat import neutralise, render
 from retool_mcore.data.tool import CODE_INTERPRETER
-from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.base import ExecResult
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine
+from tests.rollout.scripted_engine import ScriptedEngine, roll_out
 
 plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
 LIMITS = limits_for(max_response_tokens=5000, max_turns=10)
@@ -101,15 +99,8 @@ async def test_a_rollout_has_the_tokens_of_the_one_shot_rendering(request, style
     thought, text = written(*end, thinking)
     script.append(as_sampled(thought, text, [], thinking) + "<|im_end|>")
     messages.append({"role": "assistant", "content": text, "reasoning_content": thought})
-    trajectory = await run_trajectory(
-        protocol.prompt_ids(messages[:1]),
-        engine=ScriptedEngine(tokenizer, script),
-        sandbox=Prints(outputs),
-        protocol=protocol,
-        limits=LIMITS,
-        sampling=Sampling(),
-        trajectory_id="t",
-    )
+    engine = ScriptedEngine(tokenizer, script)
+    trajectory = await roll_out(protocol.prompt_ids(messages[:1]), engine, Prints(outputs), protocol, LIMITS)
     assert trajectory.stop_reason == StopReason.FINISHED
     rendered = render(messages, [CODE_INTERPRETER], tokenizer)
     context = trajectory.ledger.context

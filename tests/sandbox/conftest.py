@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
@@ -30,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=LEVELS, ids=str)
+@pytest.fixture(scope="session", params=LEVELS, ids=str)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
     """One sandbox per level, shared by all tests: each of them also shows that the ones before left
     it whole.
@@ -41,7 +40,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]
     await opened.close()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest.fixture(scope="session")
 async def strongest() -> AsyncIterator[LocalSandbox]:
     """The strongest level below gvisor, for tests that are not about levels."""
     opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
@@ -50,7 +49,7 @@ async def strongest() -> AsyncIterator[LocalSandbox]:
     await opened.close()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest.fixture(scope="session")
 async def containers() -> AsyncIterator[LocalSandbox]:
     """gvisor, for tests of what is its alone."""
     opened = await open_at(Level.GVISOR, workers=2)
@@ -58,7 +57,7 @@ async def containers() -> AsyncIterator[LocalSandbox]:
     await opened.close()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["forked", "container"])
+@pytest.fixture(scope="session", params=["forked", "container"])
 async def interpreter(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
     """Both ways an interpreter comes to be, for tests of what it does: forked from a warm one,
     alone in a container.

@@ -248,7 +248,8 @@ _WRITES = (("os.truncate", ", 0"), ("os.unlink", ""), ("open", ", 'w'"), ("os.re
 _MODES = (("os.chmod", ", 0o640"), ("os.utime", ", (1, 1)"))
 _LIBC = """
 libc = ctypes.CDLL(None)
-if os.fork() == 0: os._exit(0 if libc.unshare(0x10000000) < 0 and libc.ptrace(0, 0, 0, 0) < 0 else 1)
+calls = (("unshare", 0x10000000), ("mount", b"none", b"/", b"tmpfs", 0, None), ("ptrace", 0, 0, 0, 0))
+if os.fork() == 0: os._exit(0 if all(getattr(libc, name)(*given) < 0 for name, *given in calls) else 1)
 done += [1] if os.wait()[1] else []
 """
 _LOAD = """

@@ -9,8 +9,6 @@ from retool_mcore.sandbox.connections import Connections
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.test_guard import RUN, served
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 HALF = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{"
 
 

@@ -23,8 +23,6 @@ from tests.sandbox.test_levels import run_refused
 RUNSC = shutil.which("runsc")
 VERSION = subprocess.check_output([RUNSC, "--version"], text=True) if RUNSC else ""
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 
 async def test_without_runsc_the_refusal_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -88,11 +88,6 @@ async def test_the_level_is_told_in_every_result(sandbox: LocalSandbox):
         assert (await sandbox.execute(code)).level == sandbox.level
 
 
-test_the_level_is_told_in_every_result = pytest.mark.asyncio(loop_scope="session")(
-    test_the_level_is_told_in_every_result
-)
-
-
 async def test_before_it_is_open_no_level_is_claimed():
     with pytest.raises(SandboxUnavailable, match="not open yet"):
         _ = LocalSandbox().level

@@ -17,8 +17,6 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, until_running
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 
 async def test_a_bounded_number_executes_in_order_of_arrival():
     sandbox = LocalSandbox(min_level=Level.RLIMITS, workers=2)

@@ -6,8 +6,6 @@ import pytest
 
 from retool_mcore.sandbox.local import LocalSandbox
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 
 @pytest.mark.parametrize(
     "code, stdout",

@@ -3,13 +3,10 @@
 from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import UNLED, open_at
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROGRAMS = {
     "write and read": ("open('/tmp/x', 'w').write('1'); print(open('/tmp/x').read(), open('x').read())", "1 1\n"),
@@ -73,7 +70,7 @@ PROGRAMS = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
+@pytest.fixture(scope="module")
 async def landlock() -> AsyncIterator[LocalSandbox]:
     opened = await open_at(Level.LANDLOCK, workers=2)
     yield opened

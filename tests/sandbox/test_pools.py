@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,22 +28,19 @@ import multiprocessing
 print(multiprocessing.get_start_method(), multiprocessing.get_context().Process.__name__)
 """
 
-session = pytest.mark.asyncio(loop_scope="session")
-
 
 def test_a_fork_is_the_default_whatever_pythons_own_is():
     done = subprocess.run([sys.executable, "-c", SIMULATED], capture_output=True, text=True, check=True)
     assert done.stdout == "fork ForkProcess\n"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
+@pytest.fixture(scope="module")
 async def landlock() -> AsyncIterator[LocalSandbox]:
     opened = await open_at(Level.LANDLOCK, workers=1)
     yield opened
     await opened.close()
 
 
-@session
 async def test_sixteen_threads_at_the_default_memory_limit(sandbox: LocalSandbox):
     code = """
 import threading
@@ -62,7 +58,6 @@ print("all")
     assert (result.stdout, result.stderr) == ("all\n", "")
 
 
-@session
 async def test_a_thread_pool_of_the_default_size(sandbox: LocalSandbox):
     code = """
 from concurrent.futures import ThreadPoolExecutor
@@ -144,7 +139,6 @@ print(own.buf[0])
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@session
 async def test_processes_work_together(program: str, sandbox: LocalSandbox):
     code, expected = PROGRAMS[program]
     result = await sandbox.execute(code, run_timeout_s=60)
@@ -177,7 +171,6 @@ def shared(name: str, then: str = "") -> str:
     return SHARED.replace("NAME", repr(name)) + then
 
 
-@session
 async def test_shared_memory_is_of_one_execution_and_one_call(sandbox: LocalSandbox):
     """Even when the code is killed, nothing is left in the host's /dev/shm or for another."""
     if sandbox.level == Level.RLIMITS:
@@ -194,14 +187,12 @@ async def test_shared_memory_is_of_one_execution_and_one_call(sandbox: LocalSand
     assert set(os.listdir("/dev/shm")) - before == set()
 
 
-@session
 async def test_shared_memory_has_the_limit_of_a_file(landlock: LocalSandbox):
     code = "from multiprocessing import shared_memory\nshared_memory.SharedMemory(create=True, size=65 << 20)"
     assert "File too large" in (await landlock.execute(code)).stderr
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", "/", "/../../x"])
-@session
 async def test_shared_memory_stays_in_the_working_directory(name: str, landlock: LocalSandbox):
     code = f"import _posixshmem, os\ntry: _posixshmem.shm_open({name!r}, os.O_CREAT | os.O_RDWR)\n"
     assert (await landlock.execute(code + "except OSError as e: print(e.errno)")).stdout == "22\n"
@@ -237,7 +228,6 @@ def test_a_semaphore_behaves_as_pythons_own(kind: int, value: int, more: int, op
     assert behaviour(pools.SemLock(*limits, "unused", True), operations) == behaviour(theirs, operations)
 
 
-@session
 async def test_a_large_node_is_told_as_a_small_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 128)
     assert runner.cores_told() == 8

@@ -10,8 +10,6 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import last_line
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 WHY = "programs cannot be run here; use Python"
 
 
