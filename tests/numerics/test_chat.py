@@ -1,10 +1,9 @@
-"""Turn-by-turn tokenization equals one-shot tokenization, and the loss mask marks what the model
-says.
+"""The rendering of a conversation for training: what it refuses, and what its loss mask marks.
+
+That a rollout has the same tokens turn by turn: tests/rollout/test_one_shot.py.
 """
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from retool_mcore.data.chat import chat_format, render, render_prompt, tool_turn_ids
@@ -39,10 +38,6 @@ def qwen3() -> PreTrainedTokenizerFast:
 
 
 TOOLS = [CODE_INTERPRETER]
-texts = st.text(alphabet=st.sampled_from('ab 1\n\t{}"\\é→.'), max_size=30)
-# A reply that starts with a line break: see
-# test_a_leading_line_break_is_cut_where_sampling_cuts_it.
-replies = texts.map(str.lstrip)
 
 
 def call(code: str) -> dict:
@@ -62,53 +57,10 @@ def one_shot(tokenizer, messages, tools) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def rollout(tokenizer, messages, tools) -> tuple[list[int], list[int]]:
-    """Token ids and mask as the agent loop builds them: sampled ids are kept, only results are
-    encoded.
-    """
-    rendered = render(messages, tools, tokenizer)
-    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    ids = render_prompt(messages[:first], tools, tokenizer)
-    mask = [0] * len(ids)
-    end = chat_format(tokenizer).end_of_turn_id
-    position = first
-    while position < len(messages):
-        start = len(ids)
-        stop = rendered.token_ids.index(end, start)
-        ids += rendered.token_ids[start:stop]
-        mask += [1] * (stop - start)
-        results = []
-        while position + 1 < len(messages) and messages[position + 1]["role"] == "tool":
-            position += 1
-            results.append(messages[position]["content"])
-        position += 1
-        if results:
-            turn = tool_turn_ids(tokenizer, results)
-            ids += turn
-            mask += [0] * len(turn)
-    return ids, mask
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(question=texts, calls=st.lists(st.tuples(texts, texts), min_size=1, max_size=2), text=replies, answer=replies)
-def test_turn_by_turn_equals_one_shot(tokenizer, question, calls, text, answer):
-    codes, results = [code for code, _ in calls], [output for _, output in calls]
-    messages = conversation(question, [(text, codes, results), ("", ["print(1)"], ["1"])], answer)
-    rendered = render(messages, TOOLS, tokenizer)
-    assert rendered.token_ids == one_shot(tokenizer, messages, TOOLS)
-    ids, mask = rollout(tokenizer, messages, TOOLS)
-    assert rendered.token_ids[: len(ids)] == ids
-    # The rollout leaves out the last <|im_end|> and what follows; the tool turn's <|im_end|> is
-    # appended, not sampled.
-    end = chat_format(tokenizer).end_of_turn_id
-    assert [m for i, m in zip(ids, rendered.loss_mask, strict=False) if i != end] == [
-        m for i, m in zip(ids, mask, strict=True) if i != end
-    ]
-
-
 def test_loss_covers_exactly_what_the_assistant_says(qwen25):
     messages = conversation("2 + 2?", [("Let me see.", ["print(2 + 2)"], ["4"])], "\\boxed{4}")
     rendered = render(messages, TOOLS, qwen25)
+    assert rendered.token_ids == one_shot(qwen25, messages, TOOLS)
     spoken = qwen25.decode([i for i, m in zip(rendered.token_ids, rendered.loss_mask, strict=True) if m])
     assert spoken == (
         'Let me see.\n<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(2 + 2)"}}\n</tool_call>'

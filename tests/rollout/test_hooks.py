@@ -11,7 +11,8 @@ from retool_mcore.rollout import hooks
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.tool_output import CHARS_PER_TOKEN, without_middle
 from retool_mcore.rollout.tools import Given, Tool, ToolResult
-from tests.rollout.test_tools import ANSWER, Counter, ask, play, shown
+from tests.rollout.scripted_engine import shown
+from tests.rollout.test_tools import ANSWER, Counter, ask, play
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,7 @@ from retool_mcore.rollout.native_calls import reader
 from retool_mcore.rollout.protocol import open_protocol, serving_protocol
 from retool_mcore.rollout.tool_call import parse_hermes, parse_retool
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out
-from tests.rollout.test_one_shot import Prints
+from tests.rollout.scripted_engine import Prints, ScriptedEngine, call, roll_out
 
 READ = {"hermes": parse_hermes, "retool": parse_retool}
 TAGS = {"hermes": ("<tool_call>", "</tool_call>"), "retool": ("<code>", "</code>")}

@@ -18,9 +18,9 @@ from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import Retool
 from retool_mcore.rollout.tool_call import Parsed, code_calls, parse_retool
-from retool_mcore.sandbox.open import open_sandbox
+from tests.rollout import test_semantics
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, roll_out
+from tests.rollout.scripted_engine import roll_out
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 LIMITS = limits_for(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)
@@ -144,19 +144,8 @@ def test_few_tokens_of_the_vocabulary_can_complete_the_tag(merging_tokenizer):
     assert "</" not in names and "print" not in names
 
 
-@pytest.fixture(scope="module")
-async def sandbox():
-    async with open_sandbox("local", min_level="rlimits", workers=2) as opened:
-        yield opened
-
-
 async def play(tokenizer, sandbox, *script: str, limits: Limits = LIMITS) -> Trajectory:
-    protocol = Retool(tokenizer)
-    engine = ScriptedEngine(tokenizer, script)
-    trajectory = await roll_out(protocol.prompt_ids(QUESTION), engine, sandbox, protocol, limits)
-    for context in engine.contexts:
-        assert trajectory.ledger.context[: len(context)] == context
-    return trajectory
+    return await test_semantics.play(tokenizer, sandbox, *script, limits=limits, protocol=Retool(tokenizer))
 
 
 async def test_a_trajectory_in_one_message(tokenizer, sandbox):
@@ -168,10 +157,7 @@ async def test_a_trajectory_in_one_message(tokenizer, sandbox):
     assert text == said + "\n<interpreter>\n1379\n</interpreter>\n" + ANSWER
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "1379")
     assert [span.role for span in trajectory.ledger.spans] == ["model", "tool", "model"]
-    masked = [
-        i for i, loss in zip(trajectory.ledger.response_ids, trajectory.ledger.loss_mask, strict=True) if not loss
-    ]
-    assert tokenizer.decode(masked) == "\n<interpreter>\n1379\n</interpreter>\n"
+    assert test_semantics.tool_text(tokenizer, trajectory) == "\n<interpreter>\n1379\n</interpreter>\n"
 
 
 async def test_a_line_break_merged_into_the_tag_is_not_written_twice(merging_tokenizer, sandbox):

@@ -29,17 +29,11 @@ from retool_mcore.rollout.protocol import Hermes, TextOnly, ToolProtocol, open_p
 from retool_mcore.sandbox.base import ExecResult
 from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ABORT, ScriptedEngine, call, roll_out
+from tests.rollout.scripted_engine import ABORT, ScriptedEngine, call, roll_out, shown
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
 LIMITS = limits_for(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)
-
-
-@pytest.fixture(scope="module")
-async def sandbox():
-    async with open_sandbox("local", min_level="rlimits", workers=2) as opened:
-        yield opened
 
 
 async def play(
@@ -57,10 +51,6 @@ async def play(
     for context in engine.contexts:
         assert final[: len(context)] == context, "the engine was sent what the ledger does not hold"
     return trajectory
-
-
-def shown(trajectory: Trajectory) -> list[str]:
-    return [result.shown for turn in trajectory.turns for result in turn.results]
 
 
 def tool_text(tokenizer, trajectory: Trajectory) -> str:
@@ -122,13 +112,6 @@ async def test_a_good_call_starts_the_count_of_malformed_calls_anew(tokenizer, s
     bad = "<tool_call>\nprint(1)\n</tool_call>"
     trajectory = await play(tokenizer, sandbox, bad, bad, call("print(3)"), bad, bad, ANSWER)
     assert trajectory.stop_reason == StopReason.FINISHED
-
-
-async def test_tool_time(tokenizer, sandbox):
-    limits = replace(LIMITS, max_tool_s=0.2)
-    trajectory = await play(tokenizer, sandbox, call("import time\ntime.sleep(0.3)"), limits=limits)
-    assert trajectory.stop_reason == StopReason.TOOL_TIME
-    assert trajectory.ledger.spans[-1].role == "model"
 
 
 async def test_a_failing_call_is_an_observation(tokenizer, sandbox):

@@ -18,8 +18,7 @@ from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.native_calls import READERS
 from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, TextOnly, ToolProtocol
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, roll_out
-from tests.rollout.test_one_shot import Prints
+from tests.rollout.scripted_engine import Prints, ScriptedEngine, roll_out
 from tests.template_styles import STYLES, TAKEN, Style, tokenizer_in
 
 QUESTION = {"role": "user", "content": "How much is 2 + 2?"}

@@ -20,7 +20,7 @@ from retool_mcore.rollout.records import record
 from retool_mcore.rollout.tool_call import Call, parse_hermes
 from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult, open_tools
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out
+from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
 
 SEARCH = "configs.examples.tools:Search"
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
@@ -68,10 +68,6 @@ async def play(tokenizer: Any, tool: Tool, *script: str, calls: Any = "first", n
     protocol.offer([tool])
     prompt = protocol.prompt_ids([{"role": "user", "content": "What is 412 + 967?"}])
     return await roll_out(prompt, ScriptedEngine(tokenizer, script), None, protocol, LIMITS, trajectory_id=name)
-
-
-def shown(trajectory: Trajectory) -> list[str]:
-    return [result.shown for turn in trajectory.turns for result in turn.results]
 
 
 async def test_each_trajectory_has_its_own_state_from_its_first_call_to_its_end(tokenizer):

@@ -21,8 +21,8 @@ from retool_mcore.rollout.tools import Given, open_tools
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out
-from tests.rollout.test_tools import ask, shown
+from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
+from tests.rollout.test_tools import ask
 
 CONFIG = "configs/examples/rl_unit_tests_cpu.toml"
 TRUTH = json.dumps({"function": "f", "cases": [[[3], 6417], [[5], 6419], [[7], [1, 2]]]})
