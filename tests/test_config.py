@@ -151,21 +151,6 @@ def test_what_those_rules_allow_loads():
     assert load_config(RlConfig, RL, ["cluster.gpus_per_node=4", "train.mini_batch_prompts=3"]).dp == 4
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("data.val_file=a.parquet", 'data.val_file is now files = ["..."] in the section [validation]'),
-        ("model.bridge=mbridge", "model.bridge is now gone: mbridge is the only bridge"),
-        ("train.val_every_steps=5", "train.val_every_steps is now every = ... in the section [validation]"),
-    ],
-)
-@pytest.mark.parametrize(("kind", "path"), [(SftConfig, SFT), (RlConfig, RL)])
-def test_a_setting_that_has_moved_says_where_it_is(kind: type[SftConfig | RlConfig], path: Path, old: str, new: str):
-    with pytest.raises(ConfigError) as caught:
-        load_config(kind, path, [old])
-    assert new in str(caught.value)
-
-
 def test_validation_samples_as_the_rollout_where_it_says_nothing_itself():
     rollout = ["rollout.group_size=6", "rollout.temperature=0.7", "rollout.top_p=0.8"]
     alike = load_config(RlConfig, RL, rollout).validation

@@ -1,7 +1,6 @@
 """Whole solutions as one program, in words alone, and the parts of a training set."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,13 +20,8 @@ from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt
 from retool_mcore.data.verify import Rejected
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.open import open_sandbox
-
-SAMPLE = Path(__file__).parent / "samples" / "gsm8k_60.jsonl"
-QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"
-ANSWER = (
-    "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
-    "Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.\n#### 72"
-)
+from tests.data.test_build import ANSWER, SAMPLE
+from tests.data.test_large import QUESTION
 
 
 async def built(question: str, answer: str, calls="one", text=True):

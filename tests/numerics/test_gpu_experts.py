@@ -13,14 +13,9 @@ from tests.numerics.megatron_ranks import WHOLE_EXPERTS, launch, make_model
 from tests.numerics.plain_transformers import plain_transformers
 from tests.numerics.test_expert_parity import AUX as STRONG_AUX
 from tests.numerics.test_expert_parity import GLOBAL_AUX
-from tests.numerics.test_gpu_parity import FOUR_STEPS, RECOMPUTE, SHAPE, assert_close, two_gpus
+from tests.numerics.test_gpu_parity import FOUR_STEPS, ON_GPU, RECOMPUTE, SHAPE, assert_close, two_gpus
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine"),
-]
+pytestmark = ON_GPU
 
 Answers = dict[str, Any]
 ROUTER = {"moe_router_dtype": "fp32"}  # as a run has it by default; bfloat16 makes ties

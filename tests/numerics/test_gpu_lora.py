@@ -15,14 +15,9 @@ from safetensors.torch import load_file, save_file
 from retool_mcore.model.fp8 import rounded
 from tests.numerics.lora_ranks import adapters
 from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
-from tests.numerics.test_gpu_parity import SHAPE, assert_close, two_gpus
+from tests.numerics.test_gpu_parity import ON_GPU, SHAPE, assert_close, two_gpus
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine"),
-]
+pytestmark = ON_GPU
 SEQUENCES = [list(range(2, 40)), list(range(50, 61))]
 ONE: dict[str, dict[str, Any]] = {
     "one": {},

@@ -21,12 +21,13 @@ from tests.model_parity import ROPES
 from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
 from tests.numerics.plain_transformers import plain_transformers
 
-pytestmark = [
+ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine"),
 ]
+pytestmark = ON_GPU
 two_gpus = [
     pytest.mark.multi_gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),

@@ -17,11 +17,10 @@ goes on.
 import asyncio
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retool_mcore.errors import ConfigError, SandboxUnavailable
+from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory
@@ -169,11 +168,6 @@ async def test_all_calls_of_a_turn_run_side_by_side_and_answer_in_order(tokenize
     assert "<|im_end|><|im_end|>" not in tokenizer.decode(trajectory.ledger.response_ids)
     first = trajectory.turns[0]
     assert first.tool_s < sum(result.run_s for result in first.results), "one after the other takes longer"
-
-
-def test_the_papers_form_has_one_call_a_turn(tokenizer):
-    with pytest.raises(ConfigError, match="is cut at its first call"):
-        open_protocol("retool", tokenizer, calls="all")
 
 
 async def test_without_the_tool_one_turn_is_all(tokenizer):

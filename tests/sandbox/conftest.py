@@ -35,26 +35,28 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]
     it whole.
     """
     os.environ["RETOOL_TEST_SECRET"] = SECRET
-    opened = await open_at(request.param, workers=2)
-    yield opened
-    await opened.close()
+    async with await open_at(request.param, workers=2) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
 async def strongest() -> AsyncIterator[LocalSandbox]:
     """The strongest level below gvisor, for tests that are not about levels."""
-    opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def landlock() -> AsyncIterator[LocalSandbox]:
+    async with await open_at(Level.LANDLOCK, workers=2) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
 async def containers() -> AsyncIterator[LocalSandbox]:
     """gvisor, for tests of what is its alone."""
-    opened = await open_at(Level.GVISOR, workers=2)
-    yield opened
-    await opened.close()
+    async with await open_at(Level.GVISOR, workers=2) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session", params=["forked", "container"])
@@ -62,13 +64,9 @@ async def interpreter(request: pytest.FixtureRequest) -> AsyncIterator[LocalSand
     """Both ways an interpreter comes to be, for tests of what it does: forked from a warm one,
     alone in a container.
     """
-    if request.param == "container":
-        opened = await open_at(Level.GVISOR, workers=2, sessions=2)
-    else:
-        opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
-        await opened.open()
-    yield opened
-    await opened.close()
+    forked = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
+    async with forked if request.param == "forked" else await open_at(Level.GVISOR, workers=2, sessions=2) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

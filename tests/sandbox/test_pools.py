@@ -6,7 +6,6 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from retool_mcore.sandbox import pools, runner
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser
-from tests.sandbox.sandbox_helpers import open_at
 
 SIMULATED = """
 import multiprocessing.context as context
@@ -32,13 +30,6 @@ print(multiprocessing.get_start_method(), multiprocessing.get_context().Process.
 def test_a_fork_is_the_default_whatever_pythons_own_is():
     done = subprocess.run([sys.executable, "-c", SIMULATED], capture_output=True, text=True, check=True)
     assert done.stdout == "fork ForkProcess\n"
-
-
-@pytest.fixture(scope="module")
-async def landlock() -> AsyncIterator[LocalSandbox]:
-    opened = await open_at(Level.LANDLOCK, workers=1)
-    yield opened
-    await opened.close()
 
 
 async def test_sixteen_threads_at_the_default_memory_limit(sandbox: LocalSandbox):
@@ -56,15 +47,6 @@ print("all")
 """
     result = await sandbox.execute(code)
     assert (result.stdout, result.stderr) == ("all\n", "")
-
-
-async def test_a_thread_pool_of_the_default_size(sandbox: LocalSandbox):
-    code = """
-from concurrent.futures import ThreadPoolExecutor
-with ThreadPoolExecutor() as pool:
-    print(sum(pool.map(lambda x: x * x, range(100))))
-"""
-    assert (await sandbox.execute(code)).stdout == "328350\n"
 
 
 PROGRAMS = {
