@@ -59,7 +59,6 @@ def test_a_run_learns_as_it_is_set_and_exports(whole: Path, tmp_path: Path, mark
 
     model = AutoModelForCausalLM.from_pretrained(whole / "export")
     assert model.config.num_hidden_layers == 3
-    assert_nothing_left(mark)
 
 
 def test_ctrl_c_leaves_no_rank(task: Path, tmp_path: Path, mark: str):
@@ -87,7 +86,6 @@ def test_a_mistake_of_two_ranks_is_one_line_and_nothing_is_written(
     done = run(argv_sft(*sft_settings(task, tmp_path, *more)), mark)
     assert_one_error(done, message)
     assert not list(tmp_path.rglob("metrics.jsonl"))
-    assert_nothing_left(mark)
 
 
 @pytest.mark.parametrize(

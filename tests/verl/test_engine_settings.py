@@ -118,7 +118,7 @@ def test_a_draft_model_is_refused_in_training_alone(algorithm: str):
     with pytest.raises(ConfigError, match=rf'speculative_algorithm = "{algorithm}".*Use "NGRAM"'):
         check_engine_args(run, get_platform("cuda"))
     check_engine_args(EvaluationConfig.of(run), get_platform("cuda"))
-    run.rollout.engine_args |= {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8}
+    run.rollout.engine_args.update(speculative_algorithm="NGRAM", speculative_num_draft_tokens=8)
     check_engine_args(run, get_platform("cuda"))  # drafts of earlier text are allowed
 
 
