@@ -46,11 +46,6 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "rollout.group_size=1", 'rollout.group_size = 1 gives algorithm.name = "grpo" no group'),
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
         (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": input should be 'grpo', 'ppo', 'rloo'"),
-        (
-            RL,
-            "algorithm.importance_bounds=[0, 0.5]",
-            "algorithm.importance_bounds = [0.0, 0.5]: give a number from 0 to 1",
-        ),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
         (RL, "validation.files=[]", "validation.files = []: list should have at least 1 item"),
         (RL, "validation.n=0", "validation.n = 0: input should be greater than 0"),

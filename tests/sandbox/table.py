@@ -23,11 +23,10 @@ from pathlib import Path
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecResult, Level
 from retool_mcore.sandbox.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import UNLED
+from tests.sandbox.sandbox_helpers import LEVELS, UNLED, processes_named
 
 README = Path(__file__).resolve().parents[2] / "retool_mcore/sandbox/README.md"
 START, END = "<!-- made by `python -m tests.sandbox.table` -->", "<!-- end of the table -->"
-LEVELS = (Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
 Outcome = Callable[[ExecResult], bool]
 
 
@@ -69,7 +68,7 @@ def _using_up(host: Path) -> list[Attack]:
 
     def nobody_left(_: ExecResult) -> bool:
         time.sleep(1.3)
-        return not (host / "survived").exists() and not _named("rt-survivor")
+        return not (host / "survived").exists() and not processes_named("rt-survivor")
 
     survivor = (
         "import ctypes, os, signal, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n"
@@ -276,16 +275,6 @@ def _disk_bytes(path: str) -> int:
 def _state(path: str) -> tuple[int, int]:
     status = os.stat(path)
     return status.st_mode, status.st_mtime_ns
-
-
-def _named(name: str) -> list[Path]:
-    found: list[Path] = []
-    for entry in Path("/proc").glob("[0-9]*/comm"):
-        try:
-            found += [entry] if entry.read_text().strip() == name else []
-        except OSError:
-            continue
-    return found
 
 
 async def facts(level: Level) -> dict[str, bool]:

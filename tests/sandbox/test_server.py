@@ -237,15 +237,6 @@ async def test_a_level_below_the_minimum_is_refused_at_once(url: str):
         await open_sandbox(url, min_level="gvisor").execute("1")
 
 
-async def test_a_dead_url_is_retried_then_raised():
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    sandbox = RemoteSandbox([f"http://127.0.0.1:{port}"], attempts=2)
-    with pytest.raises(SandboxUnavailable, match="did not answer GET /v1/ping"):
-        await sandbox.execute("1")
-    await sandbox.close()
-
-
 async def test_several_urls_share_the_load_and_survive_the_loss_of_one(url: str, tmp_path: Path):
     other, other_url = start("--socket", str(tmp_path / "sandbox.sock"), "--workers", "2")
     try:
