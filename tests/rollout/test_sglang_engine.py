@@ -57,30 +57,6 @@ async def test_a_call_is_intercepted_on_its_last_token_and_the_answer_follows(se
     assert trajectory.stop_reason == StopReason.FINISHED
     assert trajectory.answer == "383362"
     assert [result.shown for turn in trajectory.turns for result in turn.results] == ["383362"]
-    one_shot = tokenizer.apply_chat_template(
-        [
-            *QUESTION,
-            {
-                "role": "assistant",
-                "content": "I add them up.",
-                "tool_calls": [
-                    {"function": {"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}}
-                ],
-            },
-            {"role": "tool", "content": "383362"},
-            {"role": "assistant", "content": "It is \\boxed{383362}."},
-        ],
-        tools=_tools(),
-        tokenize=True,
-        return_dict=False,
-    )
-    assert one_shot[: len(ledger.context)] == ledger.context
-
-
-def _tools() -> list[dict[str, Any]]:
-    from retool_mcore.data.tool import CODE_INTERPRETER
-
-    return [CODE_INTERPRETER]
 
 
 async def test_without_the_tool_a_call_is_only_text(server, tokenizer):
@@ -250,9 +226,8 @@ async def test_replaced_weights_answer_as_a_model_of_their_own(server, model_dir
 async def test_an_unreachable_engine_drops_the_trajectory(tokenizer):
     hermes = Hermes(tokenizer)
     async with SglangEngine("http://127.0.0.1:1", retry_s=0.5) as engine:
-        trajectory = await roll_out(
-            hermes.prompt_ids(QUESTION), engine, None, hermes, limits_for(max_response_tokens=8)
-        )
+        limits = limits_for(max_response_tokens=8)
+        trajectory = await roll_out(hermes.prompt_ids(QUESTION), engine, None, hermes, limits)
     assert trajectory.dropped
     assert "127.0.0.1:1/generate failed for 0.5 s" in (trajectory.drop_error or "")
 
