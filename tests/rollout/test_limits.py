@@ -21,7 +21,7 @@ from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.run.best import BestStep
 from retool_mcore.sandbox.base import ExecResult
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out
+from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
@@ -79,6 +79,7 @@ async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_toke
     else:
         assert trajectory.stop_reason == StopReason.LENGTH
         assert ledger.response_ids == said, "the result is not written, nor a part of it"
+        assert shown(trajectory) == ["1379"], "the call has been executed"
 
 
 @pytest.mark.parametrize(

@@ -82,16 +82,6 @@ async def test_an_answer_boxed_before_the_cut_counts(tokenizer, sandbox):
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.LENGTH, "1379")
 
 
-async def test_length_before_a_result_that_does_not_fit(tokenizer, sandbox):
-    text = call("print(412 + 967)")
-    limits = replace(LIMITS, max_response_tokens=len(tokenizer.encode(text)) + 10)
-    trajectory = await play(tokenizer, sandbox, text, limits=limits)
-    assert trajectory.stop_reason == StopReason.LENGTH
-    assert [span.role for span in trajectory.ledger.spans] == ["model"]
-    assert set(trajectory.ledger.loss_mask) == {1}
-    assert shown(trajectory) == ["1379"]
-
-
 async def test_turns(tokenizer, sandbox):
     limits = replace(LIMITS, max_turns=2)
     trajectory = await play(tokenizer, sandbox, call("print(1)"), call("print(2)"), limits=limits)
