@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import RlConfig, SftConfig, load_config, load_run
+from retool_mcore.config import RlConfig, load_config, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.platforms import get_platform
@@ -333,12 +333,6 @@ def test_scripts_read_settings_on_one_line():
     assert "'run.nam' is not a setting of this run; did you mean name?" in command("get", str(RL), "run.nam").stderr
     done = command("get", str(RL), "run.model_fields")
     assert done.returncode == 2 and "'run.model_fields' is not a setting" in done.stderr and not done.stdout
-
-
-def test_the_kind_of_a_run_is_its_files():
-    assert isinstance(load_run(RL), RlConfig) and isinstance(load_run(RL.with_name("sft_tiny_cpu.toml")), SftConfig)
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_run(ROOT / "absent.toml")
 
 
 def test_a_run_whose_sandbox_is_not_there_ends_before_anything_slow_starts(task: Path, tmp_path: Path):

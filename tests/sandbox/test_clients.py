@@ -101,12 +101,6 @@ def test_verls_code_reward_tells_failures_apart(url: str, program: str, result: 
     assert (results, metadata[0]["status"]) == ([result], status)
 
 
-def test_verls_call_of_the_api(url: str):
-    answer, error = verl_client.call_sandbox_api(f"{url}/run_code", "print(input()); 5", "given", 10, 10, 1024)
-    assert (error, answer["status"]) == (None, "Success")
-    assert (answer["run_result"]["stdout"], answer["run_result"]["return_code"]) == ("given\n", 0)
-
-
 # -------------------------------------------------------------- sandbox-fusion
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from retool_mcore.sandbox import habits
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.output import CellOutput
-from tests.sandbox.ordinary import OrdinaryUser
 
 SYNTAX = 'File "main.py", line 1'
 MAIN = "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x\n"
@@ -140,16 +139,6 @@ async def test_a_figure_is_one_line_of_text(interpreter: LocalSandbox):
     assert script.stdout == ""
     import_only = await interpreter.execute("import sys, numpy\n'matplotlib' in sys.modules")
     assert import_only.stdout == "False\n"
-
-
-def test_as_an_ordinary_user(ordinary_user: OrdinaryUser):
-    code = (
-        "import asyncio\nfrom retool_mcore.sandbox.open import open_sandbox\n"
-        "async def main():\n    async with open_sandbox(min_level='rlimits') as sandbox:\n"
-        "        print((await sandbox.execute('%foo\\nasync def f(): return 7\\nawait f()')).stdout)\n"
-        "asyncio.run(main())"
-    )
-    assert ordinary_user.run(code).stdout.strip() == "7"
 
 
 # ------------------------------------------------------------------------------ the rewriter
