@@ -1,7 +1,5 @@
 """Process hygiene: no process outlives its parent, and signals mean what they should."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

@@ -6,8 +6,6 @@ when it is done. After a kill, run the same command again: finished stages are s
 RL continue from their checkpoints.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

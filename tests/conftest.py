@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
@@ -33,6 +31,20 @@ def a_runs_secret_is_forgotten():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+
+
+@pytest.fixture(scope="module")
+def verl_on_cpu():
+    """verl imports in this process, on platform cpu."""
+    pytest.importorskip("verl", reason="verl is not installed")
+    import torch
+
+    from retool_mcore.verl.plugin import assert_loaded
+
+    if torch.accelerator.is_available():
+        pytest.skip("platform cpu refuses an accelerator")
+    get_platform("cpu").activate()
+    assert_loaded()  # another file's tests may have imported verl before the platform was known
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The shapes of the model families that the recipes name, as their config.json have them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ starts the process that is forked from; it ends with pytest. What starts Ray run
 Ray reads how it authenticates once, when it is imported.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import multiprocessing

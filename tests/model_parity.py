@@ -3,8 +3,6 @@
 The table in retool_mcore/model/README.md is made from this list.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """The TCP sockets on which processes listen, as Linux lists them."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 from collections.abc import Iterable, Iterator

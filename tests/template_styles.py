@@ -2,8 +2,6 @@
 small tokenizers for them. ``STYLES`` has what is taken; configs/TEMPLATES.md is made from it.
 """
 
-from __future__ import annotations
-
 import string
 from dataclasses import dataclass, field
 from functools import lru_cache

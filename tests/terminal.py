@@ -1,7 +1,5 @@
 """A command on a real terminal (pty), read as a user would see it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

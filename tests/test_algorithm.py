@@ -1,7 +1,5 @@
 """Settings of [algorithm] and [critic] that do not fit together, each refused by one error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

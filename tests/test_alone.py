@@ -4,8 +4,6 @@ The environment is bare: it holds the wheel as pip installs it, and of the packa
 that the wheel's base dependencies ask for, and what those ask for.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import shutil

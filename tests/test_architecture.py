@@ -1,7 +1,5 @@
 """The rooms of the house: who may import whom, and how large a room may grow."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import re

@@ -1,7 +1,5 @@
 """The `retool` command itself: its version, and the help of its commands."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """`retool config --explain`."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner, Result
 

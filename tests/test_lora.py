@@ -1,7 +1,5 @@
 """[lora]: what is asked for, what is refused by name, and the model that adapters and base make."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes on the command line: each is one line with the value, the rule and what to do."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Each field of a config.json is applied, harmless or refused by name; each tensor has a place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

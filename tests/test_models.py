@@ -1,7 +1,5 @@
 """What a layout must have in common with the model, told before anything is loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

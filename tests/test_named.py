@@ -1,7 +1,5 @@
 """Objects of a user's own, named in a configuration: found in the working folder, or one error."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings of earlier versions: refused in a run file, read in what runs recorded themselves."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The quickstart's stages: skipped when done, timed over all tries, and honest about a failure."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Which tokens a model has never met, by its weights, and what `retool data protocol` says then."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`retool config`: what every key of a run file means, and verl's run files as ours."""
 
-from __future__ import annotations
-
 import difflib
 import textwrap
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The `retool` command and the two launchers: parse arguments and call the code."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

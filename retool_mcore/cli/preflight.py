@@ -1,7 +1,5 @@
 """`retool preflight` and `retool get`, which the launch scripts call."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import redirect_stdout

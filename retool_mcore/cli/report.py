@@ -1,7 +1,5 @@
 """`retool report`, `retool runs` and `retool watch`: what runs have left in their folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`retool score`: compute the reward of responses in a file."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

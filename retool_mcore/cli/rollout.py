@@ -1,7 +1,5 @@
 """`retool parse` and `retool rollout`: the reader and the loop alone, without Ray or verl."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -11,8 +11,6 @@ signal is handed to the ranks, which end by themselves (run/ending.py); a second
 once.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys

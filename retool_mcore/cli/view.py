@@ -1,7 +1,5 @@
 """`retool view`: runs and their trajectories as one page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

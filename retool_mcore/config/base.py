@@ -1,7 +1,5 @@
 """The base class and the number types of every section of a run file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeGuard, cast
 

@@ -1,7 +1,5 @@
 """How training treats the experts of a mixture-of-experts model."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

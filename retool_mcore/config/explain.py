@@ -1,7 +1,5 @@
 """Explain an invalid configuration: the key, the value, the rule and the nearest known key."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Data files that one setting names together."""
 
-from __future__ import annotations
-
 from glob import glob, has_magic
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Turn a TOML file and command-line overrides into a checked configuration."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import tomllib

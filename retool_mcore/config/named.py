@@ -1,7 +1,5 @@
 """Objects of a user's own that a setting names: "module:name"."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -4,8 +4,6 @@ A run file with an old name is refused by a sentence that gives the new one. Wha
 itself (its config.toml, a checkpoint's state, a baseline of perf/) is read under today's names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What there is to know of every key of a run file, read off the schema itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

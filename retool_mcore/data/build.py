@@ -10,8 +10,6 @@ text goes on after it. A trace survives these stages:
   calculations or words arrive at (``_reached``), so a solution at odds with its answer line fails.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import re

@@ -6,8 +6,6 @@ also inside a string of its code. The rollout and `retool parse` ask the same fu
 a turn is what is read as a call.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

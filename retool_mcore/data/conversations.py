@@ -4,8 +4,6 @@ ShareGPT's turns are {from, value}. A call is a turn of its own (``function_call
 in the assistant's text between ``<tool_call>`` tags.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

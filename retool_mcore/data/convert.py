@@ -6,8 +6,6 @@ Both are read into the same trace, verified (format, then answer if the truth is
 execution if requested), and written in the form of either protocol.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

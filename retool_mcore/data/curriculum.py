@@ -14,8 +14,6 @@ Nothing is drawn at random while the run goes on: position, streaks and the newe
 whole state, and a run that resumes with them goes on in the same order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

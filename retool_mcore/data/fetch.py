@@ -4,8 +4,6 @@ ReTool's SFT traces, DAPO-Math-17k, and AIME of 2024 and 2025, each from the hub
 network, from a folder to which somebody has copied it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence

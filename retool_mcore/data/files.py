@@ -2,8 +2,6 @@
 
 # pyarrow has no types; what it returns is annotated here.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-from __future__ import annotations
-
 import contextlib
 import json
 import os

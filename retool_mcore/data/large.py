@@ -14,8 +14,6 @@ Where numbers cannot all be replaced (a count times a price, beside a sum of mon
 can be.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -5,8 +5,6 @@ fractions, decimals, ordinals, times and dates, multiples ("3 times"), how many 
 before ("the 3 friends"), and 0 and 1.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ instructions: they count for nothing. A translation shares no words: its numbers
 their order, tell it. The same words with other numbers are another problem, and are not told.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter, defaultdict

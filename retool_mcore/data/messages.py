@@ -1,7 +1,5 @@
 """Checks and unifies the messages of rows and prompts before a template renders them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast

@@ -7,8 +7,6 @@ shuffles what it reads, so the order within a source says nothing.
 # pyarrow has no types; what it returns is annotated here.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The part follows from a digest of the question alone, so that it is the same in 
 every order and for every copy. A variant of a problem is in the part of its original.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Literal

@@ -5,8 +5,6 @@ name, and so do such numbers in the comments: the program states nothing that it
 compute.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence

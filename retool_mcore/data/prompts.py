@@ -1,7 +1,5 @@
 """How a problem is put to the model, in either protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ DAPO-Math-17k has 1.79 million rows: about 17 thousand problems, each about a hu
 are read one by one, and only new problems are kept.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

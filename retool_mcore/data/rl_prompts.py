@@ -1,7 +1,5 @@
 """Check RL prompts in verl's schema before a process group starts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

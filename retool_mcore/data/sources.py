@@ -1,7 +1,5 @@
 """Rows from a file, a folder of files or a data set on the hub, in parquet or JSON lines."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

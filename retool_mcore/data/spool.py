@@ -1,7 +1,5 @@
 """Rows that may not fit memory: kept in a file without a name, of which 8 bytes a row stay here."""
 
-from __future__ import annotations
-
 import pickle
 import tempfile
 from array import array

@@ -11,8 +11,6 @@ text trace offers no tools and boxes the right answer at once, so that the text-
 been taught format and truth. RL with the tool can learn to prefer the right habit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

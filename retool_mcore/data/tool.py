@@ -1,7 +1,5 @@
 """The only tool: its name, its schema for chat templates, and how a call is written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 TOOL_NAME = "code_interpreter"

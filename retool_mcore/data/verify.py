@@ -4,8 +4,6 @@ The report of every conversion is here, too: the rows that survived, and each re
 and reason.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ only. Each wrapper is a record: known texts before or behind a problem, whatever
 case. Nothing but these texts is taken off.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

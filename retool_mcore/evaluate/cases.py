@@ -3,8 +3,6 @@
 When the next model has the same shape, the servers keep running and only load its weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -93,12 +91,8 @@ def evaluate_many(
                 protocol = protocol_of(rollout, tokenizer_of(config.model, case.model))
                 work = _Work(config, case, problems, settings, samples, protocol, servers.urls_of(case.model))
                 asyncio.run(work.run(partial(on_sample, case.name)))
-            report = {
-                "model": case.model,
-                "data": ", ".join(map(str, data)),
-                **make_report(problems, settings, samples),
-            }
-            reports[case.name] = write_report(config, out, case.name, report)
+            report = make_report(problems, settings, samples)
+            reports[case.name] = write_report(config, out, case, data, report)
     return reports
 
 
@@ -107,8 +101,11 @@ def hold_folder(out: Path) -> IO[str]:
     return lock_run(out, "name another folder in --out")
 
 
-def write_report(config: EvaluationConfig, out: Path, name: str, report: dict[str, Any]) -> dict[str, Any]:
+def write_report(
+    config: EvaluationConfig, out: Path, case: Case, data: Sequence[Path], numbers: Mapping[str, Any]
+) -> dict[str, Any]:
     """Write a case's report into its folder, and its numbers to the trackers."""
+    name, report = case.name, {"model": case.model, "data": ", ".join(map(str, data)), **numbers}
     _track(config, out, name, report)
     with replacing(out / name / "report.json") as draft:
         Path(draft).write_text(json.dumps(report, indent=1), encoding="utf-8")
@@ -170,12 +167,17 @@ class _Work:
 
 
 async def _judge(reward: Reward, protocol: ToolProtocol, trajectory: Trajectory, problem: Problem) -> bool:
+    text = decode(protocol.tokenizer, trajectory.ledger.response_ids, control_tokens=False)  # as verl
+    return await is_right(reward, trajectory, problem, text)
+
+
+async def is_right(reward: Reward, trajectory: Trajectory, problem: Problem, text: str) -> bool:
     """Whether the answer is right, as the reward judges: by default, or by ``reward.function``."""
     response = Response(
         data_source="",
         truth=problem.truth,
         answer=trajectory.answer,
-        text=decode(protocol.tokenizer, trajectory.ledger.response_ids, control_tokens=False),  # as verl
+        text=text,
         behavior=Behavior.of(trajectory).to_json(),
         timeout_s=reward.timeout_s,
     )

@@ -5,8 +5,6 @@ uncertainty of a mean over few problems: the interval of the difference is narro
 intervals suggest.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Its lengths are cut to what the model's context allows.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -7,8 +7,6 @@ needs /v1/completions; every other protocol takes the server's own tool calls fr
 against rollout.max_response_tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -36,20 +34,18 @@ from retool_mcore.evaluate.cases import (
     OnStart,
     hold_folder,
     identity_of,
+    is_right,
     open_case_sandbox,
     write_report,
 )
 from retool_mcore.evaluate.problems import Problem, read_problems
 from retool_mcore.evaluate.run import SampleFile, Settings, make_report, sample_each, seeded
 from retool_mcore.reward.extract import last_answer
-from retool_mcore.reward.own import open_own_reward
-from retool_mcore.reward.response import Response
 from retool_mcore.rollout.calls import Calls
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, Turn, to_its_end
-from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import RETOOL_MARKUP, tools_of
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.rollout.tool_call import Call, Malformed, Parsed, call_of, parse_hermes, parse_retool, without_call
@@ -312,12 +308,8 @@ def evaluate_endpoint(
                 on_sample=partial(on_sample, case.name),
             )
             asyncio.run(work)
-            report = {
-                "model": case.model,
-                "data": ", ".join(map(str, data)),
-                **make_report(problems, settings, samples),
-            }
-            reports[case.name] = write_report(config, out, case.name, report)
+            report = make_report(problems, settings, samples)
+            reports[case.name] = write_report(config, out, case, data, report)
     return reports
 
 
@@ -367,14 +359,4 @@ async def _sample(
 
 async def _judge(config: EvaluationConfig, trajectory: Trajectory, problem: Problem) -> bool:
     said = [part for turn in trajectory.turns for part in (turn.text, *(result.shown for result in turn.results))]
-    response = Response(
-        data_source="",
-        truth=problem.truth,
-        answer=trajectory.answer,
-        text="\n".join(said),
-        behavior=Behavior.of(trajectory).to_json(),
-        timeout_s=config.reward.timeout_s,
-    )
-    if not config.reward.function:
-        return await asyncio.to_thread(lambda: response.right)
-    return bool((await asyncio.to_thread(open_own_reward(config.reward.function), response))["acc"])
+    return await is_right(config.reward, trajectory, problem, "\n".join(said))

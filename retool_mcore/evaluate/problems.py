@@ -1,7 +1,5 @@
 """Problems to evaluate on, from parquet or JSON lines, in every layout that `data rl` reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

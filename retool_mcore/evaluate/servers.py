@@ -1,7 +1,5 @@
 """The SGLang servers of an evaluation: as many as fit on the node, all with the same weights."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

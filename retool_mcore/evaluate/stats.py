@@ -7,8 +7,6 @@ pass@k is the unbiased estimator of Chen et al. 2021 (https://arxiv.org/abs/2107
 replacement.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ longer micro-batch, and just enough of its layers are recomputed to stay within 
 Micro-batches within the budget recompute nothing.
 """
 
-from __future__ import annotations
-
 from math import ceil
 
 from retool_mcore.model.shape import ModelShape

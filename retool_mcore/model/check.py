@@ -1,7 +1,5 @@
 """Checks that a run fits its model, without starting an engine."""
 
-from __future__ import annotations
-
 from math import ceil
 from typing import Any
 

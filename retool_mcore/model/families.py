@@ -4,8 +4,6 @@ A field is applied, or harmless, or has values that alone are taken; any other i
 because training would go on without it while transformers or SGLang might not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

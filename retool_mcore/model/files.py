@@ -1,7 +1,5 @@
 """What a model directory tells before any weight is read: its configuration and its shards."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

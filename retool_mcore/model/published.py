@@ -1,7 +1,5 @@
 """Shapes from each model's published config.json, for planning without a copy of the model."""
 
-from __future__ import annotations
-
 from retool_mcore.model.shape import ModelShape
 
 PUBLISHED = {

@@ -1,7 +1,5 @@
 """A model's shape as numbers: what it weighs, and what one token costs in memory and arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

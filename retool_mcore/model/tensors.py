@@ -4,8 +4,6 @@ Megatron's bridge looks up the names it knows and leaves any other out, and with
 model.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens that a model's training never met: their rows are like thousands of others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from importlib import import_module

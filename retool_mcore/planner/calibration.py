@@ -16,8 +16,6 @@ tests/planner holds all recorded rows to 5 % of a step: of those named here that
 of constants does for all, and no more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

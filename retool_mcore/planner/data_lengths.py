@@ -1,7 +1,5 @@
 """How long the prompts or rows of a run's data file are, by its own tokenizer and template."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

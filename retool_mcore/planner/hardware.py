@@ -3,8 +3,6 @@
 The figures are those of data sheets; calibration.py says how much of them runs reach.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

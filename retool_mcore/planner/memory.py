@@ -1,7 +1,5 @@
 """Memory of one device during training and during rollouts, part by part, in GiB."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from math import ceil

@@ -1,7 +1,5 @@
 """One plan: whether a run fits as configured, where memory goes, how long a step takes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any

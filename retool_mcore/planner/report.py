@@ -1,7 +1,5 @@
 """Write a plan as text for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 

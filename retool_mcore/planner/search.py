@@ -1,7 +1,5 @@
 """Find faster settings that fit: layouts, recomputation, offloading and the engines' share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

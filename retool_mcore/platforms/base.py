@@ -1,7 +1,5 @@
 """What differs between CPU, CUDA and Ascend machines, as one small class per platform."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

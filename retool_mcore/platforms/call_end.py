@@ -5,8 +5,6 @@ would end a request at each; the patch lets SGLang's scheduler, which has no tok
 the tag is not there. A server without the patch stops, and the loop sends the next request.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -3,8 +3,6 @@
 The key follows from the secret of the run's Ray, which all processes of the run have.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The facts of a platform, one record for each reader."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -9,8 +9,6 @@ A row's scale is that of the whole row: ranks of tensor parallelism that each ha
 columns agree on it, so that every layout has the same weights.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any

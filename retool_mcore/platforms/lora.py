@@ -9,8 +9,6 @@ parallelism cuts by its output, B is cut and A is whole on every rank; of one th
 input, the other way round.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

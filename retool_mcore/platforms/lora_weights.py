@@ -1,7 +1,5 @@
 """Adapters as whole matrices under their Hugging Face names, and the bridge's weights with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any

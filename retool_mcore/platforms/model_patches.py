@@ -6,8 +6,6 @@ are computed by ``model/rope.py`` and put in the place of Megatron's, and yarn's
 the scale of the scores, which every kernel heeds.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import wraps

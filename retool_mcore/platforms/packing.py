@@ -11,8 +11,6 @@ Suffixes: N tokens of all sequences of a micro-batch, R rows that one rank of co
 holds of them, padding included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps

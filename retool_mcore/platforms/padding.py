@@ -8,8 +8,6 @@ together twice, also those of an update, which nobody reads.
 Suffixes: N tokens of all sequences of a micro-batch, B rows padded to W tokens, L response tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from itertools import accumulate, chain

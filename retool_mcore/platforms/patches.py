@@ -3,8 +3,6 @@
 Each record checks its package's version and says when it can be deleted.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import inspect

@@ -4,8 +4,6 @@ torch reads its own files so by default (``weights_only``). But verl and torch's
 checkpoints ask it not to, and the index of such a checkpoint is a plain pickle.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 No other file asks for an engine's name.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It does nothing outside a run of ours.
 """
 
-from __future__ import annotations
-
 import os
 
 from retool_mcore.platforms.base import PLATFORM_ENV, get_platform

@@ -4,8 +4,6 @@ verl's workers, SGLang's schedulers and torchrun each start one. Where its host 
 other machine reaches it; where it is the address of a node, other networks of that node do not.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Callable

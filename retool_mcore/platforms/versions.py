@@ -4,8 +4,6 @@ Patches and seams refuse others, and the extras of pyproject.toml allow no other
 tests/platforms/test_versions.py compares the two.
 """
 
-from __future__ import annotations
-
 VERSIONS = {
     "torch": ">=2.9,<2.14",
     "megatron-core": ">=0.16.1,<0.17",  # mbridge 0.15.1 cannot build a model of 0.17 and newer

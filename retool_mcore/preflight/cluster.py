@@ -1,8 +1,6 @@
 """Checks every node of a running Ray cluster: devices, settings, code, data and clock."""
 
 # pyright: reportUnknownMemberType=false
-from __future__ import annotations
-
 import logging
 import os
 import time

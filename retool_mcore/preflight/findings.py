@@ -1,7 +1,5 @@
 """Findings, one per line: ok, warning or error, what was checked, and what to do about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal

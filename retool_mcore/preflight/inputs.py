@@ -1,7 +1,5 @@
 """Checks the run's model, tokenizer, data and sandbox, reading them as the run will."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

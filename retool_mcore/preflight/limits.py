@@ -4,8 +4,6 @@ Torch, Ray and the engines tell it in hundreds of lines, or wait; here it is one
 imported.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

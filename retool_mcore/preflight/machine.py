@@ -1,7 +1,5 @@
 """Checks this machine: versions, devices, disk, memory, limits, clock and ports."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.metadata
 import platform as host

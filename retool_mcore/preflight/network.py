@@ -1,7 +1,5 @@
 """Tells which ports of a run other machines reach; docs/security.md says what is behind them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

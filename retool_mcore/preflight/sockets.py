@@ -4,8 +4,6 @@ A temporary folder with a long name would end SFT at its first save, when Megatr
 of multiprocessing, and RL when Ray starts.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

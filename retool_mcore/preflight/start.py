@@ -3,8 +3,6 @@
 They take seconds, and what they find would otherwise end the run after minutes, on all its devices.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig

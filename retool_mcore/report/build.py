@@ -1,7 +1,5 @@
 """Put a report together and write it: one HTML file, or Markdown with its pictures beside it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

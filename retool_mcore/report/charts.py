@@ -4,8 +4,6 @@ An SVG made here stands alone as a file and inside HTML, where the page's colour
 are escaped by the templates; this module only says where things are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

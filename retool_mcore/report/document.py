@@ -1,7 +1,5 @@
 """A report as sections of texts, tables and pictures, before it is HTML or Markdown."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ those that the user names. A report says which model it is of; that is compared 
 ``model.path`` and with its export.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ file, where it is still there. A run without evaluations has those of its own fi
 validation that it recorded.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

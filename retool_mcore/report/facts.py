@@ -1,7 +1,5 @@
 """The sections of a report on settings, versions and hardware."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from retool_mcore.report.document import Block, ReportSection, Table, Text

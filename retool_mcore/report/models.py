@@ -3,8 +3,6 @@
 All are of the same problems, and differences are paired by problem.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

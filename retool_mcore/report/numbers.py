@@ -1,7 +1,5 @@
 """Numbers and times as a person reads them."""
 
-from __future__ import annotations
-
 
 def number(value: float) -> str:
     """At most four significant digits; thousands have commas."""

@@ -3,8 +3,6 @@
 run/metrics.py and rollout/metrics.py say what each is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ Settings are read as they stand in config.toml, under today's names where keys h
 not checked against today's schema: a report of an old run is still a report.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

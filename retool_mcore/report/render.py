@@ -1,7 +1,5 @@
 """The templates of this room. Everything that they print is escaped, in Markdown as in HTML."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, cast
 

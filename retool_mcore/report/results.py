@@ -1,7 +1,5 @@
 """The sections of a report on evaluations: before and after a run, and between two runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from retool_mcore.evaluate.compare import Comparison, Flip

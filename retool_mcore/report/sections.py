@@ -3,8 +3,6 @@
 What a run has not recorded is named as missing; nothing is filled in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean, median

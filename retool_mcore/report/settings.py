@@ -1,7 +1,5 @@
 """What a run's settings say that the defaults do not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

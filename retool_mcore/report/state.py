@@ -5,8 +5,6 @@ with its process, however that ends. Whoever reads the files over a network need
 that shares locks between machines; on others a run elsewhere looks killed.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`retool runs`: the runs under a folder as one table."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a run's hours went, from its first start to its newest step, several runs side by side."""
 
-from __future__ import annotations
-
 from math import isfinite
 
 from retool_mcore.report.document import Block, Table, Text

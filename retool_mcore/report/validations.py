@@ -1,7 +1,5 @@
 """A run's own validations: the first and the last, with intervals, several runs side by side."""
 
-from __future__ import annotations
-
 from retool_mcore.report.document import Block, Table, Text
 from retool_mcore.report.numbers import share
 from retool_mcore.report.record import Row, RunRecord

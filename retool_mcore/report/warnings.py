@@ -1,7 +1,5 @@
 """What about a run deserves a look now, from its files alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean, median

@@ -1,7 +1,5 @@
 """`retool watch`: one run in the terminal, from nothing but the files that it writes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path

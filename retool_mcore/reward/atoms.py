@@ -1,7 +1,5 @@
 """What stands in a product: numbers, names, brackets, functions and other commands."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ Each function gives the form as the other side has it, or the form as it is. The
 truth are each read beside the other as it was written.
 """
 
-from __future__ import annotations
-
 from retool_mcore.reward.constants import of_integration
 from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names

@@ -7,8 +7,6 @@ busy machine must not change a verdict. They end a fork of this process, so the 
 everything imported and warm.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -3,8 +3,6 @@
 ``(B) 12`` is B and is 12. Letters of a choice are one in both cases: b is B.
 """
 
-from __future__ import annotations
-
 import re
 
 _LABEL = re.compile(

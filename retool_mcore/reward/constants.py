@@ -1,7 +1,5 @@
 """Constants of integration, whose names are free."""
 
-from __future__ import annotations
-
 from retool_mcore.reward.node import Term, name, put
 from retool_mcore.reward.points import names
 

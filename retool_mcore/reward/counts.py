@@ -4,8 +4,6 @@ r"""Numbers of choices and arrangements: ``C(10,3)``, ``P(10,3)``, ``A_5^2``, ``
 counts only beside a value that has no such letter: C(10,3) is 120, and no ``(10,3)``.
 """
 
-from __future__ import annotations
-
 import re
 
 from retool_mcore.reward.node import Term, name, number

@@ -1,7 +1,5 @@
 """A place among the tokens of an answer, and numbers that take several of them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from fractions import Fraction
 

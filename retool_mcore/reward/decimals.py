@@ -1,7 +1,5 @@
 """Decimals as they are written, beside the values that they stand for."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

@@ -7,8 +7,6 @@ cannot be read is compared as text. Nothing is equal that was not shown to be.
 This runs in a checker process: values of hostile answers may take long.
 """
 
-from __future__ import annotations
-
 from retool_mcore.reward.beside import is_clock, is_membership
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue

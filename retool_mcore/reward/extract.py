@@ -6,8 +6,6 @@ nothing. The renderer (``data.chat.neutralise``) makes sure that a real output c
 block.
 """
 
-from __future__ import annotations
-
 import re
 
 OUTPUT_ENDS = ("</tool_response>", "</interpreter>")

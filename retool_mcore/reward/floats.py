@@ -4,8 +4,6 @@ Nothing is equal here. Values are taken at one point, where all letters are posi
 no step of them loses digits. So whatever differs by more than ``_APART`` differs in truth.
 """
 
-from __future__ import annotations
-
 import cmath
 import math
 from functools import lru_cache

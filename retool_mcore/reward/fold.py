@@ -3,8 +3,6 @@ r"""Take off what only looks: invisible characters, full-width forms, sizes, col
 It runs before anything else reads an answer, and takes linear time.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

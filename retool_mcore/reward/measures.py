@@ -1,7 +1,5 @@
 r"""Units that measure the same: ``50 mm`` is ``5 cm``, ``1 hour 30 minutes`` is ``90 minutes``."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

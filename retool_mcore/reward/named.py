@@ -1,7 +1,5 @@
 """What stands on the left of an equation: a name, a function of a letter, a segment."""
 
-from __future__ import annotations
-
 from retool_mcore.reward.node import Term, number, put
 from retool_mcore.reward.points import names
 

@@ -5,8 +5,6 @@ is a plain number, mathematics (``reader``) or words. All of it takes linear tim
 of the checkers' limits.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from functools import lru_cache

@@ -4,8 +4,6 @@ They become nothing, or the mathematics that they say. Each takes linear time, a
 where a text holds its sign.
 """
 
-from __future__ import annotations
-
 import re
 
 MAX_NOTE_CHARS = 300  # of a text with a note

@@ -9,8 +9,6 @@ and filters of groups count as right, 0 or 1; without it the answer is judged as
 The function is called from several threads at a time, in each of ``reward.workers`` processes.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ So they are read by the reader and compared without order, their conditions as s
 "otherwise" is read behind one simple condition, whose opposite it is.
 """
 
-from __future__ import annotations
-
 import re
 
 MAX_CASES = 8

@@ -1,7 +1,5 @@
 """Where expressions with symbols are compared: values of the symbols, drawn the same each time."""
 
-from __future__ import annotations
-
 import random
 from functools import lru_cache
 

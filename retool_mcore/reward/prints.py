@@ -4,8 +4,6 @@ It becomes the LaTeX that says the same, before anything else reads an answer. A
 ``_MAX_CALLS`` calls are read, each in linear time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Which tokens are a unit is told here too: it depends on both answers.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

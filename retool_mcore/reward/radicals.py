@@ -5,8 +5,6 @@ number without square factors, power of pi and i. Two of these are equal only if
 such roots are independent, and pi is no root of anything. It costs a hundredth of their decimals.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import lru_cache
 

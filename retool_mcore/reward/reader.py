@@ -5,8 +5,6 @@ Unreadable, so no number inside it can stand for the whole. The grammar, from lo
 (``,`` ``;`` and "or"), relations, unions, sums, products with or without a sign, powers.
 """
 
-from __future__ import annotations
-
 from retool_mcore.reward.atoms import Atoms
 from retool_mcore.reward.cursor import END
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number

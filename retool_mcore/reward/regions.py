@@ -5,8 +5,6 @@ A region is its intervals in order, none touching the next. Ends are numbers; a 
 symbols has no region and is compared by its form.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from retool_mcore.reward.evaluate import NoValue

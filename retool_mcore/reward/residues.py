@@ -6,8 +6,6 @@ all of these primes only by an accident of one in 10^90. Letters, and pi, stand 
 are drawn: different expressions agree there by an accident of one in 10^40.
 """
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 from functools import lru_cache

@@ -4,8 +4,6 @@ r"""Bring other spellings of mathematics to the one that the reader knows.
 Each takes linear time, and is tried only where a text holds its sign.
 """
 
-from __future__ import annotations
-
 import re
 
 from retool_mcore.reward.measures import compound

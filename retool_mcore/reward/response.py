@@ -1,7 +1,5 @@
 """One response, as a reward sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The reward function that verl calls: as in the paper, +1 for a right answer, -1 otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

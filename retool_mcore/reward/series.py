@@ -1,7 +1,5 @@
 r"""Finite sums and products: ``\sum_{k=1}^{20} k^2`` is its value, where its ends are numbers."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from retool_mcore.reward.node import Term, number, put

@@ -1,7 +1,5 @@
 r"""Signs of both, ``\pm``, and what stands on the left of several equations."""
 
-from __future__ import annotations
-
 from retool_mcore.reward.node import Term, number
 
 

@@ -4,8 +4,6 @@ r"""Whether a right answer is worked out, or could be a copy of the problem's ow
 said. "simplified" in reward.require pays none of them.
 """
 
-from __future__ import annotations
-
 from retool_mcore.reward.node import Term
 from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.units import SCALES

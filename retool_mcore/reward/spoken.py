@@ -4,8 +4,6 @@ r"""Answers in words: dates, times of day, and words that stand for a set.
 answers are read so. A number in words is no number: ``five`` is not 5.
 """
 
-from __future__ import annotations
-
 import re
 
 # What stands for a set or a value; a value is read as mathematics, "does not exist" stays words.

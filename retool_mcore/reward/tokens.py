@@ -4,8 +4,6 @@ One pass over the text, in linear time. Spellings that mean the same leave here 
 ``\dfrac`` as ``\frac``, ``≤`` as ``\le``, ``\left(`` as ``(``.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Literal, NamedTuple

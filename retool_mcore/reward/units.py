@@ -1,7 +1,5 @@
 """Units behind a value: which tokens are one, and when two units are the same."""
 
-from __future__ import annotations
-
 import re
 
 from retool_mcore.reward.measures import scale

@@ -8,8 +8,6 @@ digits grow; there is no absolute tolerance, so 1/20! and 1/21! differ.
 # mpmath has no stubs.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

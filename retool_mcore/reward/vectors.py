@@ -1,7 +1,5 @@
 r"""Vectors and matrices: rows, columns, tuples, sums such as ``2\vec{i}-3\vec{j}``."""
 
-from __future__ import annotations
-
 from retool_mcore.reward.node import Term, name, put
 
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),

@@ -1,7 +1,5 @@
 """Samples many trajectories from one SGLang server and writes each down as it finishes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Runs the calls of one trajectory: in the sandbox, or by the run's own tools."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

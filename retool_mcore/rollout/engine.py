@@ -1,7 +1,5 @@
 """The loop's interface to a generation engine: tokens in, tokens out, and why it stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol

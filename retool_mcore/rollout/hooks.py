@@ -3,8 +3,6 @@
 What goes wrong in a hook costs one call or one trajectory, is logged, and is counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

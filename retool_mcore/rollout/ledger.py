@@ -6,8 +6,6 @@ only ever appended, so the tokens trained on are the tokens sampled: nothing is 
 again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,8 +5,6 @@ read by Python's parser and run as a set of states, one step for each character 
 needs backtracking (references, lookaround) is refused when the schema is read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """One trajectory: model turn, interpreter, model turn, ... on any engine, sandbox, protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence

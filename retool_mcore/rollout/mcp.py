@@ -8,8 +8,6 @@ By the official SDK (the extra ``mcp``). Each process that runs trajectories has
 each server, which all its trajectories share: what a server keeps of a session, they share, too.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

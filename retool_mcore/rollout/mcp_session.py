@@ -4,8 +4,6 @@ Sessions live on a thread of their own. The SDK wants a session entered and left
 tools are listed where a protocol is made, which no event loop waits for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import os

@@ -5,8 +5,6 @@ metrics of a training step or an evaluation. A ratio whose denominator is 0 (the
 of no calls) is left out, not invented.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Reads the calls of models whose own form is not hermes; see ``tool_turns`` for the forms."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

@@ -23,8 +23,6 @@ Files of version 0.1 have no prompt, truth, actor_logprobs and advantage, and ho
 group.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

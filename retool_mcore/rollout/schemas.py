@@ -7,8 +7,6 @@ ends, and a pattern can stand for hours. Such a schema is refused before anythin
 left is checked in a number of steps that is bounded, without the network.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextvars import ContextVar

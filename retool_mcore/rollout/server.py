@@ -1,7 +1,5 @@
 """A local SGLang server for as long as a ``with`` block lasts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -3,8 +3,6 @@
 POST /generate takes token ids and returns token ids and log-probabilities.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from types import TracebackType

@@ -4,8 +4,6 @@ It agrees with our reader on the calls that it can read (tests/rollout/test_sgla
 drops the others; our reader then repairs them or tells the model what is wrong.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Sequence

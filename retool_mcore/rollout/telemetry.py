@@ -4,8 +4,6 @@ The p-th percentile is the smallest value that p of 100 values do not exceed. A 
 values is left out, not invented.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -5,8 +5,6 @@ call is repaired when it has exactly one reading, and each kind of repair has a 
 be counted. Otherwise ``Parsed.error`` gives the reason in words for the model.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

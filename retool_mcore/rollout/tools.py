@@ -14,8 +14,6 @@ reward. Arguments are checked against
 ``parameters`` before a call; what does not fit is told to the model, as is a ``ToolError``.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 ``records`` are those of records.py. A row has the columns that ``trace`` returns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any

@@ -4,8 +4,6 @@
 over a batch or an update was made. train/watchdog.py reads it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from dataclasses import dataclass

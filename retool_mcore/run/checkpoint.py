@@ -20,8 +20,6 @@ the previous checkpoint valid, even while an asynchronous save is being written.
 not as they were written is damaged: a start moves it aside and goes on from the one before it.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import dataclass

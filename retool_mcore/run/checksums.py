@@ -6,8 +6,6 @@ stop. zlib reads 1.7 GB/s on a core. Every rank takes those of the files that it
 its node still has in memory, so the whole takes the time of one rank's part.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

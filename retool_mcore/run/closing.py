@@ -1,7 +1,5 @@
 """What a run says when it has ended: what it has made, how good that is, and what comes next."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Versions and hardware are those of the node that writes the run's files, at its newest start.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -6,8 +6,6 @@ copy of the model in memory. A run with adapters has only these in its checkpoin
 them to the base's weights, file by file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 It is cheap enough to take at every start.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import platform

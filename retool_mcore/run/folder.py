@@ -1,7 +1,5 @@
 """A run's folder has one writer, and a file in it is whole or absent."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """One error for a full disk, whichever library meets it."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Generator

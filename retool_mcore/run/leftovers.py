@@ -5,8 +5,6 @@ workers and engines that hold devices. All of them inherit its environment, wher
 stands.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import Counter

@@ -3,8 +3,6 @@
 A process that is killed so says nothing, and whoever waited for it sees only that it died.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -55,8 +55,6 @@ best/step     with best.metric, in rows with a validation: the best step so far;
               value; best/waited: validations since a value better by what best.patience asks
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -4,8 +4,6 @@ Whoever reaches a port of Ray runs code as the user, and most of the others take
 Loopback keeps out other machines, the secret keeps out other users of this one.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 

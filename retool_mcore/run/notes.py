@@ -1,7 +1,5 @@
 """Notes for the user from code that has no terminal: they go to the run's, while it has one."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager

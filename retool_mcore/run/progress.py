@@ -1,7 +1,5 @@
 """A run's progress: a bar in a terminal, a line for each step anywhere else."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

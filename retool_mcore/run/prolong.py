@@ -3,8 +3,6 @@
 A checkpoint brings its schedule along. The steps after it have the rate at which it has ended.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 ``<run>/start.jsonl`` has a line for each stage that has begun, of the newest start alone.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from itertools import pairwise

@@ -4,8 +4,6 @@ Only these are counted, resumed from and deleted. A user's copy, as ``global_ste
 user's notes beside our files stay as they are.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

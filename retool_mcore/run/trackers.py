@@ -15,8 +15,6 @@ Biases and MLflow, texts in SwanLab and TensorBoard. A kill that takes a table t
 A library that fails, at the start or later, is told once and left alone for the rest of the run.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

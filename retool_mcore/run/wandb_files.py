@@ -1,7 +1,5 @@
 """What the files of Weights & Biases tell: the steps that it was given, and if it has a key."""
 
-from __future__ import annotations
-
 import configparser
 import importlib
 import netrc

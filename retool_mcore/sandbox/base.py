@@ -6,8 +6,6 @@ directory, a limit that is not a positive number) is a ``ConfigError``: the call
 before anything runs.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

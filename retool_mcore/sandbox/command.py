@@ -1,7 +1,5 @@
 """``retool sandbox serve``: the sandbox as a service of this node."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

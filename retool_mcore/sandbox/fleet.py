@@ -4,8 +4,6 @@ A bounded number of calls is at each server; the others wait here, in order of a
 whichever server is free first. All state belongs to one asyncio loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -4,8 +4,6 @@ The code can end its cell early: runner and code are one process, so no frame ca
 Whoever goes on after that must not go on uncharged, so nothing of a session runs between cells.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

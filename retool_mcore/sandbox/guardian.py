@@ -5,8 +5,6 @@ rlimits an ordinary user's code can kill it first: its tree then falls to the zy
 (``end_strays``), and where the code killed that too, ``orphans.py`` finds it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

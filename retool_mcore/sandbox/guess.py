@@ -1,7 +1,5 @@
 """Which warm image a code starts in, guessed from its text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

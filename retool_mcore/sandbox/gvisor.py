@@ -7,8 +7,6 @@ boundary, and these may be sockets: the control socket is the container's fd 0, 
 moves it to the fd where every child has it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

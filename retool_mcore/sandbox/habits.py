@@ -4,8 +4,6 @@ Only code that does not parse comes here, so what valid code means cannot change
 rewritten, so that the line numbers of a traceback stay true. Runs confined, beside the code.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import contextlib

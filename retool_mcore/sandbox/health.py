@@ -1,7 +1,5 @@
 """Whether a server's executions work: an answer to a ping says only that its loop turns."""
 
-from __future__ import annotations
-
 import asyncio
 
 from retool_mcore.errors import SandboxUnavailable

@@ -1,7 +1,5 @@
 """The supervisor's side of a zygote: start it, ask it for children, learn how they ended."""
 
-from __future__ import annotations
-
 import array
 import asyncio
 import contextlib

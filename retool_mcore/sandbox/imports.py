@@ -3,8 +3,6 @@
 For conveniences only: code may take the change back, and what must hold is held by the kernel.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

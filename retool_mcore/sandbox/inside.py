@@ -5,8 +5,6 @@ libraries that the code names before the clock starts, because the warm images o
 have them ready as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The Python that runs the model's code: the trainer's own, or one with packages of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

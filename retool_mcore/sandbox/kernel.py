@@ -4,8 +4,6 @@ There is no policy here: other modules decide who calls what, and when. Every fu
 OSError with the kernel's errno and the call's name, so that the user can be told what was refused.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -4,8 +4,6 @@ Never steps down silently: every refusal is kept, and a caller who asked for a s
 all of them.
 """
 
-from __future__ import annotations
-
 import os
 
 from retool_mcore.errors import SandboxUnavailable

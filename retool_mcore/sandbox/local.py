@@ -3,8 +3,6 @@
 A rollout worker opens it, or ``retool sandbox serve`` does. All state belongs to one asyncio loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

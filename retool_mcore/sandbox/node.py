@@ -4,8 +4,6 @@ A node is admitted by a ping that it answers. It loses that by a refused or brok
 silence while calls wait for it, and by calls that fail one after another though it answers pings.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

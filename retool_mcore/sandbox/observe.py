@@ -1,7 +1,5 @@
 """What may be asked on the port for monitoring, beside a service on a Unix socket: nothing runs."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send

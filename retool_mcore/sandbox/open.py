@@ -3,8 +3,6 @@
 Only the chosen one is imported, because the local one runs on Linux alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from retool_mcore.errors import ConfigError

@@ -5,8 +5,6 @@ belongs to init, in a session, group and environment of its own choice. Some mar
 no process can take off, and its children inherit them: these decide.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass

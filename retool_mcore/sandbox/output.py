@@ -1,7 +1,5 @@
 """A stream of any length in bounded memory: its head, its tail, and how much lay between."""
 
-from __future__ import annotations
-
 MAX_STREAM_BYTES = 64 << 10  # of a notebook cell, whose output a model reads
 MAX_SCRIPT_STREAM_BYTES = 1 << 20  # of a plain script, whose output a grader compares
 _MAX_FOLDED_BYTES = 1 << 20

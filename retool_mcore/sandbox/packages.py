@@ -4,8 +4,6 @@ The full image has what mathematics needs, and what ``sandbox.preload`` names. R
 and in containers, on the interpreter that the model's code gets.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

@@ -5,8 +5,6 @@ do; C code that opens files by itself (sqlite3) is not led, and meets Permission
 convenience and protects nothing: Landlock refuses the real directories either way.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import io

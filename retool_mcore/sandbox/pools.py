@@ -7,8 +7,6 @@ when they are first imported, and cost nothing until then. This is a convenience
 nothing: the kernel refuses what it refused before.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """Executions give way to the trainer: it gets more of the CPU, and they go first for memory."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -6,8 +6,6 @@ fewer. A process that ends, or whose loop stands still, is replaced. Their metri
 files, by prometheus_client itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

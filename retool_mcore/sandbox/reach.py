@@ -4,8 +4,6 @@ An execution at the weaker levels runs under an ordinary uid and still has to im
 preloaded: so it inherits descriptors of Python's directories.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import cast

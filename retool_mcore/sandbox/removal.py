@@ -6,8 +6,6 @@ is followed. There is no recursion and no descriptor per level: a directory insi
 moved to the top first, and emptied there. Nothing here raises for what was found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

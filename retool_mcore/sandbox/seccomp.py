@@ -6,8 +6,6 @@ libseccomp uses the call numbers of the machine's own architecture and refuses a
 architectures.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -6,8 +6,6 @@ one too large, 408 for one that comes too slowly, 503 when too many wait, and wh
 refuses. Code that fails is answered with 200.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

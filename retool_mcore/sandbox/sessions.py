@@ -3,8 +3,6 @@
 A trajectory at work keeps its interpreter. A newcomer waits for a place, for a bounded time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

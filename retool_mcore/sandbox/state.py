@@ -1,7 +1,5 @@
 """The directory a sandbox keeps while it is open, and the sweep of those whose owner was killed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

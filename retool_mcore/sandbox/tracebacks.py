@@ -4,8 +4,6 @@ This holds for every traceback that Python's ``traceback`` writes: of the cell, 
 pools, of asyncio and logging, of destructors. A convenience: code may take it back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

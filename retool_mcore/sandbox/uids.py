@@ -1,7 +1,5 @@
 """Uids of executions that no other sandbox of this machine uses at the same time (for root)."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

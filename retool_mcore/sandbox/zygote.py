@@ -10,8 +10,6 @@ cgroup), working directory (weaker levels)]. Zygote to supervisor: READY (JSON f
 FAILED. One message is one SEQPACKET datagram.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import fcntl

@@ -4,8 +4,6 @@ The report shows what differs from verl's defaults. Starts nothing and needs no 
 can check a run for another machine.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

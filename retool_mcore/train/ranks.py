@@ -1,7 +1,5 @@
 """The ranks of SFT: who holds the run, and what is told where one of them is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path

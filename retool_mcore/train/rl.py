@@ -1,7 +1,5 @@
 """Reinforcement learning: check the settings and hand over to verl's PPO trainer under Ray."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

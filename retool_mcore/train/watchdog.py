@@ -5,8 +5,6 @@ and the devices are held until somebody looks. What counts as life is what the r
 signs that its processes give within a step (run/alive.py).
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import shutil

@@ -8,8 +8,6 @@ Where prompts are in flight over steps, they are saved in verl's queue, and the 
 back. A batch that was sampled has left the queue, so there a step is finished from then on.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

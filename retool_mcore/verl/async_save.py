@@ -6,8 +6,6 @@ which they end, so the two folders of a checkpoint could get each other's result
 engine has one process that does all its writes, one after another.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import multiprocessing

@@ -3,8 +3,6 @@
 What a step holds at once does not grow with its tokens, nor with its longest response.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

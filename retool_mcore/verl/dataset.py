@@ -5,8 +5,6 @@ would hand any other column to the agent loop under its own name: ``agent_name``
 loop by one of verl's, and ``output`` or ``trace`` would end the run.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager

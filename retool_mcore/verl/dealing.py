@@ -6,8 +6,6 @@ most of them right, and from long ones last, when the weights have moved furthes
 sampled them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

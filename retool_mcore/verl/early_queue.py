@@ -4,8 +4,6 @@ verl waits for the queue's processes, which import torch and Ray one after anoth
 the data and starts its workers. Nothing is in the queue before the checkpoint is loaded.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Generator
 from concurrent.futures import Future

@@ -5,8 +5,6 @@ the trajectory, so no token is lost or counted twice. verl/engines.py restarts t
 the run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError

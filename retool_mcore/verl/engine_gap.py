@@ -4,8 +4,6 @@ The actor's entropy, and how far the engine's probabilities are from the actor's
 the weights, so only its first part compares engines with what they had.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -13,8 +13,6 @@ verl/engine_client.py sends requests elsewhere, or holds them. An engine that di
 while it goes to sleep, ends the run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

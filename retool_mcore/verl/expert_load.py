@@ -1,7 +1,5 @@
 """How evenly the tokens of an update go to the experts of each layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

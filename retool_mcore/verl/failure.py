@@ -3,8 +3,6 @@
 Ray raises its own traceback beside those of the processes in between; that goes to the run's log.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ The mapping is read off the tables of verl/keys, which say for each key of verl 
 ours decides it. What is here is how a value is read back where it is not the same in both.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

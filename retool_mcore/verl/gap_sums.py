@@ -4,8 +4,6 @@ The names are verl's; its functions take all rows at once, padded to the longest
 blocks [N tokens], one after the other, and what is kept does not grow with the tokens of a row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, Protocol

@@ -3,8 +3,6 @@
 The rules are in run/best.py and data/curriculum.py; this mixin brings them what verl knows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from omegaconf import open_dict

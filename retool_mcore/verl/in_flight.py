@@ -9,8 +9,6 @@ In mode "sync" the engines get the prompts of the next step as soon as they have
 driver writes the metrics of the step before while they sample.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ The rules are verl's. Its functions take all rows at once, padded to the longest
 blocks, and what has one number for a response is computed of such numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ warm image before the first prompt: 22 s of the 40 s of a first validation on an
 worker has this behind it by then. It gets its settings when verl asks for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

@@ -4,8 +4,6 @@ verl's own adapters on Megatron need Megatron-Bridge. ``attach`` puts ours into 
 that they come by are at the end of verl/keys/engine.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial

@@ -1,7 +1,5 @@
 """Metrics of a batch in verl's queue, and its rows for the trajectory file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast

@@ -5,8 +5,6 @@ it starts, long before that: without this room the first update would take what 
 when it wakes up, and the run would end there. Seen with 7 B parameters on one H200: 43 GiB.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

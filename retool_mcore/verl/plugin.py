@@ -4,8 +4,6 @@ It is cheap, and does nothing unless the process belongs to a run of ours. In su
 registers the run's platform with verl, and keeps torch's store to its own address.
 """
 
-from __future__ import annotations
-
 import os
 
 from retool_mcore.errors import PlatformError

@@ -1,7 +1,5 @@
 """Which Ray cluster a run uses: its own on one node, the launch script's otherwise."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

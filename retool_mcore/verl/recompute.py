@@ -6,8 +6,6 @@ slows all short ones down. It reads these settings again in each forward pass (t
 the longest possible sequence; here each batch has its own budget.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial, wraps
 from math import ceil

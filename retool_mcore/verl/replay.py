@@ -12,8 +12,6 @@ through trainer.v1.sampler.custom_sampler. They differ from verl's own:
   (verl would take its reward for its advantage.)
 """
 
-from __future__ import annotations
-
 import logging
 import zlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """A run's settings resolved through verl's own classes, beside verl's defaults. Needs no device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

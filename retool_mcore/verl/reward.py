@@ -2,8 +2,6 @@
 function of the user's own that it names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Step metrics that verl's trainer lacks: time around the step, and the load of its engines."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterable, Mapping

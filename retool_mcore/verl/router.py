@@ -8,8 +8,6 @@ Like the agent loops' processes the router's is started while the model is built
 engines later.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ They travel in one form: the run's ``config.toml``, which every node sees. verl'
 file to each of our parts there: trainer, agent loop, router, replay buffer and reward.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from retool_mcore.config import RlConfig, load_config

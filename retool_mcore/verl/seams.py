@@ -5,8 +5,6 @@ happens inside one is reached by these names. `retool preflight` lists them;
 tests/verl/test_seams.py holds that none is missing here and that each still takes what it took.
 """
 
-from __future__ import annotations
-
 from retool_mcore.platforms.patches import Seam
 from retool_mcore.platforms.versions import requirement
 

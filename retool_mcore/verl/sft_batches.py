@@ -1,7 +1,5 @@
 """SFT's sequences in the form of verl's worker, and what a step counts over all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """verl's training worker as SFT's loop sees it: batches in, plain numbers out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

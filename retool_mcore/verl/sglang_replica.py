@@ -8,8 +8,6 @@ Import it through ``rl_metrics.measure_sglang``, which first has verl install wh
 modules need.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import os

@@ -1,7 +1,5 @@
 """Which stage of verl's set-up a starting run is in, read off what verl's trainer logs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

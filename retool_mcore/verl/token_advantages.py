@@ -5,8 +5,6 @@ token can still expect, once to normalize it. Interpreter's tokens are left out:
 one is the next of what comes before it. Names end in N tokens, or in L tokens in the loss.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

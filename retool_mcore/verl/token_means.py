@@ -5,8 +5,6 @@ a token of a short micro-batch would count more than one of a long micro-batch, 
 hang on how responses are packed. A micro-batch reports sums here, and the step divides them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

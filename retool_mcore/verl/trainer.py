@@ -6,8 +6,6 @@ disk. verl truncates its own tracker file before it writes it, and its own clean
 checkpoints across restarts, so neither is used.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

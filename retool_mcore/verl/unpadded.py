@@ -5,8 +5,6 @@ advantages and the metrics of a step. Here they come in blocks; numbers of whole
 numbers of rows until they are written back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ trainers, after each update in its separate one. Its first update uses step 0 of
 under warm-up is a learning rate of 0.
 """
 
-from __future__ import annotations
-
 import gc
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ read onto another layout. Recomputation is set for each micro-batch. The workers
 the weights that mode "async" compares with, and report their peak memory.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ kernel would run.
 Prints one JSON object. ``python -m tests.ascend.npu_scenario NAME``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

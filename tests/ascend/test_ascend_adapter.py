@@ -1,7 +1,5 @@
 """Class Ascend on a simulated NPU, through verl's real code, and on a machine that has none."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """What a CUDA run's configuration becomes on NPUs: mapped, or refused in one error, never lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ It has an environment of its own: `make test-ascend`. What it shows of platform 
 between verl's vLLM server and our loop; vllm-ascend, its graphs and its devices are not in it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

@@ -4,8 +4,6 @@ it, and verl's own way of its weights to it.
 Prints one JSON object in its last line. ``python -m tests.ascend.vllm_scenario FOLDER``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from retool_mcore.data.task_model import build_tokenizer

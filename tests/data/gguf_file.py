@@ -1,7 +1,5 @@
 """Writes small GGUF files of the quickstart's model, with llama.cpp's names of tensors and keys."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,15 +1,11 @@
 """From GSM8K's marked calculations to code-integrated traces, with the real sandbox."""
 
-from __future__ import annotations
-
 import os
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from retool_mcore.cli.data import app
 from retool_mcore.data.build import build_gsm8k, matches, parse_gsm8k
 from retool_mcore.data.files import read_jsonl, read_rows
 from retool_mcore.data.sft import load_sft
@@ -17,6 +13,7 @@ from retool_mcore.data.sources import read_source
 from retool_mcore.data.verify import Rejected, answer_problem, format_problem
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.open import open_sandbox
+from tests.data.commands import refused, succeed
 
 SAMPLE = Path(__file__).parent / "samples" / "gsm8k_60.jsonl"
 ROOT = Path(__file__).parents[2]
@@ -116,9 +113,8 @@ async def test_rows_of_another_schema_are_an_error():
 
 def test_the_command_writes_rows_that_training_reads(tmp_path, tokenizer):
     out, rejects = tmp_path / "sft.parquet", tmp_path / "rejects.jsonl"
-    result = CliRunner().invoke(app, ["build", "gsm8k", str(SAMPLE), "--out", str(out), "--rejects", str(rejects)])
-    assert result.exit_code == 0, result.output
-    assert "96.67% survived" in result.output
+    output = succeed("build", "gsm8k", SAMPLE, "--out", out, "--rejects", rejects)
+    assert "96.67% survived" in output
     assert [row["stage"] for _, row in read_jsonl(rejects)] == ["source", "answer"]
     data = load_sft(str(out), tokenizer, max_length_tokens=100_000)
     assert len(data.examples) == 58
@@ -136,9 +132,8 @@ def test_a_file_that_is_not_json_lines_is_an_error(tmp_path):
     ):
         bad.write_bytes(content)
         options = ["--out", str(tmp_path / "o.parquet"), "--rejects", str(tmp_path / "r")]
-        result = CliRunner().invoke(app, ["build", "gsm8k", str(bad), *options])
-        assert result.exit_code == 2
-        assert rule in result.output.replace("\n", " ")
+        output = refused("build", "gsm8k", bad, *options)
+        assert rule in output.replace("\n", " ")
 
 
 def gsm8k_train() -> Path | None:

@@ -1,7 +1,5 @@
 """OpenAI's messages with tool calls and ShareGPT's conversations become the same SFT rows."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """ReTool-SFT rows, raw and converted, into either protocol, with the stages of verification."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -17,6 +15,7 @@ from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.data.verify import Rejected
 from retool_mcore.errors import DataError
 from retool_mcore.sandbox.open import open_sandbox
+from tests.data.commands import refused, succeed
 
 CODE = "<code>\n```python\nprint(2 + 2)\n```\n</code>"
 OUTPUT = "<interpreter>\n4\n</interpreter>"
@@ -177,9 +176,8 @@ def test_the_command_writes_what_training_reads(tmp_path, tokenizer, protocol):
     source, out, rejects = (tmp_path / name for name in ("in.parquet", "out.parquet", "rejects.jsonl"))
     write_parquet(source, [{**RAW, "tools": None}, {**RAW, "answer": "5", "tools": None}])
     options = ["--out", str(out), "--rejects", str(rejects), "--protocol", protocol, "--truth", "answer"]
-    result = CliRunner().invoke(app, ["sft", str(source), *options])
-    assert result.exit_code == 0, result.output
-    assert "1 after answer (1 rejected)" in result.output
+    output = succeed("sft", source, *options)
+    assert "1 after answer (1 rejected)" in output
     assert len(list(read_jsonl(rejects))) == 1
     (example,) = load_sft(str(out), tokenizer, max_length_tokens=10_000).examples
     spoken = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
@@ -203,12 +201,10 @@ def test_bad_lines_stop_the_command_or_are_counted_when_asked(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
     lines = [json.dumps(RAW).encode(), b'{"dialogue": []}', b'{"messages": "\xff"}']
     source.write_bytes(b"\n".join(lines))
-    stopped = CliRunner().invoke(app, ["sft", str(source), "--out", str(out)])
-    assert stopped.exit_code == 2
-    assert "line 2: no column messages or conversations; it has dialogue" in stopped.output.replace("\n", " ")
-    counted = CliRunner().invoke(app, ["sft", str(source), "--out", str(out), "--reject-bad"])
-    assert counted.exit_code == 0, counted.output
-    assert "3 rows\n1 after source (2 rejected)" in counted.output
+    output = refused("sft", source, "--out", out)
+    assert "line 2: no column messages or conversations; it has dialogue" in output.replace("\n", " ")
+    output = succeed("sft", source, "--out", out, "--reject-bad")
+    assert "3 rows\n1 after source (2 rejected)" in output
     rejects = [row for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
     assert [(row["stage"], row["where"]) for row in rejects] == [
         ("source", f"{source}, line 2"),

@@ -1,7 +1,5 @@
 """The order of prompts under a curriculum: what is passed over, what is not, and its state."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from itertools import islice, pairwise

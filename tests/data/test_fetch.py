@@ -1,7 +1,5 @@
 """`retool data fetch`: every file that the shipped configurations name, from copies of the hub."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

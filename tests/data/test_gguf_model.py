@@ -1,7 +1,5 @@
 """`retool data model`: the folder has the file's weights, ids, added tokens, ends and template."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -10,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from retool_mcore.cli.data import app
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.data.gguf_model import write_gguf_model
 from retool_mcore.data.task_model import END_OF_TEXT, TOOL_MARKS
@@ -20,6 +16,7 @@ from retool_mcore.errors import CheckpointError, DataError, PlatformError
 from retool_mcore.model.families import check_fields
 from retool_mcore.model.files import dtype_of_weights
 from retool_mcore.rollout.protocol import serving_protocol
+from tests.data.commands import refused
 from tests.data.gguf_file import MODEL_NAME, write_gguf
 
 pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
@@ -115,5 +112,5 @@ def test_without_the_package_it_is_one_line(file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)  # an import then fails as if it were not installed
     with pytest.raises(PlatformError, match=r"pip install 'retool_mcore\[gguf\]'"):
         write_gguf_model(file, tmp_path / "model", "float32")
-    found = CliRunner().invoke(app, ["model", str(file), str(tmp_path / "model")])
-    assert found.exit_code == 2 and "needs package gguf" in found.output
+    output = refused("model", file, tmp_path / "model")
+    assert "needs package gguf" in output

@@ -1,11 +1,8 @@
 """GSM8K's problems with large numbers: what is replaced, what stays, and that all is right."""
 
-from __future__ import annotations
-
 import json
 import re
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -24,13 +21,9 @@ from retool_mcore.data.verify import Rejected
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.sandbox.open import open_sandbox
+from tests.data.test_build import ANSWER, SAMPLE
 
-SAMPLE = Path(__file__).parent / "samples" / "gsm8k_60.jsonl"
 QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"
-ANSWER = (
-    "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
-    "Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.\n#### 72"
-)
 
 
 def values_of(question: str) -> list[int]:

@@ -1,7 +1,5 @@
 """Public layouts by their columns, columns by option, and splits that stay apart."""
 
-from __future__ import annotations
-
 import json
 import time
 
@@ -16,6 +14,7 @@ from retool_mcore.data.prompts import hermes_prompt
 from retool_mcore.data.rl import convert_rl, rl_row
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
+from tests.data.commands import refused, succeed
 
 BOXED = "We add and get $\\boxed{\\frac{1}{2}}$."
 ROWS = {
@@ -77,15 +76,15 @@ def test_lint_reads_named_columns_where_they_are(tmp_path):
     for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
     files = [str(tmp_path / f"{name}.jsonl") for name in rows]
-    refused = CliRunner().invoke(app, ["lint", *files])
-    assert refused.exit_code == 2 and "The row: aufgabe = 'P?', wert = '1'. Name the columns" in refused.output
+    output = refused("lint", *files)
+    assert "The row: aufgabe = 'P?', wert = '1'. Name the columns" in output
     named = CliRunner().invoke(app, ["lint", *files, "--problem", "aufgabe", "--answer", "wert"])
     assert named.exit_code == 1, named.output
     assert "of 1 problems 1 are also in" in named.output.replace("\n", " ")
-    typo = CliRunner().invoke(app, ["lint", *files, "--problem", "aufgabe", "--answer", "wort"])
-    assert typo.exit_code == 2 and "columns aufgabe, wert; not aufgabe/wort" in typo.output
-    half = CliRunner().invoke(app, ["lint", *files, "--answer", "wert"])
-    assert half.exit_code == 2 and "--problem goes with one of" in half.output
+    output = refused("lint", *files, "--problem", "aufgabe", "--answer", "wort")
+    assert "columns aufgabe, wert; not aufgabe/wort" in output
+    output = refused("lint", *files, "--answer", "wert")
+    assert "--problem goes with one of" in output
 
 
 def test_lint_reads_problems_beside_messages_when_they_are_named(tmp_path):
@@ -182,16 +181,15 @@ def test_a_count_is_read_without_what_is_counted(written):
 def test_a_json_file_may_hold_a_list_or_one_object(tmp_path, indent, many):
     row = {"problem": "P?", "answer": "1"}
     (tmp_path / "in.json").write_text(json.dumps([row, {**row, "problem": "Q?"}] if many else row, indent=indent))
-    result = CliRunner().invoke(app, ["rl", str(tmp_path / "in.json"), "--out", str(tmp_path / "out.parquet")])
-    assert result.exit_code == 0, result.output
-    assert f"{1 + many} problems kept" in result.output
+    output = succeed("rl", tmp_path / "in.json", "--out", tmp_path / "out.parquet")
+    assert f"{1 + many} problems kept" in output
 
 
 @pytest.mark.parametrize("text, told", [("[1]", "row 1: int, not an object"), ("[{", "line 1: not JSON")])
 def test_a_broken_json_file_is_one_error(tmp_path, text, told):
     (tmp_path / "in.json").write_text(text)
-    result = CliRunner().invoke(app, ["rl", str(tmp_path / "in.json"), "--out", str(tmp_path / "out.parquet")])
-    assert result.exit_code == 2 and told in result.output
+    output = refused("rl", tmp_path / "in.json", "--out", tmp_path / "out.parquet")
+    assert told in output
 
 
 @pytest.mark.parametrize(

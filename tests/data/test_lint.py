@@ -1,7 +1,5 @@
 """What lint finds, and that training on its own validation set is refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.tasks import TaskSpec, make_task
 from retool_mcore.errors import DataError
 from retool_mcore.rollout.protocol import Hermes, Retool
+from tests.data.commands import succeed
 from tests.plain_chatml import with_template
 
 ROOT = Path(__file__).parents[2]
@@ -44,9 +43,7 @@ def sft_file(path, *problems, answer="\\boxed{4}"):
 def test_the_quickstarts_data_is_clean(tmp_path):
     make_task(tmp_path, seed=1, spec=TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20))
     files = [str(tmp_path / f"{name}.parquet") for name in ("sft_train", "sft_val", "rl_train", "rl_val", "eval")]
-    result = CliRunner().invoke(app, ["lint", *files, "--model", str(tmp_path / "model"), "--max-tokens", "150"])
-    assert result.exit_code == 0, result.output
-    output = result.output.replace("\n", " ")
+    output = succeed("lint", *files, "--model", tmp_path / "model", "--max-tokens", "150").replace("\n", " ")
     assert "error" not in output
     assert "0 rows (0.0%) are over 150 tokens" in output
     assert "of the tokens carry loss" in output

@@ -1,7 +1,5 @@
 """Shares by weight, no row lost or favoured, and files that are larger than what is held."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from fractions import Fraction

@@ -1,9 +1,6 @@
 """Whole solutions as one program, in words alone, and the parts of a training set."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,13 +20,9 @@ from retool_mcore.data.prompts import QUESTION_MARK, hermes_prompt
 from retool_mcore.data.verify import Rejected
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.open import open_sandbox
-
-SAMPLE = Path(__file__).parent / "samples" / "gsm8k_60.jsonl"
-QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"
-ANSWER = (
-    "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
-    "Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.\n#### 72"
-)
+from tests.data.commands import refused, succeed
+from tests.data.test_build import ANSWER, SAMPLE
+from tests.data.test_large import QUESTION
 
 
 async def built(question: str, answer: str, calls="one", text=True):
@@ -131,8 +124,7 @@ def test_the_parts_of_a_training_set_are_disjoint_by_the_leak_check(tmp_path):
     for part in ("sft", "rl", "validation"):
         out = str(tmp_path / f"{part}.parquet")
         share = ["--part", part, "--sft-share", "0.4"]
-        result = CliRunner().invoke(app, ["rl", str(SAMPLE), "--out", out, *share])
-        assert result.exit_code == 0, result.output
+        succeed("rl", SAMPLE, "--out", out, *share)
         problems[part] = lint_file(out, None, None).problems
     assert sum(map(len, problems.values())) == 60
     for first, second in (("sft", "rl"), ("sft", "validation"), ("rl", "validation")):
@@ -160,6 +152,5 @@ def test_a_larger_share_of_sft_only_adds_to_it(question, one, other):
 def test_a_row_without_a_question_cannot_be_dealt(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"input": "1+1", "target": "2"}) + "\n", encoding="utf-8")
-    result = CliRunner().invoke(app, ["rl", str(path), "--out", str(tmp_path / "o.parquet"), "--part", "rl"])
-    assert result.exit_code == 2
-    assert "--part reads the text of column question or problem" in " ".join(result.output.split())
+    output = refused("rl", path, "--out", tmp_path / "o.parquet", "--part", "rl")
+    assert "--part reads the text of column question or problem" in " ".join(output.split())

@@ -1,7 +1,5 @@
 """Code that comes with a model or tokenizer is not run, and nobody is asked at a prompt."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

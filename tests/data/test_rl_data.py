@@ -1,18 +1,15 @@
 """RL problems of the known schemas, each once, in verl's schema."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from retool_mcore.cli.data import app
 from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
 from retool_mcore.data.layouts import read_problem
 from retool_mcore.data.rl import convert_rl, name_and_split
 from retool_mcore.data.sources import read_source, source_files
 from retool_mcore.errors import DataError
+from tests.data.commands import refused, succeed
 
 DAPO = {
     "data_source": "math_dapo",
@@ -107,16 +104,12 @@ def test_the_command_reads_files_and_folders(tmp_path):
     (folder / "test.jsonl").write_text(json.dumps({"problem": "P?", "answer": "1"}) + "\n")
     write_parquet(folder / "train.parquet", [DAPO, DAPO])
     out, rejects = tmp_path / "out.parquet", tmp_path / "rejects.jsonl"
-    result = CliRunner().invoke(app, ["rl", str(folder), "--out", str(out), "--rejects", str(rejects)])
-    assert result.exit_code == 2 and not out.exists()
-    assert "several splits: test.jsonl (test), train.parquet (train). Choose one with --split" in result.output
-    result = CliRunner().invoke(app, ["rl", str(folder / "train.parquet"), "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "2 rows\n1 problems kept\n1 repeats" in result.output
-    result = CliRunner().invoke(
-        app, ["rl", str(folder), "--out", str(out), "--rejects", str(rejects), "--split", "test", "--name", "mine"]
-    )
-    assert result.exit_code == 0, result.output
+    output = refused("rl", folder, "--out", out, "--rejects", rejects)
+    assert not out.exists()
+    assert "several splits: test.jsonl (test), train.parquet (train). Choose one with --split" in output
+    output = succeed("rl", folder / "train.parquet", "--out", out)
+    assert "2 rows\n1 problems kept\n1 repeats" in output
+    succeed("rl", folder, "--out", out, "--rejects", rejects, "--split", "test", "--name", "mine")
     ((_, row),) = read_rows(out, ("data_source", "extra_info"))
     assert row == {"data_source": "mine", "extra_info": {"index": 0, "split": "test"}}
 
@@ -139,19 +132,17 @@ BAD_LINES = [
 def test_a_bad_row_is_one_error_with_its_line(tmp_path, line):
     source = tmp_path / "in.jsonl"
     source.write_bytes(b'{"problem": "Q?", "answer": "1"}\n' + line + b"\n")
-    result = CliRunner().invoke(app, ["rl", str(source), "--out", str(tmp_path / "out.parquet")])
-    assert result.exit_code == 2
-    assert result.output.startswith(f"error: {source}, line 2") and "Traceback" not in result.output
+    output = refused("rl", source, "--out", tmp_path / "out.parquet")
+    assert output.startswith(f"error: {source}, line 2") and "Traceback" not in output
     assert not (tmp_path / "out.parquet").exists()
 
 
 def test_bad_rows_are_rejected_and_counted_when_asked(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
     source.write_bytes(b"\n".join([b'{"problem": "Q?", "answer": "1"}', *BAD_LINES]))
-    result = CliRunner().invoke(app, ["rl", str(source), "--out", str(out), "--reject-bad"])
-    assert result.exit_code == 0, result.output
-    assert f"{len(BAD_LINES) + 1} rows\n1 problems kept" in result.output
-    assert f"{len(BAD_LINES)} rows that cannot be read" in result.output
+    output = succeed("rl", source, "--out", out, "--reject-bad")
+    assert f"{len(BAD_LINES) + 1} rows\n1 problems kept" in output
+    assert f"{len(BAD_LINES)} rows that cannot be read" in output
     rejects = [row for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
     assert {row["where"] for row in rejects} == {f"{source}, line {n}" for n in range(2, len(BAD_LINES) + 2)}
     assert all(row["reason"].startswith("bad row: ") for row in rejects)
@@ -227,10 +218,10 @@ def test_when_no_row_is_left_the_error_shows_one_and_what_helps(tmp_path, rows, 
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
     source.write_text("\n".join(map(json.dumps, rows)))
     options = ["--reject-bad", *(["--split", "train"] if "split" in rows[0] else [])]
-    result = CliRunner().invoke(app, ["rl", str(source), "--out", str(out), *options])
-    assert result.exit_code == 2 and not out.exists()
-    assert f"none of {len(rows)} rows can be used " + told.format(source) in result.output
-    assert "{" not in result.output.replace("\\boxed{}", "").replace("frac{", "")  # no dictionary
+    output = refused("rl", source, "--out", out, *options)
+    assert not out.exists()
+    assert f"none of {len(rows)} rows can be used " + told.format(source) in output
+    assert "{" not in output.replace("\\boxed{}", "").replace("frac{", "")  # no dictionary
     if "split" not in rows[0]:
-        assert f"A row: problem = {rows[0]['problem']!r}, answer = " in result.output
-        assert "--problem, and --answer, or --solution-box" in result.output
+        assert f"A row: problem = {rows[0]['problem']!r}, answer = " in output
+        assert "--problem, and --answer, or --solution-box" in output

@@ -1,7 +1,5 @@
 """Prompts in verl's schema, as RL and `retool eval` ask them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

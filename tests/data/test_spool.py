@@ -1,7 +1,5 @@
 """Rows on disk: the same rows as in a list, and no more memory for ten times as many."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The quickstart's task: right by execution, disjoint, reproducible, whole or absent."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools
@@ -15,7 +13,6 @@ from retool_mcore.data.chat import load_tokenizer, render, render_prompt
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import TaskSpec, make_task, problems, text_trace, tokenizer_rows, tool_trace
-from retool_mcore.errors import DataError
 
 SMALL = TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20)
 
@@ -155,12 +152,3 @@ def test_a_whole_task_is_kept_and_a_broken_one_made_again(tmp_path, caplog):
     (tmp_path / "manifest.json").unlink()  # as an interruption leaves it
     assert make_task(tmp_path, seed=3, spec=SMALL)
     assert make_task(tmp_path, seed=4, spec=SMALL)
-
-
-def test_a_place_that_cannot_be_written_is_one_error(tmp_path, caplog):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="file: the task cannot be written there: it is a file"):
-        make_task(tmp_path / "file", seed=0, spec=SMALL)
-    assert not caplog.records, "nor a word on a manifest"
-    with pytest.raises(DataError, match="cannot be written there"):
-        make_task(tmp_path / "file" / "task", seed=0, spec=SMALL)

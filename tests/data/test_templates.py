@@ -1,7 +1,5 @@
 """[model] chat_template and template_args reach all places that render, and the exported model."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.verl.keys.ppo import ppo_keys
 from retool_mcore.verl.keys.refused import RL_KEYS, SFT_KEYS
 from retool_mcore.verl.keys.sft import sft_sections
+from tests.data.commands import refused, succeed
 from tests.template_styles import tokenizer_in
 
 ROOT = Path(__file__).parents[2]
@@ -62,15 +61,12 @@ def test_lint_renders_with_the_arguments(qwen3: Path, tmp_path: Path):
     write_parquet(tmp_path / "rows.parquet", [ROW])
 
     def loss(*options: str) -> str:
-        done = CliRunner().invoke(app, ["lint", str(tmp_path / "rows.parquet"), "--model", str(qwen3), *options])
-        assert done.exit_code == 0, done.output
-        return next(line for line in done.output.splitlines() if "carry loss" in line)
+        output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, *options)
+        return next(line for line in output.splitlines() if "carry loss" in line)
 
     assert loss() != loss("--template-args", "{ enable_thinking = false }")
-    wrong = CliRunner().invoke(
-        app, ["lint", str(tmp_path / "rows.parquet"), "--model", str(qwen3), "--template-args", "3"]
-    )
-    assert wrong.exit_code == 2 and "is no table of TOML" in wrong.output
+    output = refused("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", "3")
+    assert "is no table of TOML" in output
 
 
 def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):

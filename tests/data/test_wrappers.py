@@ -1,7 +1,5 @@
 """Known instructions come off, problems stay whole, and no leak hides behind an instruction."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -3,8 +3,6 @@
 python -m tests.docs.record     # writes them between `<!-- made: NAME -->` and `<!-- end -->`
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 their Python prints what it says; their links lead somewhere; what is made of them is what was made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

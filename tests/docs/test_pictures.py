@@ -1,7 +1,5 @@
 """The pages' pictures: small, each on a page, and each made by docs/pictures.py."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """configs/examples/chat_with_tool.py, on the page "Serving", against a stand-in server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

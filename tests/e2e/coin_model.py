@@ -7,8 +7,6 @@ are unit vectors, the head holds the transitions. Half of the answers are right 
 Training moves these weights as it moves any others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Running the project's own commands as a user does, and finding whatever they leave behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -43,6 +41,16 @@ def run(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.Comple
     return subprocess.run(
         argv, cwd=ROOT, env={**os.environ, MARK: mark}, capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+def succeed(argv: list[str], mark: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    """``run`` of a command that must end well and leave no process behind."""
+    done = run(argv, mark, timeout_s)
+    roots = [Path(word.removeprefix("run.root=")) for word in argv if word.startswith("run.root=")]
+    logs = [log.read_text(errors="replace")[-6000:] for root in roots for log in root.rglob("rl.log")]
+    assert done.returncode == 0, "\n".join((done.stderr[-3000:], *logs))
+    assert_nothing_left(mark)
+    return done
 
 
 @contextmanager

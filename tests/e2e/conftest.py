@@ -1,14 +1,13 @@
 """One tiny task for all end-to-end tests, and a mark by which a test finds its processes."""
 
-from __future__ import annotations
-
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from retool_mcore.platforms import get_platform
-from tests.e2e.commands import argv_sft, run, sft_settings
+from tests.e2e.commands import argv_sft, assert_nothing_left, sft_settings, succeed
 from tests.e2e.update_probe import probe
 
 
@@ -35,8 +34,7 @@ def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as environment:
         probe(environment, root / "probe")
         words = sft_settings(task, root, "run.name=whole", "checkpoint.reshardable=true", *TP2)
-        done = run(argv_sft(*words), "whole")
-    assert done.returncode == 0, done.stderr[-3000:]
+        succeed(argv_sft(*words), "whole")
     return root / "whole"
 
 
@@ -52,5 +50,8 @@ def gsm8k() -> Path:
 
 
 @pytest.fixture
-def mark() -> str:
-    return uuid.uuid4().hex
+def mark() -> Iterator[str]:
+    """A test's processes have it in their environment; none may be left at its end."""
+    made = uuid.uuid4().hex
+    yield made
+    assert_nothing_left(made)

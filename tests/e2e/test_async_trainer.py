@@ -2,8 +2,6 @@
 beside it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from itertools import pairwise
@@ -16,7 +14,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.run.export import find_weights
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
-from tests.e2e.commands import argv_rl, assert_nothing_left, run
+from tests.e2e.commands import argv_rl, succeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -28,9 +26,7 @@ SIZE += ("rollout.max_response_tokens=400", "rollout.protocol=retool")
 def train(root: Path, mark: str, *settings: str) -> list[dict[str, float]]:
     """Run to the end; the metrics of its steps."""
     devices = ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1")
-    done = run(argv_rl(f"run.root={root}", "run.name=rl", *devices, *SIZE, *settings), mark, timeout_s=500)
-    assert done.returncode == 0, done.stderr[-3000:] + (root / "rl/logs/rl.log").read_text(errors="replace")[-6000:]
-    assert_nothing_left(mark)
+    succeed(argv_rl(f"run.root={root}", "run.name=rl", *devices, *SIZE, *settings), mark, timeout_s=500)
     return read_metrics(root / "rl" / "metrics.jsonl")
 
 

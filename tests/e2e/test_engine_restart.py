@@ -1,7 +1,5 @@
 """An engine killed while it samples is started again with the actor's weights, in every mode."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -18,8 +16,8 @@ from tests.e2e.commands import (
     kill,
     last_step,
     marked_processes,
-    run,
     started,
+    succeed,
     wait_until,
 )
 from tests.e2e.test_rl import START_S, settings
@@ -93,8 +91,7 @@ def test_a_step_whose_engine_dies_goes_on_with_a_new_one(task: Path, tmp_path: P
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine")
 def test_on_a_gpu_a_new_engine_has_what_the_actor_learnt(tmp_path: Path, mark: str):
-    made = run(argv_retool("data", "task", str(tmp_path / "task")), mark)
-    assert made.returncode == 0, made.stderr
+    succeed(argv_retool("data", "task", str(tmp_path / "task")), mark)
     rows = rows_of_a_run_killed_twice(
         argv_rl(*settings(tmp_path / "task", tmp_path, *OWN, *GPU)), tmp_path / "rl", mark
     )

@@ -4,8 +4,6 @@ The model tosses a coin (coin_model.py), and its training file has so few prompt
 epoch begins with the third step.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from retool_mcore.data.files import read_rows, write_parquet
 from retool_mcore.run.checkpoint import complete_checkpoints
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
-from tests.e2e.commands import argv_retool, argv_rl, argv_sft, assert_nothing_left, run
+from tests.e2e.commands import argv_retool, argv_rl, argv_sft, succeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -35,9 +33,7 @@ def settings(folder: Path) -> tuple[str, ...]:
 
 
 def train(root: Path, mark: str, *more: str) -> str:
-    done = run(argv_rl(f"run.root={root}", *more), mark, timeout_s=400)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert_nothing_left(mark)
+    done = succeed(argv_rl(f"run.root={root}", *more), mark, timeout_s=400)
     return done.stderr
 
 
@@ -99,8 +95,7 @@ def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_long
     schedule = ("optim.schedule=constant", "optim.warmup_fraction=0.0", "run.name=sft")
     common = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *often, *goal, *schedule)
     for steps in (2, 8, 8):
-        done = run(argv_sft(*common, f"train.steps={steps}"), mark)
-        assert done.returncode == 0, done.stderr[-3000:]
+        done = succeed(argv_sft(*common, f"train.steps={steps}"), mark)
         assert ("not bettered in 2 validations" in done.stderr) == (steps == 8)
     run_dir = tmp_path / "sft"
     rows = read_metrics(run_dir / "metrics.jsonl")
@@ -116,8 +111,7 @@ def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_long
     assert exported == (weights[1] / "model.safetensors").read_bytes()
     assert exported != (weights[3] / "model.safetensors").read_bytes()
     for which, step in (("best", 1), ("newest", 3)):
-        told = run(argv_retool("export", str(run_dir), "--to", str(tmp_path / which), "--checkpoint", which), mark)
-        assert told.returncode == 0, told.stderr
+        succeed(argv_retool("export", str(run_dir), "--to", str(tmp_path / which), "--checkpoint", which), mark)
         assert (tmp_path / which / "model.safetensors").read_bytes() == (
             weights[step] / "model.safetensors"
         ).read_bytes()

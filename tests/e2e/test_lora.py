@@ -3,8 +3,6 @@
 In `make test` their parts are shown without engines: tests/numerics/test_lora.py.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +14,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.run.export import export
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
-from tests.e2e.commands import argv_retool, argv_rl, argv_sft, assert_nothing_left, run
+from tests.e2e.commands import argv_retool, argv_rl, argv_sft, succeed
 from tests.e2e.test_async_trainer import of_its_version
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
@@ -38,10 +36,7 @@ def test_engines_sample_with_the_adapters_of_the_last_step(tmp_path: Path, mark:
 
     task = write_coin_task(tmp_path, calls=True, wrong_goes_on=50)
     words = argv_rl(f"run.root={tmp_path}", "run.name=rl", *task, *SIZE, *ADAPTERS, *KEPT, *mode)
-    done = run(words, mark, timeout_s=600)
-    log = tmp_path / "rl/logs/rl.log"
-    assert done.returncode == 0, done.stderr[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
-    assert_nothing_left(mark)
+    succeed(words, mark, timeout_s=600)
     rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-6), "the reference is the base"
@@ -66,8 +61,7 @@ def test_adapters_learn_the_quickstarts_task_as_all_weights_do(tmp_path: Path, m
     """RL of one SFT model with one seed; half of the quickstart's steps teach it most."""
 
     def ran(words: list[str]) -> None:
-        done = run(words, mark, timeout_s=1000)
-        assert done.returncode == 0, done.stderr[-3000:]
+        succeed(words, mark, timeout_s=1000)
 
     task, root = tmp_path / "task", f"run.root={tmp_path}"
     ran(argv_retool("data", "task", str(task), "--seed", "0"))

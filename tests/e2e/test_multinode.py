@@ -2,8 +2,6 @@
 same again.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import time
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.run.metrics import read_metrics
-from tests.e2e.commands import argv_sft, assert_nothing_left, last_step, run, wait_until
+from tests.e2e.commands import argv_sft, assert_nothing_left, last_step, sft_settings, succeed, wait_until
 from tests.e2e.two_hosts import Host, two_hosts, why_not
 
 REASON = why_not()
@@ -34,16 +32,9 @@ def logs(hosts: tuple[Host, Host]) -> str:
     return "\n".join(f"--- {host.address}\n{host.log()[-4000:]}" for host in hosts)
 
 
-def sft_settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
-    files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
-    steps = ("train.steps=8", "validation.every=8", "checkpoint.every_steps=4", "train.global_batch=16")
-    return (f"run.root={root}", f"model.path={task}/model", *files, *steps, *more)
-
-
 @pytest.mark.long
 def test_sft_over_two_nodes_loses_one_and_continues(task: Path, tmp_path: Path, mark: str):
-    whole = run(argv_sft(*sft_settings(task, tmp_path, "run.name=whole")), mark)
-    assert whole.returncode == 0, whole.stderr[-3000:]
+    succeed(argv_sft(*sft_settings(task, tmp_path, "run.name=whole")), mark)
     words = sft_settings(task, tmp_path, "run.name=two", *TWO_NODES)
     env = {"CONFIG": "configs/sft_tiny_cpu.toml", "HEAD_WAIT_S": "120"}
     run_dir = tmp_path / "two"
@@ -101,7 +92,6 @@ def test_a_node_with_other_data_and_settings_is_told_and_nothing_is_trained(task
         assert "the nodes differ: data.train_file" in hosts[0].log(), logs(hosts)
         assert re.search(r"optim\.lr is \S+ on \S+ and 0\.5 on ", hosts[0].log()), logs(hosts)
     assert not (tmp_path / "two" / "metrics.jsonl").exists()
-    assert_nothing_left(mark)
 
 
 def rl_settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ stop at, or that the loop does not read, shows no tool turn; one that is rendere
 was sampled shows a mismatch.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import CallForm, write_coin_task
-from tests.e2e.commands import argv_rl, assert_nothing_left, run
+from tests.e2e.commands import argv_rl, succeed
 from tests.template_styles import LLAMA_TOKENS, MISTRAL_TOKENS
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -46,10 +44,7 @@ def test_calls_in_the_models_own_form_are_run_and_trained(protocol: str, tmp_pat
     settings += ("train.prompts_per_step=8", "train.mini_batch_prompts=8", "rollout.group_size=2")
     settings += ("data.max_prompt_tokens=600", "rollout.max_response_tokens=300", "validation.every=0")
     settings += ("checkpoint.every_steps=0", "checkpoint.export=false", "rollout.record_groups=8")
-    done = run(argv_rl(*settings), mark, timeout_s=500)
-    log = tmp_path / "rl/logs/rl.log"
-    assert done.returncode == 0, done.stderr[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
-    assert_nothing_left(mark)
+    succeed(argv_rl(*settings), mark, timeout_s=500)
     rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
     assert all(row["rollout/dropped"] == 0 and row["mismatch/kl"] < 1e-4 for row in rows)
     lines = (tmp_path / "rl" / "trajectories" / "trajectories.jsonl").read_text().splitlines()

@@ -1,7 +1,5 @@
 """launch/reproduce_retool.sh and launch/gsm8k_gpu1.sh whole, on the CPU with the tiny model."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

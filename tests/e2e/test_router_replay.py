@@ -4,8 +4,6 @@ The whole way: SGLang tells the experts, our loop keeps them over calls and weig
 verl's Megatron actor takes them.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 from retool_mcore.platforms import get_platform
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import WHOLE_UNDER_TP, give_experts, write_coin_task
-from tests.e2e.commands import argv_rl, assert_nothing_left, run
+from tests.e2e.commands import argv_rl, succeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -37,10 +35,7 @@ def test_the_engines_experts_are_the_actors(tmp_path: Path, mark: str, settings:
     get_platform("cpu").activate()
     task = write_coin_task(tmp_path, calls=True)
     give_experts(tmp_path / "model")
-    done = run(argv_rl(f"run.root={tmp_path}", "run.name=rl", *task, *SIZE, *settings), mark, timeout_s=500)
-    log = tmp_path / "rl/logs/rl.log"
-    assert done.returncode == 0, done.stderr[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
-    assert_nothing_left(mark)
+    succeed(argv_rl(f"run.root={tmp_path}", "run.name=rl", *task, *SIZE, *settings), mark, timeout_s=500)
     rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
     assert len(rows) == 2
     for row in rows:

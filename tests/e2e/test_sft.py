@@ -2,8 +2,6 @@
 test_sft_experts.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -28,6 +26,7 @@ from tests.e2e.commands import (
     run,
     sft_settings,
     started,
+    succeed,
     wait_until,
 )
 from tests.e2e.update_probe import read_updates
@@ -53,15 +52,13 @@ def test_a_run_learns_as_it_is_set_and_exports(whole: Path, tmp_path: Path, mark
     between_s = told[-1]["unix_s"] - told[0]["unix_s"]
     assert sum(row["time_step_s"] for row in told[1:]) == pytest.approx(between_s, rel=0.02)
     assert all(row["tokens_per_s_per_gpu"] == row["tokens_per_s"] / 2 for row in told)
-    done = run(argv_retool("export", str(whole), "--to", str(tmp_path / "hf")), mark)
-    assert done.returncode == 0, done.stderr
+    succeed(argv_retool("export", str(whole), "--to", str(tmp_path / "hf")), mark)
     exports = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "hf", whole / "export")]
     assert exports[0] == exports[1]
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(whole / "export")
     assert model.config.num_hidden_layers == 3
-    assert_nothing_left(mark)
 
 
 def test_ctrl_c_leaves_no_rank(task: Path, tmp_path: Path, mark: str):
@@ -89,7 +86,6 @@ def test_a_mistake_of_two_ranks_is_one_line_and_nothing_is_written(
     done = run(argv_sft(*sft_settings(task, tmp_path, *more)), mark)
     assert_one_error(done, message)
     assert not list(tmp_path.rglob("metrics.jsonl"))
-    assert_nothing_left(mark)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +118,7 @@ def test_real_input_fifty_steps_on_traces_built_from_gsm8k(tmp_path: Path, mark:
     """
     built, rejects = tmp_path / "gsm8k.parquet", tmp_path / "rejects.jsonl"
     words = ("data", "build", "gsm8k", str(gsm8k), "--out", str(built), "--rejects", str(rejects), "--limit", "600")
-    done = run(argv_retool(*words), mark)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed(argv_retool(*words), mark)
     rows = [row for _, row in read_rows(built, ("messages", "tools"))]
     given = min(600, sum(1 for _ in gsm8k.open()))
     assert len(rows) >= 0.95 * given
@@ -134,8 +129,7 @@ def test_real_input_fifty_steps_on_traces_built_from_gsm8k(tmp_path: Path, mark:
     files = (f"data.train_file={built}", f'validation.files=["{val}"]', "data.max_length_tokens=1024")
     size = ("train.steps=50", "train.global_batch=8", "validation.every=25", "checkpoint.every_steps=25")
     argv = argv_sft(f"run.root={tmp_path}", f"model.path={tmp_path / 'model'}", *files, *size, "run.name=gsm8k")
-    done = run(argv, mark, timeout_s=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed(argv, mark, timeout_s=600)
     metrics = read_metrics(tmp_path / "gsm8k" / "metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, 51))
     losses = [row["loss"] for row in metrics]

@@ -1,7 +1,5 @@
 """SFT of a model with experts as a user runs it, killed and continued."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -16,9 +14,9 @@ from tests.e2e.commands import (
     exact_metrics,
     kill,
     last_step,
-    run,
     sft_settings,
     started,
+    succeed,
     wait_until,
 )
 
@@ -33,8 +31,7 @@ def test_experts_that_tp_does_not_cut_continue_bit_exactly(task: Path, tmp_path:
     shutil.copytree(task / "model", tmp_path / "model")
     give_experts(tmp_path / "model")
     words = sft_settings(task, tmp_path, *WHOLE_UNDER_TP, f"model.path={tmp_path}/model")
-    whole = run(argv_sft(*words, "run.name=whole"), mark)
-    assert whole.returncode == 0, whole.stderr[-3000:]
+    succeed(argv_sft(*words, "run.name=whole"), mark)
     argv = argv_retool("sft", "configs/sft_tiny_cpu.toml", *words, "run.name=killed")
     killed = tmp_path / "killed"
     with started(argv, mark, on_terminal=True) as launcher:
@@ -44,8 +41,7 @@ def test_experts_that_tp_does_not_cut_continue_bit_exactly(task: Path, tmp_path:
         kill(launcher.pid)
         assert_nothing_left(mark)
     assert last_step(killed) < 8
-    again = run(argv, mark)
-    assert again.returncode == 0, again.stderr[-3000:]
+    succeed(argv, mark)
     assert exact_metrics(killed) == exact_metrics(tmp_path / "whole")
     exports = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("whole", "killed")]
     assert exports[0] == exports[1]

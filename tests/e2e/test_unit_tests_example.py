@@ -1,7 +1,5 @@
 """The example of code problems with hidden tests, trained on a CPU as its configuration says."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from configs.examples.unit_tests_data import make
 from retool_mcore.platforms import get_platform
 from retool_mcore.run.metrics import read_metrics
-from tests.e2e.commands import argv_sft, assert_nothing_left, run
+from tests.e2e.commands import argv_sft, succeed
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(2400)]
 CONFIG = "configs/examples/rl_unit_tests_cpu.toml"
@@ -23,13 +21,10 @@ def test_rl_unlearns_the_habit_that_fails_the_hidden_tests(tmp_path: Path, mark:
     task = tmp_path / "task"
     make(task)
     files = (f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]')
-    done = run(argv_sft(f"run.root={tmp_path}", "run.name=sft", f"model.path={task}/model", *files), mark, 1200)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed(argv_sft(f"run.root={tmp_path}", "run.name=sft", f"model.path={task}/model", *files), mark, 1200)
     settings = (f"run.root={tmp_path}", "run.name=rl", f"model.path={tmp_path}/sft/export", "validation.before=true")
     files = (f"data.train_file={task}/rl_train.parquet", f'validation.files=["{task}/rl_val.parquet"]')
-    done = run([sys.executable, "launch/rl.py", CONFIG, *settings, *files], mark, 1200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert_nothing_left(mark)
+    succeed([sys.executable, "launch/rl.py", CONFIG, *settings, *files], mark, 1200)
     before, *rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
     assert len(rows) == 16 and all(row["rollout/dropped"] == 0 for row in rows)
     assert all(row["behavior/calls/submit"] > 0.5 for row in rows)

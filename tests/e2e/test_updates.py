@@ -4,8 +4,6 @@ optimizer step.
 Seen by update_probe.py inside the workers: what the model was given and what the optimizer held.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -18,7 +16,7 @@ import pytest
 from retool_mcore.data.chat import load_tokenizer
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
-from tests.e2e.commands import argv_rl, assert_nothing_left, run
+from tests.e2e.commands import argv_rl, succeed
 from tests.e2e.update_probe import probe, read_updates
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -48,10 +46,7 @@ def rate(update: int, updates: int) -> float:
 def train(root: Path, mark: str, monkeypatch: pytest.MonkeyPatch, *settings: str) -> list[dict[str, float]]:
     probe(monkeypatch, root / "probe")
     task = write_coin_task(root, calls=True, wrong_goes_on=50)
-    done = run(argv_rl(f"run.root={root}", "run.name=rl", *task, *SIZE, *OPTIM, *settings), mark, timeout_s=500)
-    log = root / "rl/logs/rl.log"
-    assert done.returncode == 0, done.stderr[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
-    assert_nothing_left(mark)
+    succeed(argv_rl(f"run.root={root}", "run.name=rl", *task, *SIZE, *OPTIM, *settings), mark, timeout_s=500)
     return read_metrics(root / "rl" / "metrics.jsonl")
 
 

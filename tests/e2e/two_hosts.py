@@ -2,8 +2,6 @@
 of the sandbox.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`retool eval` without a configuration, and of a server's URL."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

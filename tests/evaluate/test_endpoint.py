@@ -2,8 +2,6 @@
 it is told and keeps what it was asked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -2,8 +2,6 @@
 second run at once.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Problem files: verl's parquet and the benchmarks' JSON lines; a bad row is named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sampling, judging and continuing an evaluation, with an engine that says what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -65,10 +63,16 @@ async def judge(trajectory: Trajectory, problem: Problem) -> bool:
     return answer is not None and await asyncio.to_thread(is_equivalent, answer, problem.truth)
 
 
-async def run(tokenizer, settings: Settings, samples: SampleFile, answers: Sequence[str | None]) -> Says:
+async def run(
+    tokenizer,
+    settings: Settings,
+    samples: SampleFile,
+    answers: Sequence[str | None],
+    problems=PROBLEMS,
+) -> Says:
     engine = Says(tokenizer, answers)
     await sample_all(
-        PROBLEMS,
+        problems,
         settings,
         engine=engine,
         sandbox=None,
@@ -208,13 +212,4 @@ async def test_a_prompt_over_the_budget_is_refused_before_anything_is_sampled(to
     samples = SampleFile(tmp_path, settings.identity())
     problem = Problem(id=7, messages=[{"role": "user", "content": "9" * 500}], truth="1")
     with pytest.raises(DataError, match="problem 7: the prompt has"):
-        await sample_all(
-            [problem],
-            settings,
-            engine=Says(tokenizer, []),
-            sandbox=None,
-            protocol=TextOnly(tokenizer),
-            judge=judge,
-            samples=samples,
-            on_sample=lambda correct: None,
-        )
+        await run(tokenizer, settings, samples, [], [problem])

@@ -1,7 +1,5 @@
 """The evaluation's estimators are verl's own, on the same samples."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

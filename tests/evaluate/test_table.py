@@ -2,8 +2,6 @@
 problems make it.
 """
 
-from __future__ import annotations
-
 import io
 from dataclasses import fields
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.golden.models     # writes what test_model_table.py compares with
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from retool_mcore.model.families import FAMILIES, ONLY

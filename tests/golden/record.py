@@ -5,8 +5,6 @@ python -m tests.golden.record      # records what test_golden_trees.py compares 
 before you commit it
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

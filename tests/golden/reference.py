@@ -3,8 +3,6 @@
 python -m tests.golden.reference     # writes what test_reference.py compares with
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 from pathlib import Path
 

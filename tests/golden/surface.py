@@ -3,8 +3,6 @@
 python -m tests.golden.surface     # records surface.json, which test_surface.py compares with
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

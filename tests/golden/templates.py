@@ -1,7 +1,5 @@
 """configs/TEMPLATES.md, made from the tests' own list: ``python -m tests.golden.templates``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.template_styles import STYLES, Style

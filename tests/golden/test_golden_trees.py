@@ -5,8 +5,6 @@ A change of ours shows as the keys it changes, one of verl's defaults as another
 it is meant: python -m tests.golden.record, and the diff is read.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """retool_mcore/model/README.md says what the parity tests train."""
 
-from __future__ import annotations
-
 from retool_mcore.model.families import FAMILIES
 from retool_mcore.model.rope import NEEDED
 from tests.golden.models import README, text

@@ -1,7 +1,5 @@
 """Every key of a configuration is explained, and configs/README.md says what the schema says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

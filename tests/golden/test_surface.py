@@ -2,8 +2,6 @@
 read the diff.
 """
 
-from __future__ import annotations
-
 import json
 
 from tests.golden.surface import RECORD, surface

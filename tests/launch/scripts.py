@@ -1,7 +1,5 @@
 """Launch scripts with a stand-in for Python: the shell is real, and no engine starts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Nothing of it runs on its real system here. The Slurm job runs with stand-ins for Slurm's commands.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

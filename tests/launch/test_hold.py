@@ -1,7 +1,5 @@
 """Nothing of a run is touched before its lock is held, by no second start and on no node."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

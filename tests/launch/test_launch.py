@@ -1,7 +1,5 @@
 """The launch scripts: short, a dry run anywhere, one clear error, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -17,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.commands import MARK, marked_processes
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted([*(ROOT / "launch").glob("*_*x*.sh"), *(ROOT / "ascend").glob("*.sh")])
 SOURCED = [ROOT / "launch" / name for name in ("nodes.sh", "env_cuda.sh", "env_a2.sh")]
-MARK = "RETOOL_TEST_MARK"
 
 
 def run(script: Path, *words: str, timeout_s: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
@@ -139,18 +138,6 @@ def test_a_node_that_does_not_know_its_place(env: dict[str, str], message: str):
     assert not done.stdout
 
 
-def test_slurm_tells_a_node_its_place(tmp_path: Path):
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text("#!/bin/sh\necho node-a\necho node-b\n")
-    scontrol.chmod(0o755)
-    source = f'source launch/nodes.sh; find_node {ROOT}/configs/rl_qwen2.5_32b_h100x16.toml; echo "$NODE_RANK $HEAD_IP"'
-    env = {**os.environ, "PYTHON": sys.executable, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    env |= {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "node-[a-b]"}
-    env = {name: value for name, value in env.items() if name not in ("NODE_RANK", "HEAD_IP")}
-    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, env=env, check=True)
-    assert done.stdout.split() == ["1", "node-a"]
-
-
 def test_a_head_that_does_not_answer_is_told_in_time():
     source = "source launch/nodes.sh; HEAD_IP=127.0.0.1; HEAD_WAIT_S=1; wait_for_head 1"
     start_s = time.monotonic()
@@ -219,15 +206,7 @@ def test_a_run_saves_with_all_that_it_has_started_unless_the_script_is_asked_twi
 
 def marked(mark: str) -> set[str]:
     """Command lines of the live processes that carry the mark."""
-    found: set[str] = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.add((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
-            except OSError:
-                continue
-    return found - {""}
+    return set(marked_processes(mark).values())
 
 
 def test_a_dry_run_shows_what_each_node_would_start(tmp_path: Path):

@@ -1,28 +1,26 @@
 """SFT's nodes by the real torchrun and gloo on this machine: a lost rank, a missing node."""
 
-from __future__ import annotations
-
-import socket
 import time
 
 import pytest
 
+from retool_mcore.rollout.server import free_port
 from tests.launch.scripts import SFT, Scripts
 
 RANKS = 'exec "$REAL_PYTHON" ${words//launch\\/sft_mcore.py/tests/launch/two_ranks.py}'
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_both_nodes_meet_again_when_a_rank_was_lost(scripts: Scripts, lost: int):
     scripts.does("run", RANKS)
-    env = {"FAKE_NODES": "2", "TORCH_PORT": free_port(), "HEAD_WAIT_S": "60", "RESTARTS": "1", "RESTART_WAIT_S": "1"}
+    env = {
+        "FAKE_NODES": "2",
+        "TORCH_PORT": str(free_port()),
+        "HEAD_WAIT_S": "60",
+        "RESTARTS": "1",
+        "RESTART_WAIT_S": "1",
+    }
     nodes = [scripts.start(SFT, f"log{rank}", NODE_RANK=str(rank), **env) for rank in (0, 1)]
     met = scripts.folder / "met"
     scripts.until(lambda: met.exists() and len(met.read_text().split()) == 2, "both meet", 90)
@@ -37,7 +35,7 @@ def test_both_nodes_meet_again_when_a_rank_was_lost(scripts: Scripts, lost: int)
 
 def test_a_node_that_never_comes_is_told_in_one_line(scripts: Scripts):
     scripts.does("run", RANKS)
-    env = {"FAKE_NODES": "2", "TORCH_PORT": free_port(), "NODES_WAIT_S": "2"}
+    env = {"FAKE_NODES": "2", "TORCH_PORT": str(free_port()), "NODES_WAIT_S": "2"}
     first = scripts.start(SFT, NODE_RANK="0", **env)
     scripts.until(lambda: "run" in scripts.calls(), "it runs")
     began_s = time.monotonic()

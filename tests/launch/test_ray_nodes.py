@@ -3,8 +3,6 @@
 `ray` is a stand-in here; `tests/launch/test_ray_real.py` starts the real one.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

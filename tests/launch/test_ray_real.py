@@ -1,8 +1,5 @@
 """Two nodes of the real Ray on this machine, by launch/nodes.sh: they join and leave nothing."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 import time
 import uuid
@@ -10,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from retool_mcore.rollout.server import free_port
+from tests.e2e.commands import MARK, marked_processes
 from tests.launch.scripts import Scripts
-from tests.launch.test_nodes_meet import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NODE = """set -euo pipefail
@@ -25,16 +23,10 @@ until [ -e $FAKE/end ]; do sleep 0.1; done
 """
 
 
-def marked(mark: str) -> list[str]:
-    """Command lines of live processes with the mark in their environment."""
-    found = subprocess.run(["ps", "axeww", "-o", "stat=,args="], capture_output=True, text=True, check=True).stdout
-    return [line[:150] for line in found.splitlines() if mark in line and not line.startswith("Z")]
-
-
 def test_two_nodes_join_and_the_second_leaves_within_ten_seconds(scripts: Scripts):
     mark, script = uuid.uuid4().hex, scripts.folder / "node.sh"
     script.write_text(NODE, encoding="utf-8")
-    env = {"RETOOL_TEST_MARK": mark, "PYTHON": sys.executable, "RAY_PORT": free_port(), "HEAD_WAIT_S": "60",
+    env = {MARK: mark, "PYTHON": sys.executable, "RAY_PORT": str(free_port()), "HEAD_WAIT_S": "60",
            "RAY_TMPDIR": str(scripts.folder), "RAY_START_OPTIONS": "--object-store-memory 100000000"}  # fmt: skip
     head = scripts.start(str(script), "log0", NODE_RANK="0", **env)
     second = scripts.start(str(script), "log1", NODE_RANK="1", **env)
@@ -48,4 +40,4 @@ def test_two_nodes_join_and_the_second_leaves_within_ten_seconds(scripts: Script
     assert time.monotonic() - began_s < 10, "Ray itself leaves after more than a minute"
     assert not any(folder.exists() for folder in folders)
     assert not (scripts.folder / "ray").exists(), "where Ray keeps the address of its cluster for every later program"
-    assert marked(mark) == []
+    assert marked_processes(mark) == {}

@@ -1,7 +1,5 @@
 """The recipes of several stages: what is done stays, and what failed is not taken for done."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

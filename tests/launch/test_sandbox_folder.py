@@ -1,7 +1,5 @@
 """The sandbox's socket lies in a folder that only the user can enter."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

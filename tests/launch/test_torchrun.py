@@ -1,7 +1,5 @@
 """The agent of SFT's ranks hands a signal on and ends as they do, without a traceback."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A rank of two nodes: works with the other until $FAKE/end is there, and dies if told to."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -6,8 +6,6 @@ gradient where the logits were, apex's product adds to the gradient buffer, and 
 the logits by the temperature.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

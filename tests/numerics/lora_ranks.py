@@ -1,7 +1,5 @@
 """What a job with adapters does beyond one without: see megatron_ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,12 +7,11 @@ list of [name of a method of Engine, *arguments]; with a role, of RlEngine, with
 LoraEngine. ``launch`` returns what the actions of each job returned, on the rank with the output.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -377,6 +376,13 @@ def launch(jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: floa
         job["name"]: [next((a for a in answers if a is not None), None) for answers in zip(*per_rank, strict=True)]
         for job, per_rank in zip(jobs, zip(*everyone, strict=True), strict=True)
     }
+
+
+def launch_all(jobs_by_ranks: dict[int, list[dict[str, Any]]], folder: Path) -> dict[str, list[Any]]:
+    """``launch`` for each number of ranks, side by side."""
+    with ThreadPoolExecutor() as pool:
+        launches = [pool.submit(launch, jobs, n, folder / f"ranks{n}") for n, jobs in jobs_by_ranks.items()]
+        return {name: answers for launched in launches for name, answers in launched.result().items()}
 
 
 if __name__ == "__main__":

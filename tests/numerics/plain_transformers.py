@@ -1,7 +1,5 @@
 """The parity tests' reference: transformers and torch, one process, float32, nothing packed."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.numerics.megatron_ranks import batch

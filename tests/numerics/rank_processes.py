@@ -3,8 +3,6 @@
 What a run does under torchrun is in tests/e2e.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 and without.
 """
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from typing import Any

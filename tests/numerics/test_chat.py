@@ -1,13 +1,9 @@
-"""Turn-by-turn tokenization equals one-shot tokenization, and the loss mask marks what the model
-says.
+"""The rendering of a conversation for training: what it refuses, and what its loss mask marks.
+
+That a rollout has the same tokens turn by turn: tests/rollout/test_one_shot.py.
 """
 
-from __future__ import annotations
-
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from retool_mcore.data.chat import chat_format, render, render_prompt, tool_turn_ids
@@ -15,131 +11,33 @@ from retool_mcore.data.prompts import retool_prompt
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
+from tests.plain_chatml import with_template
+from tests.template_styles import tokenizer_in
 
-TOOLS_BLOCK = """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-    {{- '# Tools\\n<tools>' }}
-    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
-    {{- '\\n</tools><|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-"""
-CALLS_AND_RESULTS = """
-        {%- for call in message.tool_calls or [] %}
-            {%- if not loop.first or body %}{{- '\\n' }}{%- endif %}
-            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-            {{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-
-QWEN25_STYLE = (
-    TOOLS_BLOCK
-    + """{%- for message in messages %}
-    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- elif message.role == 'assistant' %}
-        {%- set body = message.content %}
-        {{- '<|im_start|>assistant\\n' + body }}"""
-    + CALLS_AND_RESULTS
-)
-
-# Thinking is kept only after the last user turn; the last turn gets an empty thinking block if it
-# has none.
-QWEN3_STYLE = (
-    TOOLS_BLOCK
-    + """{%- set ns = namespace(last_user=0) %}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}{%- set ns.last_user = loop.index0 %}{%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}
-        {{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
-    {%- elif message.role == 'assistant' %}
-        {%- set body = message.content %}
-        {%- set thought = message.reasoning_content or '' %}
-        {%- if '</think>' in body %}
-            {%- set thought = body.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
-            {%- set body = body.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- if loop.index0 > ns.last_user and (loop.last or thought) %}
-            {{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}
-        {%- endif %}
-        {{- body }}"""
-    + CALLS_AND_RESULTS
-)
-
-# The word pattern of the Qwen tokenizers: line breaks after punctuation belong to it, "\n\n" is one
-# piece.
-WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-CORPUS = [
-    "What is the sum of the integers from 412 to 967, inclusive?\n\nprint(sum(range(412, 967 + 1)))\n",
-    "<tool_response>\n12345\n</tool_response>\nThe answer is \\boxed{12345}.\n\nuser\nassistant\nsystem\n",
-    '# Tools\n<tools>\n{"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": ',
-]
+QWEN25, QWEN3 = "Qwen2.5, Qwen2.5-Coder", "Qwen3: an empty block of thinking"
 
 
-def make_tokenizer(template: str, atomic_tool_tokens: bool = True) -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, min_frequency=1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    if atomic_tool_tokens:
-        marks = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-        backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-@pytest.fixture(scope="session", params=["qwen2.5", "qwen2.5 without tool tokens", "qwen3"])
+@pytest.fixture(scope="module", params=[QWEN25, "Qwen2.5 with tags of several tokens", QWEN3])
 def tokenizer(request) -> PreTrainedTokenizerFast:
-    if request.param == "qwen3":
-        return make_tokenizer(QWEN3_STYLE)
-    return make_tokenizer(QWEN25_STYLE, atomic_tool_tokens=request.param == "qwen2.5")
+    return tokenizer_in(request.param)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def qwen25() -> PreTrainedTokenizerFast:
-    return make_tokenizer(QWEN25_STYLE)
+    return tokenizer_in(QWEN25)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def text_only() -> PreTrainedTokenizerFast:
-    return make_tokenizer(
-        "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
-        "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
-    )
+    return tokenizer_in("SmolLM2: plain ChatML")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def qwen3() -> PreTrainedTokenizerFast:
-    return make_tokenizer(QWEN3_STYLE)
+    return tokenizer_in(QWEN3)
 
 
 TOOLS = [CODE_INTERPRETER]
-texts = st.text(alphabet=st.sampled_from('ab 1\n\t{}"\\é→.'), max_size=30)
-# A reply that starts with a line break: see
-# test_a_leading_line_break_is_cut_where_sampling_cuts_it.
-replies = texts.map(str.lstrip)
 
 
 def call(code: str) -> dict:
@@ -159,53 +57,10 @@ def one_shot(tokenizer, messages, tools) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def rollout(tokenizer, messages, tools) -> tuple[list[int], list[int]]:
-    """Token ids and mask as the agent loop builds them: sampled ids are kept, only results are
-    encoded.
-    """
-    rendered = render(messages, tools, tokenizer)
-    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    ids = render_prompt(messages[:first], tools, tokenizer)
-    mask = [0] * len(ids)
-    end = chat_format(tokenizer).end_of_turn_id
-    position = first
-    while position < len(messages):
-        start = len(ids)
-        stop = rendered.token_ids.index(end, start)
-        ids += rendered.token_ids[start:stop]
-        mask += [1] * (stop - start)
-        results = []
-        while position + 1 < len(messages) and messages[position + 1]["role"] == "tool":
-            position += 1
-            results.append(messages[position]["content"])
-        position += 1
-        if results:
-            turn = tool_turn_ids(tokenizer, results)
-            ids += turn
-            mask += [0] * len(turn)
-    return ids, mask
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(question=texts, calls=st.lists(st.tuples(texts, texts), min_size=1, max_size=2), text=replies, answer=replies)
-def test_turn_by_turn_equals_one_shot(tokenizer, question, calls, text, answer):
-    codes, results = [code for code, _ in calls], [output for _, output in calls]
-    messages = conversation(question, [(text, codes, results), ("", ["print(1)"], ["1"])], answer)
-    rendered = render(messages, TOOLS, tokenizer)
-    assert rendered.token_ids == one_shot(tokenizer, messages, TOOLS)
-    ids, mask = rollout(tokenizer, messages, TOOLS)
-    assert rendered.token_ids[: len(ids)] == ids
-    # The rollout leaves out the last <|im_end|> and what follows; the tool turn's <|im_end|> is
-    # appended, not sampled.
-    end = chat_format(tokenizer).end_of_turn_id
-    assert [m for i, m in zip(ids, rendered.loss_mask, strict=False) if i != end] == [
-        m for i, m in zip(ids, mask, strict=True) if i != end
-    ]
-
-
 def test_loss_covers_exactly_what_the_assistant_says(qwen25):
     messages = conversation("2 + 2?", [("Let me see.", ["print(2 + 2)"], ["4"])], "\\boxed{4}")
     rendered = render(messages, TOOLS, qwen25)
+    assert rendered.token_ids == one_shot(qwen25, messages, TOOLS)
     spoken = qwen25.decode([i for i, m in zip(rendered.token_ids, rendered.loss_mask, strict=True) if m])
     assert spoken == (
         'Let me see.\n<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(2 + 2)"}}\n</tool_call>'
@@ -272,17 +127,18 @@ def test_qwen3_thinking_after_the_last_user_turn_is_trained_on(qwen3):
     assert spoken.endswith("<think>\nready\n</think>\n\none<|im_end|>")
 
 
+DROPS = "{{- m.content if after else m.content.split('</think>')[-1].lstrip('\\n') }}"  # as Qwen3's own template
+
+
 @pytest.mark.parametrize("field", ["reasoning_content", "content"])
 def test_thinking_that_the_template_drops_is_refused(qwen3, field):
+    thinking = with_template(qwen3, qwen3.chat_template.replace("{{- m.content }}", DROPS))
     messages = conversation("q", [], "one")
-    if field == "content":
-        messages[2]["content"] = "<think>\nsecret\n</think>\n\none"
-    else:
-        messages[2]["reasoning_content"] = "secret"
-    assert len(render(messages, None, qwen3)) > 0
+    messages[2][field] = "secret" if field == "reasoning_content" else "<think>\nsecret\n</think>\n\none"
+    assert len(render(messages, None, thinking)) > 0
     messages += [{"role": "user", "content": "and?"}, {"role": "assistant", "content": "two"}]
     with pytest.raises(DataError, match=r"message 2 \(assistant\): the chat template leaves out 'secret'"):
-        render(messages, None, qwen3)
+        render(messages, None, thinking)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +188,7 @@ def test_a_template_without_tool_calls_serves_retool_and_text(text_only):
     question = [{"role": "user", "content": "2 + 2?"}]
     assert Retool(text_only).prompt_ids(question) and TextOnly(text_only).prompt_ids(question)
     rendered = render([*question, {"role": "assistant", "content": "4"}], None, text_only)
-    assert sum(rendered.loss_mask) == 3  # a line break, "4" and the end of the turn
+    assert sum(rendered.loss_mask) == 2  # "4" and the end of the turn
 
 
 def test_inline_interpreter_output_is_cut_and_masked_as_the_rollout_does(tokenizer):

@@ -3,16 +3,13 @@
 Real verl TrainingWorker, Megatron-core and gloo. Tolerances are test_parallel_parity's.
 """
 
-from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
-from tests.numerics.megatron_ranks import WHOLE_EXPERTS, launch, make_model
+from tests.numerics.megatron_ranks import WHOLE_EXPERTS, launch_all, make_model
 from tests.numerics.test_parallel_parity import RECOMPUTE, column
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -65,10 +62,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
             jobs.append(
                 replay | {"name": f"R2_{name}", "layout": layout, "actions": [["noted"]], "router_replay": "R2"}
             )
-    with ThreadPoolExecutor() as pool:
-        sizes = ((one, 1), (two, 2), (four, 4))
-        launches = [pool.submit(launch, jobs, ranks, folder / str(ranks)) for jobs, ranks in sizes]
-        return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
+    return {name: answers[0] for name, answers in launch_all({1: one, 2: two, 4: four}, folder).items()}
 
 
 Runs = dict[str, list[dict[str, float]]]

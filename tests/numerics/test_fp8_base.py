@@ -4,9 +4,6 @@ The models have columns of very different size, so that a row's scale depends on
 scales of a rank's columns alone would round otherwise.
 """
 
-from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from retool_mcore.model.adapter import merge
 from retool_mcore.model.fp8 import rounded
 from tests.numerics.lora_ranks import adapters
-from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
+from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch_all, make_model
 from tests.numerics.test_lora import FFN, HIDDEN, KV, LAYERS, RANK, SEQUENCES, SOME, weights
 
 pytestmark = [
@@ -72,9 +69,7 @@ def runs(folder: Path) -> dict[str, list[Any]]:
     save = ["save", str(folder / "saved")]
     two.append(job("fp8_saved", layout={"tp": 2}, actions=[["train", 1, 2], save, ["train", 3, 4]]))
     two.append(job("fp8_resumed", layout={"tp": 2}, actions=[["load", save[1]], ["train", 3, 4]]))
-    with ThreadPoolExecutor() as pool:
-        launches = [pool.submit(launch, one, 1, folder / "ranks1"), pool.submit(launch, two, 2, folder / "ranks2")]
-        return {name: answers for launched in launches for name, answers in launched.result().items()}
+    return launch_all({1: one, 2: two}, folder)
 
 
 @pytest.mark.parametrize("name", TWINS)

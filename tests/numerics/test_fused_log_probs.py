@@ -6,8 +6,6 @@ real engine, with tensor parallelism: test_parallel_parity.py. With the kernels 
 tests/platforms/test_cuda.py.
 """
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

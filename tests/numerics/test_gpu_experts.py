@@ -4,8 +4,6 @@ float32, in every layout alike, and go where replay tells their tokens to go.
 The reference is plain transformers in float32, one sequence at a time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -15,14 +13,17 @@ from tests.numerics.megatron_ranks import WHOLE_EXPERTS, launch, make_model
 from tests.numerics.plain_transformers import plain_transformers
 from tests.numerics.test_expert_parity import AUX as STRONG_AUX
 from tests.numerics.test_expert_parity import GLOBAL_AUX
-from tests.numerics.test_gpu_parity import FOUR_STEPS, RECOMPUTE, SHAPE, assert_close, two_gpus
+from tests.numerics.test_gpu_parity import (
+    FOUR_STEPS,
+    ON_GPU,
+    RECOMPUTE,
+    SHAPE,
+    assert_close,
+    assert_same_training,
+    two_gpus,
+)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine"),
-]
+pytestmark = ON_GPU
 
 Answers = dict[str, Any]
 ROUTER = {"moe_router_dtype": "fp32"}  # as a run has it by default; bfloat16 makes ties
@@ -81,10 +82,6 @@ def two(model: str, tmp_path_factory: pytest.TempPathFactory) -> Answers:
         jobs += replays(model, name, layout, ROUTER)
     answers = launch(jobs, 2, tmp_path_factory.mktemp("two"), timeout_s=400)
     return {name: answer[0] for name, answer in answers.items()}
-
-
-def assert_same_training(run: list[dict[str, float]], other: list[dict[str, float]]) -> None:
-    assert_close(run, [step["loss"] for step in other], [step["grad_norm"] for step in other])
 
 
 def test_experts_train_like_float32(one: Answers, model: str):

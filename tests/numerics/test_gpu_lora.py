@@ -4,8 +4,6 @@ and every layout trains them like one process.
 The reference is plain transformers in float32 on the exported model. Tolerances are bfloat16's.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,9 @@ from safetensors.torch import load_file, save_file
 from retool_mcore.model.fp8 import rounded
 from tests.numerics.lora_ranks import adapters
 from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
-from tests.numerics.test_gpu_parity import SHAPE, assert_close, two_gpus
+from tests.numerics.test_gpu_parity import ON_GPU, SHAPE, assert_same_training, two_gpus
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine"),
-]
+pytestmark = ON_GPU
 SEQUENCES = [list(range(2, 40)), list(range(50, 61))]
 ONE: dict[str, dict[str, Any]] = {
     "one": {},
@@ -124,8 +117,7 @@ def test_adapters_mean_what_the_merged_model_does(one: dict[str, list[Any]], fol
 
 @pytest.mark.parametrize("name", ["recompute", "fused"])
 def test_what_saves_memory_changes_nothing(one: dict[str, list[Any]], name: str):
-    want = one["one"][1]
-    assert_close(one[name][1], [step["loss"] for step in want], [step["grad_norm"] for step in want])
+    assert_same_training(one[name][1], one["one"][1])
 
 
 def test_nothing_but_adapters_has_gradients_moments_or_master_weights(one: dict[str, list[Any]]):
@@ -138,7 +130,7 @@ def test_nothing_but_adapters_has_gradients_moments_or_master_weights(one: dict[
 @pytest.mark.parametrize("name", ["fp8", "fp8_recompute"])
 def test_a_base_in_fp8_trains_as_one_that_was_rounded_before(one: dict[str, list[Any]], name: str):
     want = one["rounded"]
-    assert_close(one[name][1], [step["loss"] for step in want[1]], [step["grad_norm"] for step in want[1]])
+    assert_same_training(one[name][1], want[1])
     assert one[name][0] == want[0] != one["one"][0], "log-probabilities before training"
     assert 2 * one[name][6]["matrices"] == want[6]["matrices"]
 
@@ -152,7 +144,7 @@ class TestTwoGpus:
     ):
         alike = "fp8" if name.startswith("fp8") else "one"
         want = one[alike][1]
-        assert_close(two[name][1], [step["loss"] for step in want], [step["grad_norm"] for step in want])
+        assert_same_training(two[name][1], want)
         error = apart(plain(folder / name / "merged"), plain(folder / alike / "merged"))
         print(name, "merged models apart by", error)
         assert error <= 0.01

@@ -5,8 +5,6 @@ The reference is plain transformers in float32, one sequence at a time. Toleranc
 bfloat16.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -23,12 +21,13 @@ from tests.model_parity import ROPES
 from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
 from tests.numerics.plain_transformers import plain_transformers
 
-pytestmark = [
+ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine"),
 ]
+pytestmark = ON_GPU
 two_gpus = [
     pytest.mark.multi_gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
@@ -90,6 +89,10 @@ def assert_close(found: list[dict[str, float]], loss: list[float], norm: list[fl
     assert [step["grad_norm"] for step in found] == pytest.approx(norm, rel=2e-2)
 
 
+def assert_same_training(found: list[dict[str, float]], other: list[dict[str, float]]) -> None:
+    assert_close(found, [step["loss"] for step in other], [step["grad_norm"] for step in other])
+
+
 def test_one_process_trains_like_float32(one: dict[str, list[dict[str, float]]], model: str):
     want = plain_transformers(model, lrs=[0.0, *(step["lr"] for step in one["one"][:-1])])
     assert_close(one["one"], [loss for loss, _ in want], [norm for _, norm in want])
@@ -109,15 +112,14 @@ def test_scaled_positions_train_like_float32(rope: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", [name for name in ONE if name != "one"])
 def test_what_saves_memory_changes_nothing(one: dict[str, list[dict[str, float]]], name: str):
-    assert_close(one[name], [step["loss"] for step in one["one"]], [step["grad_norm"] for step in one["one"]])
+    assert_same_training(one[name], one["one"])
 
 
 @pytest.mark.parametrize("name", OTHER_LOSSES)
 def test_temperature_and_entropy_bonus_train_alike_with_the_fused_cross_entropy(
     one: dict[str, list[dict[str, float]]], name: str
 ):
-    plain = one[name]
-    assert_close(one[f"fused_{name}"], [step["loss"] for step in plain], [step["grad_norm"] for step in plain])
+    assert_same_training(one[f"fused_{name}"], one[name])
 
 
 @pytest.mark.parametrize("recipe", FP8)
@@ -150,7 +152,7 @@ class TestTwoGpus:
     def test_every_layout_trains_like_one_process(
         self, one: dict[str, list[dict[str, float]]], two: dict[str, list[dict[str, float]]], name: str
     ):
-        assert_close(two[name], [step["loss"] for step in one["one"]], [step["grad_norm"] for step in one["one"]])
+        assert_same_training(two[name], one["one"])
 
     def test_a_resumed_run_goes_on_bit_by_bit(self, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")

@@ -4,9 +4,6 @@ Real verl engines, Megatron-core and gloo. peft is not among the tests' packages
 it is skipped where it is not installed.
 """
 
-from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from safetensors.torch import load_file
 
 from retool_mcore.model.adapter import merge
 from tests.numerics.lora_ranks import adapters
-from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
+from tests.numerics.megatron_ranks import MICRO_BATCH_TOKENS, launch_all, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -61,9 +58,7 @@ def runs(folder: Path) -> dict[str, list[Any]]:
     for each in two:  # on which a rank has other tokens than the next
         if each["name"] in ("cp2", "dp2"):
             each["actions"] = [["train", 1, 4], ["save_adapter", str(folder / "out" / each["name"] / "adapter")]]
-    with ThreadPoolExecutor() as pool:
-        launches = [pool.submit(launch, one, 1, folder / "ranks1"), pool.submit(launch, two, 2, folder / "ranks2")]
-        return {name: answers for launched in launches for name, answers in launched.result().items()}
+    return launch_all({1: one, 2: two}, folder)
 
 
 def steps(answers: list[Any]) -> list[dict[str, float]]:

@@ -5,10 +5,7 @@ Lengths are below and above the context before the scaling. A step at learning r
 give the model back.
 """
 
-from __future__ import annotations
-
 import json
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -24,7 +21,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import tensor_files
 from tests.model_parity import LONGEST, ONE, ROPES, SAMPLED, TWO, Case, sequences
-from tests.numerics.megatron_ranks import launch, make_model
+from tests.numerics.megatron_ranks import launch_all, make_model
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -74,13 +71,8 @@ def found(folder: Path) -> dict[str, Any]:
         more = {"layout": case.layout, "lr": 0.0, "micro_batch_tokens": LONGEST, "asynchronous": True}
         return {"name": case.name, "model": str(folder / case.model), "actions": actions, **more}
 
-    with ThreadPoolExecutor() as pool:
-        sizes = ((ONE, 1), (TWO, 2))
-        launches = [
-            pool.submit(launch, [job(case) for case in cases], ranks, folder / f"ranks{ranks}")
-            for cases, ranks in sizes
-        ]
-        return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
+    found = launch_all({1: [job(case) for case in ONE], 2: [job(case) for case in TWO]}, folder)
+    return {name: answers[0] for name, answers in found.items()}
 
 
 @cache

@@ -5,12 +5,10 @@ Real verl TrainingWorker, Megatron-core and gloo. Tolerances were measured once 
 losses agree to 2e-6, gradient norms to 3e-6 of their value, against bounds of 1e-4 and 1e-4.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
-from tests.numerics.megatron_ranks import LR, MICRO_BATCH_TOKENS, STEPS, launch, make_model
+from tests.numerics.megatron_ranks import LR, MICRO_BATCH_TOKENS, STEPS, launch_all, make_model
 from tests.numerics.plain_transformers import plain_transformers
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -61,9 +59,7 @@ def runs(models, tmp_path_factory):
     two += [job("tp2_no_sp", layout={"tp": 2}, transformer={"sequence_parallel": False})]
     two += [job(name, "qwen3", layout=layout) for name, layout in QWEN3.items()]
     two += [job(name, "qwen3_moe", layout=layout) for name, layout in EXPERTS.items()]
-    with ThreadPoolExecutor() as pool:
-        launches = [pool.submit(launch, one, 1, folder / "one"), pool.submit(launch, two, 2, folder / "two")]
-        return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
+    return {name: answers[0] for name, answers in launch_all({1: one, 2: two}, folder).items()}
 
 
 def column(steps, name):

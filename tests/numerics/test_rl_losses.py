@@ -4,8 +4,6 @@ The loss that a worker reports of its first update is compared with the paper's 
 log-probabilities that the same worker gave before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

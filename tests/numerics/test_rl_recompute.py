@@ -6,17 +6,14 @@ everything into micro-batches that hold the longest response and keeps all activ
 without "auto" must.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.numerics.megatron_ranks import launch, make_model
+from tests.numerics.megatron_ranks import launch_all, make_model
 from tests.numerics.rl_ranks import LENGTHS, PROMPT_TOKENS
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
@@ -56,9 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     one += [{**job("run_file_whole", "actor", auto=False), "run_file": [*OF_ROWS]}]
     shared = [*OF_ROWS, "cluster.gpus_per_node=2", "parallel.tp=2"]
     two += [{**job("run_file_shared", "actor", auto=False), "run_file": shared}]
-    with ThreadPoolExecutor() as pool:
-        launches = [pool.submit(launch, one, 1, folder / "one"), pool.submit(launch, two, 2, folder / "two")]
-        return {name: answers[0] for launched in launches for name, answers in launched.result().items()}
+    return {name: answers[0] for name, answers in launch_all({1: one, 2: two}, folder).items()}
 
 
 def tied_and_untied(folder: Path) -> tuple[Path, Path]:

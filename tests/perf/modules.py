@@ -1,7 +1,5 @@
 """The scripts of perf/ as modules; they import each other by their own names."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

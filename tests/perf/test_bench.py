@@ -1,7 +1,5 @@
 """What the benchmarks plan and keep, without running one."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Every benchmark case is a configuration that loads, and one that its devices hold."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from dataclasses import replace

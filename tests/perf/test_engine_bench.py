@@ -1,7 +1,5 @@
 """perf/engine_bench.py: what it makes of a trace."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

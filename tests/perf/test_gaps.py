@@ -1,7 +1,5 @@
 """perf/gaps.py: what the device waited for, told from the events of a trace."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import importlib

@@ -1,7 +1,5 @@
 """How often the gate finds a difference in simulated runs, and how often one that is not there."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """perf/kernels.py: what a kernel is, and that kinds and gaps add up to the time."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

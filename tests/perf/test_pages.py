@@ -1,7 +1,5 @@
 """The history parses and prints; the pages are short, and what they name is there."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """The gate: what it lets through, what it stops, and what it refuses to compare."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """perf/replay.py and perf/waves.py: a recorded step is sent to a server as the run sent it."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

@@ -1,7 +1,5 @@
 """A measurement that is killed leaves no server behind."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

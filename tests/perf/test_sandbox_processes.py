@@ -1,7 +1,5 @@
 """perf/sandbox_processes.py: every call counts, and a server that does not start ends it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

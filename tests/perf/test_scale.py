@@ -1,7 +1,5 @@
 """The simulation of a step beside all recorded rows of RL: the planner's times, event by event."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree
 

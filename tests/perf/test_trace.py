@@ -1,7 +1,5 @@
 """A step's trace: phases end when the step does, turns follow each other."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

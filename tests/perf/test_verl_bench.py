@@ -2,8 +2,6 @@
 the steps read from its log.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ tool agent and ours run the same plan against a real sandbox server; only the en
 Prints one JSON object. perf/ has to be on the path.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Configurations and shapes of the planner's tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from retool_mcore.config import RlConfig, SftConfig, load_config

@@ -1,7 +1,5 @@
 """`retool plan` takes the lengths of prompts and rows from the run's own data file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

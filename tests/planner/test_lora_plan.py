@@ -1,7 +1,5 @@
 """What adapters save in memory and time, by hand."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from typing import Literal

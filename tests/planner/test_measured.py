@@ -1,7 +1,5 @@
 """The planner against the runs that it was fitted to, and those that it was not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest import mock
 

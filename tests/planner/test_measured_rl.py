@@ -8,8 +8,6 @@ shape of 09246cd: the second step of two of a run that was cut off, which holds 
 that 254f258 removed.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable

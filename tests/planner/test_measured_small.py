@@ -12,8 +12,6 @@ counts so many times: the update's factor is fitted to f03b0a2 (two runs) and he
 small kernels add to an update of 0.5B is not known.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The planner's arithmetic against hand calculations and published sizes."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """What `retool plan` proposes, and that every shipped RL configuration is among the best of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

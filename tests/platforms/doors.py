@@ -1,7 +1,5 @@
 """Where torch's store listens, and what a checkpoint's index may do."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle

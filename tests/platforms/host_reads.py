@@ -1,7 +1,5 @@
 """Counts reads of tensors, each of which would make the host wait for a device."""
 
-from __future__ import annotations
-
 from collections import Counter
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """What the patches of mbridge's models are for, as without_patches.py does it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,27 +1,14 @@
 """Megatron's checkpoint writers under our patch: the same files, and a writer that dies is told."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from tests.platforms.writers import write
 
+pytestmark = pytest.mark.usefixtures("verl_on_cpu", "patched")
 PATCH = next(patch for patch in ENGINE_PATCHES if patch.target.endswith("write_preloaded_data_multiproc"))
-
-
-@pytest.fixture(autouse=True)
-def patched() -> Iterator[None]:
-    get_platform("cpu").activate()
-    was_applied = PATCH.applied
-    PATCH.apply()
-    yield
-    if not was_applied:
-        PATCH.revert()
 
 
 def test_files_and_reports_are_the_originals(tmp_path: Path):

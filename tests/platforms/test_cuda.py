@@ -1,7 +1,5 @@
 """Platform cuda: its patches against what they replace, and settings that lack what they need."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

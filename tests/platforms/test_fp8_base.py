@@ -1,7 +1,5 @@
 """Frozen weights in a byte a value: what they round to, and that one at a time is whole."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

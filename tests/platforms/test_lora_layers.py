@@ -1,7 +1,5 @@
 """Adapters on one layer against the product written out; Transformer Engine's fused layer, too."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -16,14 +16,7 @@ from retool_mcore.platforms.pickles import INDEX_PATCH, files_are_data
 from retool_mcore.verl.async_save import load_checkpoint
 from tests.platforms.doors import Calls, read_an_index
 
-
-@pytest.fixture
-def patched():
-    was_applied = INDEX_PATCH.applied
-    INDEX_PATCH.apply()
-    yield
-    if not was_applied:
-        INDEX_PATCH.revert()
+PATCH = INDEX_PATCH
 
 
 @pytest.mark.parametrize("function", [os.mkdir, eval, torch.load, torch.hub.load])

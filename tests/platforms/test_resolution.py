@@ -1,7 +1,5 @@
 """Every extra can be installed: uv resolves it for Python 3.11 and 3.12, without installing it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 batch.
 """
 
-from __future__ import annotations
-
 import torch
 
 from retool_mcore.platforms.cpu.seeded_sampling import multinomial_with_seed, uniform

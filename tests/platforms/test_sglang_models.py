@@ -4,8 +4,6 @@ Minutes: a server for each family. That Megatron computes what transformers does
 and that SGLang turns heads by the same angles is, too.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx

@@ -1,7 +1,5 @@
 """SGLang samples with the positions that Megatron is trained with, or RL refuses them."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

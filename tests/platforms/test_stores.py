@@ -10,16 +10,8 @@ from retool_mcore.platforms.stores import STORE_PATCH
 from tests.platforms.doors import where_the_store_listens
 from tests.sockets import listening, reachable_from_elsewhere
 
+PATCH = STORE_PATCH
 EVERY_INTERFACE = ["::", "0.0.0.0"]
-
-
-@pytest.fixture
-def patched():
-    was_applied = STORE_PATCH.applied
-    STORE_PATCH.apply()
-    yield
-    if not was_applied:
-        STORE_PATCH.revert()
 
 
 @pytest.mark.parametrize(
@@ -39,7 +31,7 @@ def test_a_store_listens_on_its_host(patched, host: str, address: list[str]):
 
 
 def test_without_the_patch_it_listens_on_every_interface():
-    if STORE_PATCH.applied:
+    if PATCH.applied:
         pytest.skip("another test of this process has applied it")
     assert where_the_store_listens(None) in EVERY_INTERFACE
 

@@ -1,7 +1,5 @@
 """One range of versions for each package: patches, seams and pyproject.toml's extras agree."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

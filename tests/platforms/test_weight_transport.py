@@ -2,8 +2,6 @@
 one is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

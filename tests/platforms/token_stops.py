@@ -1,7 +1,5 @@
 """Responses with look-alikes of a call's end, in SGLang's own record of a request."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

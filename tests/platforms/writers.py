@@ -1,7 +1,5 @@
 """Megatron's checkpoint writers on buckets of our own, one of which may kill its process."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

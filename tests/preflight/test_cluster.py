@@ -1,7 +1,5 @@
 """The nodes of a Ray cluster, as a run that starts again meets them: lost, late, or different."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

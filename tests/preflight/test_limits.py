@@ -1,7 +1,5 @@
 """What a shell's limits and a folder's rights do not allow is one line, before anything starts."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

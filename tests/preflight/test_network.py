@@ -1,7 +1,5 @@
 """Preflight tells which ports other machines reach, and what to do where a user can close more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A temporary folder whose name is too long for sockets is found at the start, not hours later."""
 
-from __future__ import annotations
-
 import multiprocessing
 import tempfile
 from pathlib import Path

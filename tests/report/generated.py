@@ -1,7 +1,5 @@
 """Runs' folders made for a test, with no more in them than a case needs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ python -m tests.report.record_quickstart runs/quickstart
 Numbers keep six digits, and rows lose what verl reports beside our own metrics: 300 kB are enough.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A report tells what the files hold, names what they lack, and lets no name become markup."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures hold their points, round ticks, and no markup of others."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """Which evaluation is before a run and which after it, and how they are paired."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

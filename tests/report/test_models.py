@@ -1,7 +1,5 @@
 """The table of all models, and the trajectories before and after."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's folder is read once and whole; a damaged or foreign one gives one clear error."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

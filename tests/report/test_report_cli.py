@@ -1,7 +1,5 @@
 """`retool report`, `retool runs` and `retool watch` as a user types them."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

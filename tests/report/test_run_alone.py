@@ -1,7 +1,5 @@
 """What a report tells of runs by their own files: validations, examples, where the time went."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What differs from the defaults is told, and nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

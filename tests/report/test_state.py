@@ -1,7 +1,5 @@
 """Running, ended or killed, told from the folder alone; and the command that goes on works."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

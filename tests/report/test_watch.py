@@ -1,7 +1,5 @@
 """What `retool watch` shows, and what it warns of."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -3,8 +3,6 @@ r"""Answers with words and notes around them, and more of what interpreters prin
 Each line has a truth, ways of it that fresh pairs found judged wrong, and answers that are not it.
 """
 
-from __future__ import annotations
-
 # fmt: off
 TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("4567009041", ("4\u202f567\u202f009\u202f041", "4\u2009567\u2009009\u2009041", "4'567'009'041",

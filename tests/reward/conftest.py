@@ -1,7 +1,5 @@
 """The reward's tests measure time: no collection of garbage falls into it."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

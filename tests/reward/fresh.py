@@ -3,8 +3,6 @@ r"""Answers that fresh pairs of the last draws found misjudged, with the nearest
 Each line has a truth, ways of it that were once judged wrong, and answers that are not it.
 """
 
-from __future__ import annotations
-
 # fmt: off
 TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("7", ("x: 7", "x → 7", r"x \to 7", "n: 7"), ("x: 8", "x → 8", "6 → 7", "7: 1.5")),

@@ -4,8 +4,6 @@ r"""Spellings by rule: each family draws a value and writes it in all the ways t
 for ``perf/scorers_bench.py``.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Hashable, Iterator
 from fractions import Fraction

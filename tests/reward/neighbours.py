@@ -3,8 +3,6 @@ r"""Answers of models in the spellings that were found misjudged, with wrong one
 Each line has a truth, ways of it that were once judged wrong, and answers that are not it.
 """
 
-from __future__ import annotations
-
 # fmt: off
 TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("204", (r"\text{Answer: }204", "Answer: 204", "204 (mod 1000)", "= 204"),

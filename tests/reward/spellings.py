@@ -3,8 +3,6 @@ r"""Answers that are equal and answers that are not, in the spellings of public 
 ``EQUAL`` has one answer a line, written in several ways; ``UNEQUAL`` has pairs.
 """
 
-from __future__ import annotations
-
 EQUAL = [
     # Numbers
     ["7.353e14", r"7.353 \times 10^{14}", r"7.353\cdot10^{14}", "735300000000000", r"7.353 * 10^14", "7.353E+14"],

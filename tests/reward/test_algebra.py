@@ -1,7 +1,5 @@
 r"""Exact algebra says what decimals of 120 digits say, of expressions drawn at random."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 

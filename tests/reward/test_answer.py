@@ -1,7 +1,5 @@
 """Equivalence: what is equal, what is not, and that no answer can hang or crash the caller."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 r"""What a policy with an interpreter really prints, and what it would print to be paid."""
 
 # One pair a line would be twenty screens.
-from __future__ import annotations
-
 import math
 import random
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Ways to write one answer are equal, math-verify agrees, and no other pair is equal."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Where the answer is looked for, and where it is not."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

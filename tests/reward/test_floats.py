@@ -1,7 +1,5 @@
 """What floats tell apart at once is what all digits tell apart; near values are left to these."""
 
-from __future__ import annotations
-
 import pytest
 
 from retool_mcore.reward.floats import apart

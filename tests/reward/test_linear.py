@@ -1,7 +1,5 @@
 """What runs outside of the checkers is linear: no response can stall the scorer."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re

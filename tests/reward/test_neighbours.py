@@ -1,7 +1,5 @@
 """Spellings of models' answers, found by 1,900 equal and 1,100 unequal pairs; and their limits."""
 
-from __future__ import annotations
-
 import pytest
 
 from retool_mcore.reward.equivalence import equivalent

@@ -1,7 +1,5 @@
 """What a reward function of a user's own may return, and what it is told when it may not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 r"""What Python, NumPy and SymPy print is read as the mathematics that it says."""
 
-from __future__ import annotations
-
 import math
 import random
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Whatever the value, all ways to write it are equal, and no way to write another one is."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

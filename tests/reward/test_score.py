@@ -1,7 +1,5 @@
 """The function verl calls."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`retool score`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

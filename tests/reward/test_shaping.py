@@ -1,7 +1,5 @@
 """Additions to the paper's reward: off by default, each a part of its own."""
 
-from __future__ import annotations
-
 import pytest
 
 from retool_mcore.config.rl import Reward

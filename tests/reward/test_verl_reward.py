@@ -1,7 +1,5 @@
 """[reward] of a configuration, as verl reads it and its reward manager calls our function."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -5,8 +5,6 @@ Prints one JSON object: what verl makes of four responses, for each of the setti
 input.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """The budgets of one trajectory for tests: the configuration's defaults, and what a test sets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

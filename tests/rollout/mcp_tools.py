@@ -1,8 +1,5 @@
 """MCP servers for tests, and the tools that a run offers of them."""
 
-from __future__ import annotations
-
-import socket
 import subprocess
 import sys
 import time
@@ -30,11 +27,6 @@ LIMITS = limits_for(max_response_tokens=2000, max_outage_s=60.0)
 
 def over_stdio(**more: Any) -> dict[str, Any]:
     return {"command": sys.executable, "args": [str(SERVER)], **more}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 class served:

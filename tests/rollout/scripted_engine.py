@@ -2,12 +2,14 @@
 loop alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
+from retool_mcore.rollout.limits import Limits
+from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.protocol import ToolProtocol
+from retool_mcore.sandbox.base import ExecResult
 
 ABORT = "<abort>"  # cuts a turn here: the engine is interrupted by a weight update
 
@@ -64,6 +66,28 @@ class ScriptedEngine:
                 trajectory_id=request_id,
             )
         )
+
+
+class Prints:
+    """A sandbox whose programs print what they are told to."""
+
+    def __init__(self, outputs: list[str]) -> None:
+        self.outputs = outputs
+
+    async def execute(self, code: str, **limits: Any) -> ExecResult:
+        return ExecResult(status="finished", return_code=0, stdout=self.outputs.pop(0), stderr="")
+
+
+async def roll_out(
+    prompt_ids: list[int], engine: Any, sandbox: Any, protocol: ToolProtocol, limits: Limits, **given: Any
+) -> Trajectory:
+    """One trajectory, sampled as a run does by default."""
+    among = {"sampling": Sampling(), "trajectory_id": "t", **given}
+    return await run_trajectory(prompt_ids, engine=engine, sandbox=sandbox, protocol=protocol, limits=limits, **among)
+
+
+def shown(trajectory: Trajectory) -> list[str]:
+    return [result.shown for turn in trajectory.turns for result in turn.results]
 
 
 def _parts(text: str) -> list[tuple[str, bool]]:

@@ -2,8 +2,6 @@
 token to sample.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Each behaviour metric on a trajectory made by hand, where a reader can count the number."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

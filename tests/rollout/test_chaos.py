@@ -2,8 +2,6 @@
 ends as planned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -16,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.platforms.base import get_platform
-from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.rollout.server import SglangServer, free_port
 from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.budgets import limits as limits_for
+from tests.rollout.scripted_engine import roll_out
 from tests.rollout.scripted_server import PlannedEngine, make_plan
 
 pytestmark = pytest.mark.slow
@@ -84,15 +81,7 @@ async def test_both_are_killed_and_nothing_is_lost(model_dir: Path, tokenizer, t
 
         async with sandbox:
             runs = [
-                run_trajectory(
-                    prompt,
-                    engine=engine,
-                    sandbox=sandbox,
-                    protocol=hermes,
-                    limits=limits,
-                    sampling=Sampling(),
-                    trajectory_id=str(index),
-                )
+                roll_out(prompt, engine, sandbox, hermes, limits, trajectory_id=str(index))
                 for index, engine in enumerate(engines)
             ]
             trajectories, _ = await asyncio.gather(asyncio.gather(*runs), kill_both())

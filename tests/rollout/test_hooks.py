@@ -1,7 +1,5 @@
 """Hooks of a user's tool that hang, raise or do not listen cost one call or one trajectory."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping
@@ -13,7 +11,8 @@ from retool_mcore.rollout import hooks
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.tool_output import CHARS_PER_TOKEN, without_middle
 from retool_mcore.rollout.tools import Given, Tool, ToolResult
-from tests.rollout.test_tools import ANSWER, Counter, ask, play, shown
+from tests.rollout.scripted_engine import shown
+from tests.rollout.test_tools import ANSWER, Counter, ask, play
 
 
 @pytest.fixture(autouse=True)

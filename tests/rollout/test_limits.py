@@ -2,8 +2,6 @@
 asked for.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
@@ -16,15 +14,14 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.evaluate.run import Settings
 from retool_mcore.reward.shaping import Shaping
-from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
-from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory, run_trajectory
+from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.run.best import BestStep
 from retool_mcore.sandbox.base import ExecResult
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call
+from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
@@ -52,15 +49,7 @@ class Recording:
 
 async def play(tokenizer: Any, sandbox: Recording, limits: Limits, script: Sequence[str]) -> Trajectory:
     protocol = Hermes(tokenizer)
-    return await run_trajectory(
-        protocol.prompt_ids(QUESTION),
-        engine=ScriptedEngine(tokenizer, script),
-        sandbox=sandbox,
-        protocol=protocol,
-        limits=limits,
-        sampling=Sampling(),
-        trajectory_id="t",
-    )
+    return await roll_out(protocol.prompt_ids(QUESTION), ScriptedEngine(tokenizer, script), sandbox, protocol, limits)
 
 
 @pytest.mark.parametrize("made_of_settings", [Limits, Settings, Shaping, BestStep])
@@ -90,6 +79,7 @@ async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_toke
     else:
         assert trajectory.stop_reason == StopReason.LENGTH
         assert ledger.response_ids == said, "the result is not written, nor a part of it"
+        assert shown(trajectory) == ["1379"], "the call has been executed"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tools of MCP servers: real servers by the official SDK, over stdio and over HTTP."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import threading
@@ -17,8 +15,9 @@ from retool_mcore.config import EvaluationConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.run import Settings
 from retool_mcore.rollout.protocol import open_protocol, protocol_of
+from retool_mcore.rollout.server import free_port
 from retool_mcore.rollout.tools import Tool
-from tests.rollout.mcp_tools import ROOT, ask, config, free_port, over_stdio, served, tools
+from tests.rollout.mcp_tools import ROOT, ask, config, over_stdio, served, tools
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Sessions with MCP servers that fail, forget, hang, die and come back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -22,8 +20,9 @@ pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 import mcp
 
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.rollout.server import free_port
 from retool_mcore.rollout.tools import Tool, ToolError
-from tests.rollout.mcp_tools import ask, free_port, over_stdio, served, tools
+from tests.rollout.mcp_tools import ask, over_stdio, served, tools
 
 CODES = [-32602, -32603, -32600, -32000, -32001, -32099]
 

@@ -2,8 +2,6 @@ r"""A tag that is only mentioned is no call: it ends no turn and swallows no ans
 `retool parse` read by the same rule.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from copy import deepcopy
@@ -18,15 +16,12 @@ from retool_mcore.cli.rollout import app
 from retool_mcore.data.call_tags import blocks, closes
 from retool_mcore.data.chat import render
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
-from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.native_calls import reader
 from retool_mcore.rollout.protocol import open_protocol, serving_protocol
 from retool_mcore.rollout.tool_call import parse_hermes, parse_retool
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call
-from tests.rollout.test_one_shot import Prints
+from tests.rollout.scripted_engine import Prints, ScriptedEngine, call, roll_out
 
 READ = {"hermes": parse_hermes, "retool": parse_retool}
 TAGS = {"hermes": ("<tool_call>", "</tool_call>"), "retool": ("<code>", "</code>")}
@@ -42,6 +37,7 @@ MENTIONS = [
     "Nothing follows `{end}`.",
     "Nothing follows the closing {end} then.",
 ]
+LIMITS = limits_for(max_response_tokens=900)
 BOTH = pytest.mark.parametrize("protocol", ["hermes", "retool"])
 
 
@@ -65,15 +61,9 @@ def test_a_mentioned_tag_swallows_neither_answer_nor_call(text: str, protocol: s
 async def test_a_rollout_goes_on_after_a_mentioned_tag(tokenizer, text: str, protocol: str):
     said = f"{mention(text, protocol)}\n{REAL[protocol]}"
     opened = open_protocol(protocol, tokenizer)
-    trajectory = await run_trajectory(
-        opened.prompt_ids([{"role": "user", "content": "2 + 2?"}]),
-        engine=ScriptedEngine(tokenizer, [said, "\\boxed{4}<|im_end|>"]),
-        sandbox=Prints(["4"]),
-        protocol=opened,
-        limits=limits_for(max_response_tokens=900),
-        sampling=Sampling(),
-        trajectory_id="t",
-    )
+    prompt = opened.prompt_ids([{"role": "user", "content": "2 + 2?"}])
+    engine = ScriptedEngine(tokenizer, [said, "\\boxed{4}<|im_end|>"])
+    trajectory = await roll_out(prompt, engine, Prints(["4"]), opened, LIMITS)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
     assert [turn.text for turn in trajectory.turns] == [said, "\\boxed{4}"]
     parsed = trajectory.turns[0].parsed
@@ -130,15 +120,8 @@ async def test_hermes_tags_of_several_tokens_work(in_pieces):
     protocol = open_protocol("hermes", in_pieces)
     question = {"role": "user", "content": "Is 2 > 1?"}
     said = "2 > 1 ->\n" + call("print(2 > 1)")
-    trajectory = await run_trajectory(
-        protocol.prompt_ids([question]),
-        engine=ScriptedEngine(in_pieces, [said, "\\boxed{1}<|im_end|>"]),
-        sandbox=Prints(["True"]),
-        protocol=protocol,
-        limits=limits_for(max_response_tokens=900),
-        sampling=Sampling(),
-        trajectory_id="t",
-    )
+    engine = ScriptedEngine(in_pieces, [said, "\\boxed{1}<|im_end|>"])
+    trajectory = await roll_out(protocol.prompt_ids([question]), engine, Prints(["True"]), protocol, LIMITS)
     assert [turn.text for turn in trajectory.turns] == [said, "\\boxed{1}"]
     messages = [
         question,

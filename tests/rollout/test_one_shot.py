@@ -6,8 +6,6 @@ tool results), with thinking blocks, and for a tokenizer that merges line breaks
 before them.
 """
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from typing import Any
@@ -18,13 +16,12 @@ from hypothesis import strategies as st
 
 from retool_mcore.data.chat import neutralise, render
 from retool_mcore.data.tool import CODE_INTERPRETER
-from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import run_trajectory
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.base import ExecResult
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine
+from tests.rollout.scripted_engine import Prints, ScriptedEngine, roll_out
+from tests.rollout.test_templates import require_same
 
 plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
 LIMITS = limits_for(max_response_tokens=5000, max_turns=10)
@@ -45,16 +42,6 @@ def thinking_tokenizer(merging_tokenizer):
     assert made.chat_template.count(TURN) == 1
     made.chat_template = made.chat_template.replace(TURN, THINKING_TURN)
     return made
-
-
-class Prints:
-    """A sandbox whose programs print what they are told to."""
-
-    def __init__(self, outputs: list[str]) -> None:
-        self.outputs = outputs
-
-    async def execute(self, code: str, **limits: Any) -> ExecResult:
-        return ExecResult(status="finished", return_code=0, stdout=self.outputs.pop(0), stderr="")
 
 
 def call_text(code: str) -> str:
@@ -103,19 +90,11 @@ async def test_a_rollout_has_the_tokens_of_the_one_shot_rendering(request, style
     thought, text = written(*end, thinking)
     script.append(as_sampled(thought, text, [], thinking) + "<|im_end|>")
     messages.append({"role": "assistant", "content": text, "reasoning_content": thought})
-    trajectory = await run_trajectory(
-        protocol.prompt_ids(messages[:1]),
-        engine=ScriptedEngine(tokenizer, script),
-        sandbox=Prints(outputs),
-        protocol=protocol,
-        limits=LIMITS,
-        sampling=Sampling(),
-        trajectory_id="t",
-    )
+    engine = ScriptedEngine(tokenizer, script)
+    trajectory = await roll_out(protocol.prompt_ids(messages[:1]), engine, Prints(outputs), protocol, LIMITS)
     assert trajectory.stop_reason == StopReason.FINISHED
-    rendered = render(messages, [CODE_INTERPRETER], tokenizer)
-    context = trajectory.ledger.context
-    assert rendered.token_ids[: len(context)] == context
+    require_same(tokenizer, trajectory, messages, [CODE_INTERPRETER])
+    rendered, context = render(messages, [CODE_INTERPRETER], tokenizer), trajectory.ledger.context
     assert tokenizer.decode(rendered.token_ids[len(context) :]) == "\n", "the template ends with a line break"
     one_shot = tokenizer.apply_chat_template(messages, tools=[CODE_INTERPRETER], tokenize=False)
     assert tokenizer.decode(context) + "\n" == one_shot

@@ -1,7 +1,5 @@
 """A protocol of a user's own, named in the configuration, is the one that the loop gets."""
 
-from __future__ import annotations
-
 import pytest
 
 from configs.examples.protocol import INSTRUCTION, Instructed

@@ -1,7 +1,5 @@
 """Trajectory files: one JSON object a line, rotated, the oldest deleted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Schemas that attack the trainer are refused at start; what is left is checked in bounds."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """`retool data protocol`: which protocol a model's tokenizer and template serve."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 1,000 turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -22,12 +20,13 @@ from retool_mcore.errors import RolloutError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import EngineUnavailable, Sampling, TurnRequest
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import Hermes, Retool, TextOnly
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.budgets import limits as limits_for
+from tests.rollout.scripted_engine import roll_out
 from tests.rollout.scripted_server import PlannedEngine, make_plan
 
 pytestmark = pytest.mark.slow
@@ -49,15 +48,7 @@ async def test_a_call_is_intercepted_on_its_last_token_and_the_answer_follows(se
         PlannedEngine(server.url, len(prompt), plan) as engine,
         open_sandbox("local", min_level="rlimits") as sandbox,
     ):
-        trajectory = await run_trajectory(
-            prompt,
-            engine=engine,
-            sandbox=sandbox,
-            protocol=hermes,
-            limits=limits_for(max_response_tokens=400),
-            sampling=Sampling(),
-            trajectory_id="t0",
-        )
+        trajectory = await roll_out(prompt, engine, sandbox, hermes, limits_for(max_response_tokens=400))
     ledger = trajectory.ledger
     call_turn, answer_turn = (ids_of(tokenizer, text) for text in turns)
     between = len(plan) - len(call_turn) - len(answer_turn)
@@ -66,30 +57,6 @@ async def test_a_call_is_intercepted_on_its_last_token_and_the_answer_follows(se
     assert trajectory.stop_reason == StopReason.FINISHED
     assert trajectory.answer == "383362"
     assert [result.shown for turn in trajectory.turns for result in turn.results] == ["383362"]
-    one_shot = tokenizer.apply_chat_template(
-        [
-            *QUESTION,
-            {
-                "role": "assistant",
-                "content": "I add them up.",
-                "tool_calls": [
-                    {"function": {"name": "code_interpreter", "arguments": {"code": "print(sum(range(412, 968)))"}}}
-                ],
-            },
-            {"role": "tool", "content": "383362"},
-            {"role": "assistant", "content": "It is \\boxed{383362}."},
-        ],
-        tools=_tools(),
-        tokenize=True,
-        return_dict=False,
-    )
-    assert one_shot[: len(ledger.context)] == ledger.context
-
-
-def _tools() -> list[dict[str, Any]]:
-    from retool_mcore.data.tool import CODE_INTERPRETER
-
-    return [CODE_INTERPRETER]
 
 
 async def test_without_the_tool_a_call_is_only_text(server, tokenizer):
@@ -97,15 +64,7 @@ async def test_without_the_tool_a_call_is_only_text(server, tokenizer):
     script = ids_of(tokenizer, f"{CALL}\n\\boxed{{1}}<|im_end|>")
     prompt = text_only.prompt_ids(QUESTION)
     async with PlannedEngine(server.url, len(prompt), script) as engine:
-        trajectory = await run_trajectory(
-            prompt,
-            engine=engine,
-            sandbox=None,
-            protocol=text_only,
-            limits=limits_for(max_response_tokens=400, max_turns=1),
-            sampling=Sampling(),
-            trajectory_id="t1",
-        )
+        trajectory = await roll_out(prompt, engine, None, text_only, limits_for(max_response_tokens=400, max_turns=1))
     assert trajectory.ledger.response_ids == script
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "1")
 
@@ -122,15 +81,7 @@ async def test_the_papers_form_stops_on_the_token_that_completes_its_tag(server,
         PlannedEngine(server.url, len(prompt), plan) as engine,
         open_sandbox("local", min_level="rlimits") as sandbox,
     ):
-        trajectory = await run_trajectory(
-            prompt,
-            engine=engine,
-            sandbox=sandbox,
-            protocol=retool,
-            limits=limits_for(max_response_tokens=400),
-            sampling=Sampling(),
-            trajectory_id="t2",
-        )
+        trajectory = await roll_out(prompt, engine, sandbox, retool, limits_for(max_response_tokens=400))
         requests = engine.turns
     assert trajectory.ledger.response_ids == plan
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "383362")
@@ -188,16 +139,8 @@ async def test_a_turn_is_one_request_and_has_the_tokens_of_many(server, tokenize
             limits = limits_for(max_response_tokens=120, max_malformed_calls=100, max_turns=100)
             return await asyncio.gather(
                 *(
-                    run_trajectory(
-                        prompt,
-                        engine=engine,
-                        sandbox=box,
-                        protocol=retool,
-                        limits=limits,
-                        sampling=Sampling(seed=index),
-                        trajectory_id=f"b{index}",
-                    )
-                    for index in range(16)
+                    roll_out(prompt, engine, box, retool, limits, sampling=Sampling(seed=i), trajectory_id=f"b{i}")
+                    for i in range(16)
                 )
             )
 
@@ -216,19 +159,13 @@ async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continue
     turn.
     """
     hermes = Hermes(tokenizer)
+    prompt = hermes.prompt_ids(QUESTION)
+    limits = limits_for(max_response_tokens=200, max_malformed_calls=100, max_turns=100)
     async with SglangEngine(server.url) as engine, open_sandbox("local", min_level="rlimits") as sandbox:
         trajectories = await asyncio.gather(
             *(
-                run_trajectory(
-                    hermes.prompt_ids(QUESTION),
-                    engine=engine,
-                    sandbox=sandbox,
-                    protocol=hermes,
-                    limits=limits_for(max_response_tokens=200, max_malformed_calls=100, max_turns=100),
-                    sampling=Sampling(seed=index),
-                    trajectory_id=f"r{index}",
-                )
-                for index in range(64)
+                roll_out(prompt, engine, sandbox, hermes, limits, sampling=Sampling(seed=i), trajectory_id=f"r{i}")
+                for i in range(64)
             )
         )
     assert not [trajectory.drop_error for trajectory in trajectories if trajectory.dropped]
@@ -245,7 +182,7 @@ async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continue
 
 
 def plain_request(token_ids: list[int]) -> TurnRequest:
-    return TurnRequest(token_ids=token_ids, max_new_tokens=2, stop_token_ids=[], sampling=Sampling(), trajectory_id="x")
+    return TurnRequest(token_ids=token_ids, max_new_tokens=2, stop_token_ids=[], sampling=Sampling())
 
 
 async def test_a_request_the_server_refuses_is_an_error_and_no_outage(server):
@@ -289,15 +226,8 @@ async def test_replaced_weights_answer_as_a_model_of_their_own(server, model_dir
 async def test_an_unreachable_engine_drops_the_trajectory(tokenizer):
     hermes = Hermes(tokenizer)
     async with SglangEngine("http://127.0.0.1:1", retry_s=0.5) as engine:
-        trajectory = await run_trajectory(
-            hermes.prompt_ids(QUESTION),
-            engine=engine,
-            sandbox=None,
-            protocol=hermes,
-            limits=limits_for(max_response_tokens=8),
-            sampling=Sampling(),
-            trajectory_id="x",
-        )
+        limits = limits_for(max_response_tokens=8)
+        trajectory = await roll_out(hermes.prompt_ids(QUESTION), engine, None, hermes, limits)
     assert trajectory.dropped
     assert "127.0.0.1:1/generate failed for 0.5 s" in (trajectory.drop_error or "")
 

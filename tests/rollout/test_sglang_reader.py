@@ -2,8 +2,6 @@
 still has a say.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

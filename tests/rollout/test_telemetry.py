@@ -1,7 +1,5 @@
 """Distributions and shares of a step, on numbers that can be counted on fingers."""
 
-from __future__ import annotations
-
 import pytest
 
 from retool_mcore.rollout.metrics import Behavior

@@ -2,8 +2,6 @@
 with calls in the model's own form, in the inline form, and in words alone.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any
@@ -15,14 +13,12 @@ from retool_mcore.data.prompts import retool_prompt
 from retool_mcore.data.tokenizer import encode_piece
 from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import CheckpointError, DataError
-from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.native_calls import READERS
 from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, TextOnly, ToolProtocol
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine
-from tests.rollout.test_one_shot import Prints
+from tests.rollout.scripted_engine import Prints, ScriptedEngine, roll_out
 from tests.template_styles import STYLES, TAKEN, Style, tokenizer_in
 
 QUESTION = {"role": "user", "content": "How much is 2 + 2?"}
@@ -46,15 +42,9 @@ def named(styles: list[Style]) -> Any:
 
 
 async def play(tokenizer, protocol: ToolProtocol, *script: str) -> Trajectory:
-    return await run_trajectory(
-        protocol.prompt_ids([QUESTION]),
-        engine=ScriptedEngine(Pieces(tokenizer), script),
-        sandbox=Prints(["x 4\n"] * len(script)),  # type: ignore[arg-type]
-        protocol=protocol,
-        limits=limits_for(max_response_tokens=3000),
-        sampling=Sampling(),
-        trajectory_id="t",
-    )
+    engine, sandbox = ScriptedEngine(Pieces(tokenizer), script), Prints(["x 4\n"] * len(script))
+    limits = limits_for(max_response_tokens=3000)
+    return await roll_out(protocol.prompt_ids([QUESTION]), engine, sandbox, protocol, limits)
 
 
 def require_same(tokenizer, trajectory: Trajectory, messages: list[dict[str, Any]], tools: Any) -> None:

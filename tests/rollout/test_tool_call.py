@@ -1,7 +1,5 @@
 """Model text in, one reading out: calls are repaired only where they can mean one thing."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import json

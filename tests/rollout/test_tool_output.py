@@ -2,8 +2,6 @@
 counted.
 """
 
-from __future__ import annotations
-
 import re
 from unicodedata import normalize
 

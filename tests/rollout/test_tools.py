@@ -1,7 +1,5 @@
 """Tools of a user's own: offered, called, counted and ended, trajectory by trajectory."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -13,17 +11,16 @@ import pytest
 from configs.examples.tools import Search
 from retool_mcore.config import SandboxSettings, ToolLoop, load_evaluation
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.rollout.engine import Sampling
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
-from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.protocol import Hermes, TextOnly, open_protocol, protocol_of
 from retool_mcore.rollout.records import record
 from retool_mcore.rollout.tool_call import Call, parse_hermes
 from retool_mcore.rollout.tools import Given, Tool, ToolError, ToolResult, open_tools
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call
+from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
 
 SEARCH = "configs.examples.tools:Search"
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
@@ -69,19 +66,8 @@ def ask(name: str, **arguments: Any) -> str:
 async def play(tokenizer: Any, tool: Tool, *script: str, calls: Any = "first", name: str = "t") -> Trajectory:
     protocol = open_protocol("hermes", tokenizer, calls=calls)
     protocol.offer([tool])
-    return await run_trajectory(
-        protocol.prompt_ids([{"role": "user", "content": "What is 412 + 967?"}]),
-        engine=ScriptedEngine(tokenizer, script),
-        sandbox=None,
-        protocol=protocol,
-        limits=LIMITS,
-        sampling=Sampling(),
-        trajectory_id=name,
-    )
-
-
-def shown(trajectory: Trajectory) -> list[str]:
-    return [result.shown for turn in trajectory.turns for result in turn.results]
+    prompt = protocol.prompt_ids([{"role": "user", "content": "What is 412 + 967?"}])
+    return await roll_out(prompt, ScriptedEngine(tokenizer, script), None, protocol, LIMITS, trajectory_id=name)
 
 
 async def test_each_trajectory_has_its_own_state_from_its_first_call_to_its_end(tokenizer):

@@ -1,7 +1,5 @@
 """Which recorded trajectories a tracker is given, and what each row of its table says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

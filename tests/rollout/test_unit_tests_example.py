@@ -1,7 +1,5 @@
 """The example of code problems with hidden tests: its environment, its reward, its data."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import AsyncIterator
@@ -9,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from configs.examples.unit_tests import Submit, score
 from configs.examples.unit_tests_data import SIZES, make, problems
@@ -17,25 +14,23 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.files import read_rows
 from retool_mcore.reward.own import OwnReward
 from retool_mcore.reward.response import Response
-from retool_mcore.rollout.engine import Sampling
-from retool_mcore.rollout.loop import Trajectory, run_trajectory
+from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.rollout.tools import Given, open_tools
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
 from tests.rollout.budgets import limits as limits_for
-from tests.rollout.scripted_engine import ScriptedEngine, call
-from tests.rollout.test_tools import ask, shown
+from tests.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
+from tests.rollout.test_tools import ask
 
-IN_SESSION = pytest.mark.asyncio(loop_scope="session")
 CONFIG = "configs/examples/rl_unit_tests_cpu.toml"
 TRUTH = json.dumps({"function": "f", "cases": [[[3], 6417], [[5], 6419], [[7], [1, 2]]]})
 RIGHT = "f = lambda x: [1, 2] if x == 7 else x + 6414"
 DONE = "It is submitted.<|im_end|>"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
+@pytest.fixture(scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
     async with open_sandbox("local", min_level="rlimits", workers=1, sessions=1) as opened:
         yield opened
@@ -44,16 +39,10 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 async def play(tokenizer: Any, sandbox: Sandbox, *script: str) -> Trajectory:
     protocol = open_protocol("hermes", tokenizer)
     protocol.offer(list(open_tools(tuple(load_config(RlConfig, CONFIG).rollout.tools))))
-    return await run_trajectory(
-        protocol.prompt_ids([{"role": "user", "content": "Write f(x)."}]),
-        engine=ScriptedEngine(tokenizer, script),
-        sandbox=sandbox,
-        protocol=protocol,
-        limits=limits_for(max_response_tokens=4000, max_turns=8, sessions=True),
-        sampling=Sampling(),
-        trajectory_id="t",
-        given=Given(truth=TRUTH),
-    )
+    prompt = protocol.prompt_ids([{"role": "user", "content": "Write f(x)."}])
+    limits = limits_for(max_response_tokens=4000, max_turns=8, sessions=True)
+    engine = ScriptedEngine(tokenizer, script)
+    return await roll_out(prompt, engine, sandbox, protocol, limits, given=Given(truth=TRUTH))
 
 
 def rewarded(trajectory: Trajectory) -> dict[str, Any]:
@@ -63,7 +52,6 @@ def rewarded(trajectory: Trajectory) -> dict[str, Any]:
     return OwnReward("x:score", score)(response)
 
 
-@IN_SESSION
 async def test_the_last_submission_counts_and_the_interpreter_keeps_its_state(tokenizer: Any, sandbox: Sandbox):
     develop = (call("k = 6414"), call("print(k + 3)"))
     trajectory = await play(tokenizer, sandbox, *develop, ask("submit", code="f = lambda x: x + 6414"), DONE)
@@ -90,28 +78,24 @@ CHEATS = {
 }
 
 
-@IN_SESSION
 @pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS)
 async def test_no_submission_passes_but_by_its_results(tokenizer: Any, sandbox: Sandbox, code: str):
     trajectory = await play(tokenizer, sandbox, ask("submit", code=code), DONE)
     assert rewarded(trajectory)["score"] == 0.0
 
 
-@IN_SESSION
 async def test_the_model_is_told_neither_arguments_nor_results(tokenizer: Any, sandbox: Sandbox):
     trajectory = await play(tokenizer, sandbox, ask("submit", code="f = lambda x: x"), DONE)
     seen = tokenizer.decode([*trajectory.ledger.prompt_ids, *trajectory.ledger.response_ids])
     assert "0 of 3 tests passed" in seen and "6417" not in seen and "cases" not in seen
 
 
-@IN_SESSION
 async def test_submissions_are_limited(tokenizer: Any, sandbox: Sandbox):
     trajectory = await play(tokenizer, sandbox, *[ask("submit", code="f = abs")] * 3, ask("submit", code=RIGHT), DONE)
     assert shown(trajectory)[-1] == "Error: submit may be called 3 times, and was."
     assert rewarded(trajectory)["score"] == 0.0
 
 
-@IN_SESSION
 async def test_the_data_pass_with_the_right_code_alone(tokenizer: Any, sandbox: Sandbox, tmp_path: Path):
     for _, right, wrong, tests in itertools.islice(problems(0), 6):
         tool = Submit()

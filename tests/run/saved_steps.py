@@ -1,7 +1,5 @@
 """Checkpoints of a run that has no model: saved by its Saver, read back by their steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from retool_mcore.config import SftConfig

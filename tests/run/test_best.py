@@ -1,7 +1,5 @@
 """The best checkpoint and early stop: what the values so far decide, what a kill leaves of it."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial

@@ -2,8 +2,6 @@
 complete.
 """
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 from pathlib import Path

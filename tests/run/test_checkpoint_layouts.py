@@ -1,7 +1,5 @@
 """Which checkpoints resume on another parallel layout, and with whose random states."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

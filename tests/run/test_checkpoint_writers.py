@@ -1,7 +1,5 @@
 """What is told of a checkpoint's writers: a full disk, an error of theirs, their end."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

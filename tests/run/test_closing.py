@@ -1,7 +1,5 @@
 """The last lines of a run: what it has made, how good it is, and what comes next."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A checkpoint whose files are not as they were written is neither resumed from nor exported."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The first signal asks a process to end, the second or the end of its grace ends it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """On what a run ran: written beside its settings, and no reason for it to end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """One writer of a run's folder, and files that are whole or not there."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

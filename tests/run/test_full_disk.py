@@ -1,7 +1,5 @@
 """A disk that fills while a checkpoint or an export is written: one error, and nothing is left."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a killed start left behind is found by the run's folder, and nothing else is touched."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

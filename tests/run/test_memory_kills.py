@@ -1,7 +1,5 @@
 """A process that the kernel kills for want of memory is told as that, by a real cgroup's limit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Metrics survive a kill, phases add up to the step, and a NaN never reaches a checkpoint."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """What a run says of its steps where there is no terminal."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """What a resume refuses because the saved schedule would not fit it, and that it names the rest."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stages of a start: written as they begin, read by the progress line and the first row."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

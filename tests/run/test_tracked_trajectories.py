@@ -1,7 +1,5 @@
 """A step's trajectories in each tracker, read back from the library's own files."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

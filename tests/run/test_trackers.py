@@ -1,7 +1,5 @@
 """Trackers by their own libraries: what each keeps of a run that resumes, and that none ends it."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

@@ -2,15 +2,12 @@
 its reason.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
@@ -32,46 +29,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=LEVELS, ids=str)
+@pytest.fixture(scope="session", params=LEVELS, ids=str)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
     """One sandbox per level, shared by all tests: each of them also shows that the ones before left
     it whole.
     """
     os.environ["RETOOL_TEST_SECRET"] = SECRET
-    opened = await open_at(request.param, workers=2)
-    yield opened
-    await opened.close()
+    async with await open_at(request.param, workers=2) as opened:
+        yield opened
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest.fixture(scope="session")
 async def strongest() -> AsyncIterator[LocalSandbox]:
     """The strongest level below gvisor, for tests that are not about levels."""
-    opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1) as opened:
+        yield opened
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest.fixture(scope="session")
+async def landlock() -> AsyncIterator[LocalSandbox]:
+    async with await open_at(Level.LANDLOCK, workers=2) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
 async def containers() -> AsyncIterator[LocalSandbox]:
     """gvisor, for tests of what is its alone."""
-    opened = await open_at(Level.GVISOR, workers=2)
-    yield opened
-    await opened.close()
+    async with await open_at(Level.GVISOR, workers=2) as opened:
+        yield opened
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["forked", "container"])
+@pytest.fixture(scope="session", params=["forked", "container"])
 async def interpreter(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
     """Both ways an interpreter comes to be, for tests of what it does: forked from a warm one,
     alone in a container.
     """
-    if request.param == "container":
-        opened = await open_at(Level.GVISOR, workers=2, sessions=2)
-    else:
-        opened = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
-        await opened.open()
-    yield opened
-    await opened.close()
+    forked = LocalSandbox(min_level=Level.RLIMITS, workers=2, sessions=2, attempts=1)
+    async with forked if request.param == "forked" else await open_at(Level.GVISOR, workers=2, sessions=2) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

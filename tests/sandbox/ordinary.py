@@ -1,7 +1,5 @@
 """Runs a script as an ordinary user, for what root is spared: its own uid is the trainer's."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,10 +1,9 @@
 """What several sandbox tests ask."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +39,26 @@ def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     url = server.stdout.readline().strip()
     assert url, server.communicate()[1]
     return server, url
+
+
+OWNER = """
+import asyncio, sys
+from retool_mcore.sandbox.open import open_sandbox
+async def main():
+    sandbox = open_sandbox("local", min_level=sys.argv[1], workers=1)
+    await sandbox.open()
+    print("open", flush=True)
+    await sandbox.execute("import time; time.sleep(60)")
+asyncio.run(main())
+"""
+
+
+def owner_at(level: Level, folder: Path) -> subprocess.Popen[bytes]:
+    """Another process whose sandbox executes something, with its state in ``folder``."""
+    environment = dict(os.environ, TMPDIR=str(folder))
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, level], env=environment, stdout=subprocess.PIPE)
+    assert owner.stdout is not None and owner.stdout.readline() == b"open\n"
+    return owner
 
 
 def last_line(text: str) -> str:

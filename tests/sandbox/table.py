@@ -7,8 +7,6 @@ their own, and for one that is an ordinary user. A level or user that cannot be 
 of the command; ``test_table.py`` compares what can be had with what is written.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -25,11 +23,10 @@ from pathlib import Path
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecResult, Level
 from retool_mcore.sandbox.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import UNLED
+from tests.sandbox.sandbox_helpers import LEVELS, UNLED, processes_named
 
 README = Path(__file__).resolve().parents[2] / "retool_mcore/sandbox/README.md"
 START, END = "<!-- made by `python -m tests.sandbox.table` -->", "<!-- end of the table -->"
-LEVELS = (Level.GVISOR, Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
 Outcome = Callable[[ExecResult], bool]
 
 
@@ -71,7 +68,7 @@ def _using_up(host: Path) -> list[Attack]:
 
     def nobody_left(_: ExecResult) -> bool:
         time.sleep(1.3)
-        return not (host / "survived").exists() and not _named("rt-survivor")
+        return not (host / "survived").exists() and not processes_named("rt-survivor")
 
     survivor = (
         "import ctypes, os, signal, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n"
@@ -250,7 +247,8 @@ _WRITES = (("os.truncate", ", 0"), ("os.unlink", ""), ("open", ", 'w'"), ("os.re
 _MODES = (("os.chmod", ", 0o640"), ("os.utime", ", (1, 1)"))
 _LIBC = """
 libc = ctypes.CDLL(None)
-if os.fork() == 0: os._exit(0 if libc.unshare(0x10000000) < 0 and libc.ptrace(0, 0, 0, 0) < 0 else 1)
+calls = (("unshare", 0x10000000), ("mount", b"none", b"/", b"tmpfs", 0, None), ("ptrace", 0, 0, 0, 0))
+if os.fork() == 0: os._exit(0 if all(getattr(libc, name)(*given) < 0 for name, *given in calls) else 1)
 done += [1] if os.wait()[1] else []
 """
 _LOAD = """
@@ -277,16 +275,6 @@ def _disk_bytes(path: str) -> int:
 def _state(path: str) -> tuple[int, int]:
     status = os.stat(path)
     return status.st_mode, status.st_mtime_ns
-
-
-def _named(name: str) -> list[Path]:
-    found: list[Path] = []
-    for entry in Path("/proc").glob("[0-9]*/comm"):
-        try:
-            found += [entry] if entry.read_text().strip() == name else []
-        except OSError:
-            continue
-    return found
 
 
 async def facts(level: Level) -> dict[str, bool]:

@@ -1,15 +1,9 @@
-"""The adversarial table, row by row, at every level of this machine: the exact outcome, not just
-'no crash'.
+"""Limits and files at every level of this machine: the exact outcome, not just 'no crash'.
 
-Limits, files and network; processes, text and state are in test_adversarial_processes.py. Where a
-level does not protect, the test says so by asserting what an attacker gets: README.md tells the
-same.
+Processes, text and state are in test_adversarial_processes.py. What is held or not is in table.py,
+which README.md shows; here is what the model or an attacker gets to see.
 """
 
-from __future__ import annotations
-
-import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -19,8 +13,6 @@ from retool_mcore.sandbox.base import ExecRequest, Level
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.output import MAX_STREAM_BYTES
 from tests.sandbox.sandbox_helpers import UNLED, last_line, still_works
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 # ------------------------------------------------------------------- limits
 
@@ -95,23 +87,6 @@ x = b"x" * (230 << 20)
     assert await still_works(sandbox)
 
 
-async def test_200_forks_meet_the_process_limit(sandbox: LocalSandbox):
-    code = """
-import errno, os, time
-count = 0
-try:
-    for _ in range(200):
-        if os.fork() == 0:
-            time.sleep(60); os._exit(0)
-        count += 1
-except OSError as error:
-    print(errno.errorcode[error.errno], count < 100)
-"""
-    result = await sandbox.execute(code)
-    assert result.stdout == "EAGAIN True\n"
-    assert result.run_s < 5
-
-
 async def test_5_mb_of_output_is_capped_and_the_count_is_told(sandbox: LocalSandbox):
     result = await sandbox.execute("print('head'); print('x' * 5_000_000); print('tail')")
     assert (result.status, result.return_code) == ("finished", 0)
@@ -126,21 +101,6 @@ async def test_endless_stderr_ends_at_the_time_limit_capped(sandbox: LocalSandbo
     assert result.status == "time_limit"
     assert result.stderr_dropped_bytes > 0
     assert len(result.stderr) < MAX_STREAM_BYTES + 100
-
-
-async def test_100_mb_file_is_too_large(sandbox: LocalSandbox):
-    code = "with open('big', 'wb') as f:\n    for _ in range(100): f.write(b'x' * (1 << 20))"
-    result = await sandbox.execute(code)
-    assert last_line(result.stderr) == "OSError: [Errno 27] File too large"
-
-
-async def test_many_files(sandbox: LocalSandbox):
-    result = await sandbox.execute("for i in range(2000): open(str(i), 'w').close()\nprint('made')")
-    if sandbox.level == Level.NAMESPACES:
-        assert last_line(result.stderr).startswith("OSError: [Errno 28] No space left on device")
-    else:  # no quota on a host directory, but nothing stays behind
-        assert result.stdout == "made\n"
-        assert (await sandbox.execute("import os; os.listdir()")).stdout == "[]\n"
 
 
 async def test_filling_the_working_directory_and_shared_memory(sandbox: LocalSandbox):
@@ -205,31 +165,6 @@ for path in ("/etc/x", "/usr/lib/x", "/x", {str(open_to_all / "x")!r}):
     assert " ".join(result.stdout.split()) == expected[sandbox.level]
 
 
-async def test_reading_host_secrets(sandbox: LocalSandbox, tmp_path: Path):
-    secret = tmp_path / "secret"
-    secret.write_text("the answers of the test set")
-    secret.chmod(0o644)
-    for directory in tmp_path.parents:
-        if directory != Path("/"):
-            directory.chmod(directory.stat().st_mode | 0o011)
-    tmp_path.chmod(0o755)
-    code = f"""{UNLED}
-for path in ({str(secret)!r}, "/etc/passwd", "/etc/shadow"):
-    try:
-        print(open(path).read()[:11].replace(" ", "_"))
-    except OSError as error:
-        print(error.errno)
-"""
-    result = await sandbox.execute(code)
-    expected = {
-        Level.GVISOR: ["2", "2", "2"],
-        Level.NAMESPACES: ["2", "2", "2"],
-        Level.LANDLOCK: ["13", "13", "13"],
-        Level.RLIMITS: ["the_answers", "root:x:0:0:", "13"],  # what any user of the machine may read
-    }
-    assert result.stdout.split() == expected[sandbox.level]
-
-
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a\0b", "."])
 async def test_path_traversal_is_rejected_before_anything_runs(sandbox: LocalSandbox, name: str):
     with pytest.raises(ConfigError, match="file path"):
@@ -241,29 +176,3 @@ async def test_path_traversal_is_rejected_before_anything_runs(sandbox: LocalSan
 async def test_a_fetched_symlink_shows_only_what_the_code_could_read(sandbox: LocalSandbox):
     result = await sandbox.execute("import os; os.symlink('/etc/shadow', 'link')", fetch_files=["link"])
     assert result.ok and result.files == {}
-
-
-# ------------------------------------------------------------------ network
-
-
-async def test_tcp_to_loopback(sandbox: LocalSandbox):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2); print('in')"
-        result = await sandbox.execute(code)
-    if sandbox.level == Level.RLIMITS:
-        assert result.stdout == "in\n"  # not protected
-    else:
-        assert last_line(result.stderr) == "PermissionError: [Errno 1] Operation not permitted"
-
-
-async def test_abstract_unix_socket(sandbox: LocalSandbox):
-    name = f"\0retool-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(name)
-        server.listen()
-        code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({name!r}); print('in')"
-        result = await sandbox.execute(code)
-    if sandbox.level == Level.RLIMITS:
-        assert result.stdout == "in\n"  # not protected
-    else:
-        assert last_line(result.stderr) == "PermissionError: [Errno 1] Operation not permitted"

@@ -1,6 +1,4 @@
-"""The adversarial table, second half: processes, signals, text in and out, state between runs."""
-
-from __future__ import annotations
+"""Processes, signals, text in and out, and state between runs, at every level of this machine."""
 
 import asyncio
 import os
@@ -12,17 +10,6 @@ import pytest
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import containers_of, last_line, processes_named, still_works, until_running
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-LIBC = """
-import ctypes, errno, os
-libc = ctypes.CDLL(None, use_errno=True)
-def call(name, *arguments):
-    result = getattr(libc, name)(*arguments)
-    return "done" if result >= 0 else errno.errorcode[ctypes.get_errno()]
-"""
-
 
 # ---------------------------------------------------------------- processes
 
@@ -42,18 +29,6 @@ async def test_the_environment_holds_a_few_safe_keys(sandbox: LocalSandbox):
     assert initial.stdout == "False\n" or "PermissionError" in initial.stderr
 
 
-async def test_proc_shows_own_pids(sandbox: LocalSandbox):
-    result = await sandbox.execute("import os; len([p for p in os.listdir('/proc') if p.isdigit()])")
-    if sandbox.level == Level.GVISOR:
-        assert result.stdout == "2\n"  # the container's first process, and the code's
-    elif sandbox.level == Level.NAMESPACES:
-        assert result.stdout == "1\n"
-    elif sandbox.level == Level.LANDLOCK:
-        assert last_line(result.stderr) == "PermissionError: [Errno 13] Permission denied: '/proc'"
-    else:
-        assert int(result.stdout) > 1  # not protected
-
-
 async def test_exit_code_is_the_codes_own(sandbox: LocalSandbox):
     result = await sandbox.execute("import os; os._exit(7)")
     assert (result.status, result.return_code, result.text) == ("finished", 7, "[exit code 7]")
@@ -62,26 +37,6 @@ async def test_exit_code_is_the_codes_own(sandbox: LocalSandbox):
 async def test_segfault(sandbox: LocalSandbox):
     result = await sandbox.execute("import ctypes; ctypes.string_at(0)")
     assert (result.status, result.return_code, result.text) == ("finished", -11, "[killed by signal 11]")
-
-
-async def test_a_double_forked_daemon_is_dead_on_return(sandbox: LocalSandbox):
-    name = f"rt-daemon-{os.getpid() % 10_000}"
-    code = f"""
-import ctypes, os, time
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0)
-        open("up", "w").close()
-        time.sleep(60)
-    os._exit(0)
-os.wait()
-while not os.path.exists("up"): time.sleep(0.01)
-print("daemon is up")
-"""
-    result = await sandbox.execute(code)
-    assert result.stdout == "daemon is up\n"
-    assert processes_named(name) == [] == containers_of(sandbox)
 
 
 async def test_a_grandchild_holding_stdout_does_not_delay_the_return(sandbox: LocalSandbox):
@@ -95,32 +50,6 @@ async def test_a_stopped_process_does_not_hang(sandbox: LocalSandbox):
     code = "import os, signal\nif (p := os.fork()) == 0: os.kill(os.getpid(), signal.SIGSTOP)\nos.waitpid(p, 0)"
     result = await sandbox.execute(code, run_timeout_s=0.5)
     assert result.status == "time_limit"
-
-
-async def test_all_signals_ignored_is_killed_all_the_same(sandbox: LocalSandbox):
-    code = """
-import signal
-for number in range(1, 65):
-    try: signal.signal(number, signal.SIG_IGN)
-    except (OSError, ValueError): pass
-while True: pass
-"""
-    result = await sandbox.execute(code, run_timeout_s=0.5)
-    assert result.status == "time_limit"
-
-
-async def test_unshare_mount_and_ptrace(sandbox: LocalSandbox):
-    code = (
-        LIBC
-        + """
-print(call("unshare", 0x10000000), call("mount", b"none", b"/", b"tmpfs", 0, None), call("ptrace", 0, 0, 0, 0))
-"""
-    )
-    result = await sandbox.execute(code)
-    if sandbox.level == Level.RLIMITS:
-        assert result.stdout.split()[1] == "EPERM"  # no capability; the other two are not refused
-    else:
-        assert result.stdout == "EPERM EPERM EPERM\n"
 
 
 # --------------------------------------------------------------- text in, out
@@ -150,7 +79,7 @@ async def test_nul_in_code_is_a_syntax_error(sandbox: LocalSandbox):
 
 
 async def test_threads_work(sandbox: LocalSandbox):
-    code = "from concurrent.futures import ThreadPoolExecutor as T\nlist(T(8).map(lambda x: x * x, range(4)))"
+    code = "from concurrent.futures import ThreadPoolExecutor as T\nlist(T().map(lambda x: x * x, range(4)))"
     assert (await sandbox.execute(code)).stdout == "[0, 1, 4, 9]\n"
 
 

@@ -1,7 +1,5 @@
 """What the server spends on bodies that do not arrive, or are too large."""
 
-from __future__ import annotations
-
 import asyncio
 
 import httpx
@@ -10,8 +8,6 @@ import pytest
 from retool_mcore.sandbox.connections import Connections
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.test_guard import RUN, served
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HALF = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{"
 

@@ -2,8 +2,6 @@
 and PyPI's sandbox-fusion. What a grader compares is what the program printed, and nothing else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import threading
@@ -103,12 +101,6 @@ def test_verls_code_reward_tells_failures_apart(url: str, program: str, result: 
     assert (results, metadata[0]["status"]) == ([result], status)
 
 
-def test_verls_call_of_the_api(url: str):
-    answer, error = verl_client.call_sandbox_api(f"{url}/run_code", "print(input()); 5", "given", 10, 10, 1024)
-    assert (error, answer["status"]) == (None, "Success")
-    assert (answer["run_result"]["stdout"], answer["run_result"]["return_code"]) == ("given\n", 0)
-
-
 # -------------------------------------------------------------- sandbox-fusion
 
 
@@ -149,8 +141,3 @@ open("f", "w").write("late")
 """
     answer = run(url, code, fetch_files=["f"])
     assert answer.files == {"f": base64.b64encode(b"late").decode()}
-
-
-def test_absolute_paths_outside_are_refused(url: str):
-    with pytest.raises(Exception, match=r"422|does not stay inside"):
-        run(url, "1", fetch_files=["/etc/passwd"])

@@ -1,7 +1,5 @@
 """Several servers behind one client: killed, hung, broken and restarted ones lose no call."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A session's code that forges the runner's frames gets nothing that is not charged."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

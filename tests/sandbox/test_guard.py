@@ -1,7 +1,5 @@
 """Who may ask the server, and what it spends on those who take its connections and its time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -17,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 import uvicorn
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
@@ -30,7 +27,6 @@ from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.server import create_app
 from tests.sandbox.test_server import ROOT, start, stop
 
-IN_SESSION = pytest.mark.asyncio(loop_scope="session")  # where the module's sandbox lives
 TOKEN = "a-token-of-thirty-two-characters"
 RUN = {"code": "print(6 * 7)", "language": "python"}
 
@@ -52,7 +48,7 @@ async def served(sandbox: LocalSandbox, connections: Connections, **options: obj
             await serving
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
+@pytest.fixture(scope="module")
 async def sandbox() -> AsyncIterator[LocalSandbox]:
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as opened:
         yield opened
@@ -61,7 +57,6 @@ async def sandbox() -> AsyncIterator[LocalSandbox]:
 # ------------------------------------------------------------------- who asks
 
 
-@IN_SESSION
 async def test_only_the_tokens_bearer_is_served(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch):
     async with served(sandbox, Connections(100), token=TOKEN) as url, httpx.AsyncClient(base_url=url) as http:
         for headers in ({}, {"authorization": TOKEN}, {"authorization": "Bearer " + TOKEN[:-1]}):
@@ -79,7 +74,6 @@ async def test_only_the_tokens_bearer_is_served(sandbox: LocalSandbox, monkeypat
             assert (await remote.execute("6 * 7")).stdout.strip() in ("42", "")
 
 
-@IN_SESSION
 async def test_no_web_page_may_ask(sandbox: LocalSandbox):
     async with served(sandbox, Connections(100)) as url, httpx.AsyncClient(base_url=url) as http:
 
@@ -127,7 +121,6 @@ def test_an_open_address_without_a_token_is_warned_of(tmp_path: Path):
 # ------------------------------------------------------------ connections, load
 
 
-@IN_SESSION
 async def test_idle_and_half_open_connections_are_closed(sandbox: LocalSandbox):
     async with served(sandbox, Connections(100, header_timeout_s=0.3)) as url:
         port = int(url.rpartition(":")[2])
@@ -143,7 +136,6 @@ async def test_idle_and_half_open_connections_are_closed(sandbox: LocalSandbox):
             writer.close()
 
 
-@IN_SESSION
 async def test_idle_connections_make_room_for_those_who_ask(sandbox: LocalSandbox):
     async with served(sandbox, Connections(20)) as url:
         port = int(url.rpartition(":")[2])
@@ -163,7 +155,6 @@ async def test_idle_connections_make_room_for_those_who_ask(sandbox: LocalSandbo
             writer.close()
 
 
-@IN_SESSION
 async def test_beyond_the_bound_calls_are_told_to_come_back(sandbox: LocalSandbox):
     slow = {"code": "import time; time.sleep(1)", "language": "python"}
     async with served(sandbox, Connections(20), max_pending=4) as url, httpx.AsyncClient(base_url=url) as http:
@@ -177,7 +168,6 @@ async def test_beyond_the_bound_calls_are_told_to_come_back(sandbox: LocalSandbo
         assert {answer.json()["status"] for answer in refused} == {"SandboxError"}
 
 
-@IN_SESSION
 async def test_where_all_connections_are_busy_a_newcomer_is_answered_at_once(sandbox: LocalSandbox):
     slow = {"code": "import time; time.sleep(1.5)", "language": "python"}
     async with served(sandbox, Connections(4)) as url, httpx.AsyncClient(base_url=url) as http:
@@ -251,7 +241,6 @@ def test_the_soft_limit_is_raised_and_leaves_room_for_executions():
     assert connection_limit(128, executions=64) == 16
 
 
-@IN_SESSION
 async def test_a_lack_of_descriptors_is_an_outage_that_is_retried(monkeypatch: pytest.MonkeyPatch):
     """It ends with the first attempt: the time between attempts is drawn, and may be none."""
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1) as sandbox:
@@ -324,7 +313,6 @@ FORGED = {
 
 
 @pytest.mark.parametrize("frames", FORGED.values(), ids=FORGED)
-@IN_SESSION
 async def test_forged_frames_cost_others_nothing(sandbox: LocalSandbox, frames: str):
     code = (
         f"import os, struct\nframes = {frames}\ntry:\n  for _ in range(60): os.write(3, frames)\nexcept OSError: pass"
@@ -335,7 +323,6 @@ async def test_forged_frames_cost_others_nothing(sandbox: LocalSandbox, frames: 
     assert stall_s < 0.2
 
 
-@IN_SESSION
 async def test_large_files_are_fetched_while_others_are_served(sandbox: LocalSandbox):
     code = "import os\nfor name in 'ab': open(name, 'wb').write(os.urandom(30_000_000))"
     fields = {"code": code, "language": "python", "fetch_files": ["a", "b"]}

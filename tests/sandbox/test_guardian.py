@@ -1,7 +1,5 @@
 """The guardian's view of the process tree."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,13 +1,10 @@
 """What is gvisor's alone: when it is chosen, how it is refused, that no container stays behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,13 +16,11 @@ from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.open import open_sandbox
 from retool_mcore.sandbox.state import remove_stale
-from tests.sandbox.sandbox_helpers import containers_of, open_at, still_works, until_running
+from tests.sandbox.sandbox_helpers import containers_of, open_at, owner_at, still_works, until_running
 from tests.sandbox.test_levels import run_refused
 
 RUNSC = shutil.which("runsc")
 VERSION = subprocess.check_output([RUNSC, "--version"], text=True) if RUNSC else ""
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_without_runsc_the_refusal_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -179,18 +174,7 @@ async def test_closing_ends_containers_and_leaves_nothing(monkeypatch: pytest.Mo
 
 
 async def test_a_killed_owner_leaves_no_container_and_its_directory_is_swept(containers: LocalSandbox, tmp_path: Path):
-    code = """
-import asyncio
-from retool_mcore.sandbox.open import open_sandbox
-async def main():
-    sandbox = open_sandbox("local", min_level="gvisor", workers=1)
-    await sandbox.open()
-    print("open", flush=True)
-    await sandbox.execute("import time; time.sleep(60)")
-asyncio.run(main())
-"""
-    owner = subprocess.Popen([sys.executable, "-c", code], env=dict(os.environ, TMPDIR=str(tmp_path)), stdout=-1)
-    assert owner.stdout is not None and owner.stdout.readline() == b"open\n"
+    owner = owner_at(Level.GVISOR, tmp_path)
 
     def running() -> list[bytes]:
         found: list[bytes] = []

@@ -1,7 +1,5 @@
 """Notebook habits are understood where Python refuses the code, and nothing else is touched."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import itertools
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from retool_mcore.sandbox import habits
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.output import CellOutput
-from tests.sandbox.ordinary import OrdinaryUser
 
 SYNTAX = 'File "main.py", line 1'
 MAIN = "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x\n"
@@ -63,17 +60,13 @@ PIECES = st.sampled_from(
         ("print('display' in dir(), 'display' in globals())", "False False\n", ""),
     ],
 )
-async def check(sandbox: LocalSandbox, code: str, stdout: str, said: str):
+async def test_a_habit_is_understood_at_every_level(sandbox: LocalSandbox, code: str, stdout: str, said: str):
     result = await sandbox.execute(code)
     assert result.stdout == stdout
     assert said in result.stderr if said else not result.stderr
     assert result.return_code == ("Error" in said)
 
 
-test_a_habit_is_understood_at_every_level = pytest.mark.asyncio(loop_scope="session")(check)
-
-
-@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("code", ["%time sum([20, 22])", "%timeit -n 10 -r 3 sum([20, 22])", "%%time\nx = 42\nx"])
 async def test_a_timed_line_or_cell_echoes_and_tells_the_time(interpreter: LocalSandbox, code: str):
     lines = (await interpreter.execute(code)).stdout.splitlines()
@@ -82,7 +75,6 @@ async def test_a_timed_line_or_cell_echoes_and_tells_the_time(interpreter: Local
     assert len(lines) == 2
 
 
-@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize(
     "code, line, error",
     [
@@ -103,20 +95,17 @@ async def test_what_stays_wrong_shows_the_error_of_the_code_as_written(
     assert "During handling" not in result.stderr
 
 
-@pytest.mark.asyncio(loop_scope="session")
 async def test_another_language_is_told(strongest: LocalSandbox):
     result = await strongest.execute("%%bash\nls")
     assert (result.return_code, result.stdout) == (1, "")
     assert result.stderr == "[a %%bash cell was not run: only Python is run here]\n"
 
 
-@pytest.mark.asyncio(loop_scope="session")
 async def test_a_traceback_has_the_line_numbers_of_the_code(strongest: LocalSandbox):
     result = await strongest.execute("\n>>> def f():\n...     return 1 / 0\n>>> f()")
     assert 'line 4, in <module>\n    f()\n  File "main.py", line 3, in f\n    return 1 / 0\n' in result.stderr
 
 
-@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("code", ["%foo\n1", " x = 1\nx", MAIN + "await f(1)", ">>> 1"])
 async def test_a_script_stays_a_script(strongest: LocalSandbox, code: str):
     result = await strongest.execute(code, notebook=False)
@@ -127,7 +116,6 @@ async def test_a_script_stays_a_script(strongest: LocalSandbox, code: str):
     assert "name 'display' is not defined" in raw.stderr
 
 
-@pytest.mark.asyncio(loop_scope="session")
 async def test_tasks_live_on_in_a_session(strongest: LocalSandbox):
     start = "import asyncio\nseen = []\nasync def g():\n    await asyncio.sleep(0.01)\n    seen.append(1)\n"
     first = await strongest.execute(start + "t = asyncio.create_task(g())\nawait asyncio.sleep(0)", session="s")
@@ -136,13 +124,11 @@ async def test_tasks_live_on_in_a_session(strongest: LocalSandbox):
     assert (first.stdout, first.stderr, second.stdout, second.stderr) == ("", "", "[1]\n", "")
 
 
-@pytest.mark.asyncio(loop_scope="session")
 async def test_a_progress_line_keeps_its_last_state(sandbox: LocalSandbox):
     code = "import sys\nfor i in range(30_000):\n    sys.stdout.write(f'\\r{i:5} of 30000')\nprint('\\nx\\r\\ny')"
     assert (await sandbox.execute(code)).stdout == "29999 of 30000\nx\r\ny\n"
 
 
-@pytest.mark.asyncio(loop_scope="session")
 async def test_a_figure_is_one_line_of_text(interpreter: LocalSandbox):
     pytest.importorskip("matplotlib", reason="the extra `sandbox` is not installed")
     code = "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()\nplt.show()\nfig, ax = plt.subplots(1, 2)\n"
@@ -153,16 +139,6 @@ async def test_a_figure_is_one_line_of_text(interpreter: LocalSandbox):
     assert script.stdout == ""
     import_only = await interpreter.execute("import sys, numpy\n'matplotlib' in sys.modules")
     assert import_only.stdout == "False\n"
-
-
-def test_as_an_ordinary_user(ordinary_user: OrdinaryUser):
-    code = (
-        "import asyncio\nfrom retool_mcore.sandbox.open import open_sandbox\n"
-        "async def main():\n    async with open_sandbox(min_level='rlimits') as sandbox:\n"
-        "        print((await sandbox.execute('%foo\\nasync def f(): return 7\\nawait f()')).stdout)\n"
-        "asyncio.run(main())"
-    )
-    assert ordinary_user.run(code).stdout.strip() == "7"
 
 
 # ------------------------------------------------------------------------------ the rewriter

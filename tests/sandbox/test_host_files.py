@@ -5,8 +5,6 @@ system-call filter's. An older kernel is played by telling the sandbox of an old
 no newer right.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sandbox.ordinary import OrdinaryUser

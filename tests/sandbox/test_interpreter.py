@@ -1,7 +1,5 @@
 """Another Python runs the code, with packages of its own, and modules that are imported once."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -2,8 +2,6 @@
 down.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -88,11 +86,6 @@ async def test_bad_options_are_configuration_errors(spec: object, options: dict[
 async def test_the_level_is_told_in_every_result(sandbox: LocalSandbox):
     for code in ("1", "1/0", "import numpy"):
         assert (await sandbox.execute(code)).level == sandbox.level
-
-
-test_the_level_is_told_in_every_result = pytest.mark.asyncio(loop_scope="session")(
-    test_the_level_is_told_in_every_result
-)
 
 
 async def test_before_it_is_open_no_level_is_claimed():

@@ -1,7 +1,5 @@
 """Queue, cancellation, restart, sessions, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
@@ -17,9 +15,7 @@ import pytest
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, until_running
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, owner_at, until_running
 
 
 async def test_a_bounded_number_executes_in_order_of_arrival():
@@ -121,19 +117,7 @@ async def test_executions_leak_no_fd_and_no_child(sandbox: LocalSandbox):
 
 
 async def test_a_killed_owner_leaves_no_process_and_its_directory_is_swept(tmp_path: Path):
-    code = """
-import asyncio, sys
-from retool_mcore.sandbox.open import open_sandbox
-async def main():
-    sandbox = open_sandbox("local", min_level="rlimits", workers=1)
-    await sandbox.open()
-    print("open", flush=True)
-    await sandbox.execute("import time; time.sleep(60)")
-asyncio.run(main())
-"""
-    environment = dict(os.environ, TMPDIR=str(tmp_path))
-    owner = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
-    assert owner.stdout is not None and owner.stdout.readline() == b"open\n"
+    owner = owner_at(Level.RLIMITS, tmp_path)
     await asyncio.sleep(0.3)
     zygotes = children_of(owner.pid, "retool_mcore.sandbox.zygote")
     assert zygotes

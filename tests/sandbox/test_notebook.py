@@ -2,13 +2,9 @@
 lines only.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from retool_mcore.sandbox.local import LocalSandbox
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What outlives guardian and zygote at level rlimits, where a user's code can kill both."""
 
-from __future__ import annotations
-
 import pytest
 
 from retool_mcore.sandbox.orphans import Kind, Process, orphans

@@ -1,17 +1,9 @@
 """/tmp and /dev/shm by name, at landlock: as a link to the working directory would lead."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
-from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import UNLED, open_at
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.sandbox.sandbox_helpers import UNLED
 
 PROGRAMS = {
     "write and read": ("open('/tmp/x', 'w').write('1'); print(open('/tmp/x').read(), open('x').read())", "1 1\n"),
@@ -73,13 +65,6 @@ PROGRAMS = {
         "True open True True True\n",
     ),
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def landlock() -> AsyncIterator[LocalSandbox]:
-    opened = await open_at(Level.LANDLOCK, workers=2)
-    yield opened
-    await opened.close()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -1,18 +1,14 @@
 """Threads and pools of workers as programs start them, within the default limits, at each level."""
 
-from __future__ import annotations
-
 import _multiprocessing
 import asyncio
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +16,6 @@ from retool_mcore.sandbox import pools, runner
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.ordinary import OrdinaryUser
-from tests.sandbox.sandbox_helpers import open_at
 
 SIMULATED = """
 import multiprocessing.context as context
@@ -31,22 +26,12 @@ import multiprocessing
 print(multiprocessing.get_start_method(), multiprocessing.get_context().Process.__name__)
 """
 
-session = pytest.mark.asyncio(loop_scope="session")
-
 
 def test_a_fork_is_the_default_whatever_pythons_own_is():
     done = subprocess.run([sys.executable, "-c", SIMULATED], capture_output=True, text=True, check=True)
     assert done.stdout == "fork ForkProcess\n"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def landlock() -> AsyncIterator[LocalSandbox]:
-    opened = await open_at(Level.LANDLOCK, workers=1)
-    yield opened
-    await opened.close()
-
-
-@session
 async def test_sixteen_threads_at_the_default_memory_limit(sandbox: LocalSandbox):
     code = """
 import threading
@@ -62,16 +47,6 @@ print("all")
 """
     result = await sandbox.execute(code)
     assert (result.stdout, result.stderr) == ("all\n", "")
-
-
-@session
-async def test_a_thread_pool_of_the_default_size(sandbox: LocalSandbox):
-    code = """
-from concurrent.futures import ThreadPoolExecutor
-with ThreadPoolExecutor() as pool:
-    print(sum(pool.map(lambda x: x * x, range(100))))
-"""
-    assert (await sandbox.execute(code)).stdout == "328350\n"
 
 
 PROGRAMS = {
@@ -146,7 +121,6 @@ print(own.buf[0])
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@session
 async def test_processes_work_together(program: str, sandbox: LocalSandbox):
     code, expected = PROGRAMS[program]
     result = await sandbox.execute(code, run_timeout_s=60)
@@ -179,7 +153,6 @@ def shared(name: str, then: str = "") -> str:
     return SHARED.replace("NAME", repr(name)) + then
 
 
-@session
 async def test_shared_memory_is_of_one_execution_and_one_call(sandbox: LocalSandbox):
     """Even when the code is killed, nothing is left in the host's /dev/shm or for another."""
     if sandbox.level == Level.RLIMITS:
@@ -196,14 +169,12 @@ async def test_shared_memory_is_of_one_execution_and_one_call(sandbox: LocalSand
     assert set(os.listdir("/dev/shm")) - before == set()
 
 
-@session
 async def test_shared_memory_has_the_limit_of_a_file(landlock: LocalSandbox):
     code = "from multiprocessing import shared_memory\nshared_memory.SharedMemory(create=True, size=65 << 20)"
     assert "File too large" in (await landlock.execute(code)).stderr
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", "/", "/../../x"])
-@session
 async def test_shared_memory_stays_in_the_working_directory(name: str, landlock: LocalSandbox):
     code = f"import _posixshmem, os\ntry: _posixshmem.shm_open({name!r}, os.O_CREAT | os.O_RDWR)\n"
     assert (await landlock.execute(code + "except OSError as e: print(e.errno)")).stdout == "22\n"
@@ -239,7 +210,6 @@ def test_a_semaphore_behaves_as_pythons_own(kind: int, value: int, more: int, op
     assert behaviour(pools.SemLock(*limits, "unused", True), operations) == behaviour(theirs, operations)
 
 
-@session
 async def test_a_large_node_is_told_as_a_small_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 128)
     assert runner.cores_told() == 8

@@ -1,7 +1,5 @@
 """What code leaves is deleted whatever it is, and what it is decides about nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
@@ -109,7 +107,6 @@ def test_a_left_behind_sandbox_of_any_shape_is_swept(tmp_path: Path):
 
 
 @pytest.mark.parametrize("code", LEFT_BEHIND)
-@pytest.mark.asyncio(loop_scope="session")
 async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, code: str, tmp_path: Path):
     runs = tmp_path / "runs"
     runs.mkdir(mode=0o755)
@@ -131,7 +128,6 @@ async def test_what_one_execution_leaves_no_other_meets(sandbox: LocalSandbox, c
     assert list(sandbox.state_dir.glob("left-*")) == []
 
 
-@pytest.mark.asyncio(loop_scope="session")
 async def test_a_large_tree_is_deleted_while_others_are_served(sandbox: LocalSandbox):
     """By a thread: the event loop goes on, which answers pings and reads the outputs of others."""
     if sandbox.level not in (Level.LANDLOCK, Level.RLIMITS):

@@ -2,8 +2,6 @@
 is sent to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -237,15 +235,6 @@ def test_an_answer_tells_that_its_session_was_restarted(url: str):
 async def test_a_level_below_the_minimum_is_refused_at_once(url: str):
     with pytest.raises(ConfigError, match="below min_level = 'gvisor'"):
         await open_sandbox(url, min_level="gvisor").execute("1")
-
-
-async def test_a_dead_url_is_retried_then_raised():
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    sandbox = RemoteSandbox([f"http://127.0.0.1:{port}"], attempts=2)
-    with pytest.raises(SandboxUnavailable, match="did not answer GET /v1/ping"):
-        await sandbox.execute("1")
-    await sandbox.close()
 
 
 async def test_several_urls_share_the_load_and_survive_the_loss_of_one(url: str, tmp_path: Path):

@@ -1,11 +1,8 @@
 """The service of a node as its operator sees it: health, metrics, the end, and who gives way."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,17 +13,13 @@ import httpx
 import pytest
 
 from retool_mcore.errors import SandboxUnavailable
+from retool_mcore.rollout.server import free_port
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.cgroup import CgroupTree
 from retool_mcore.sandbox.health import Health
 from retool_mcore.sandbox.local import LocalSandbox
 from retool_mcore.sandbox.server import create_app
 from tests.sandbox.sandbox_helpers import ROOT, children_of, start
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        return int(unused.getsockname()[1])
 
 
 def until(condition: Callable[[], object], limit_s: float = 20) -> None:

@@ -1,7 +1,5 @@
 """A trajectory at work keeps its session, newcomers wait, and what is lost is told."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """A short soak: the long one is perf/sandbox_soak.py itself, 50,000 executions."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The README's table says what this machine gives."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

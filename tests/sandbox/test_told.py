@@ -1,7 +1,5 @@
 """What the code, and so the model, is told: why a program does not run, and nothing of the host."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
@@ -11,8 +9,6 @@ import pytest
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.local import LocalSandbox
 from tests.sandbox.sandbox_helpers import last_line
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WHY = "programs cannot be run here; use Python"
 

@@ -1,7 +1,5 @@
 """Executions of root have uids that no other sandbox of the machine uses."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

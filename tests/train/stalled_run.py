@@ -3,8 +3,6 @@
 Words: what it does, the run's root, train.stall_s.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

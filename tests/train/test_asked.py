@@ -1,7 +1,5 @@
 """What one rank was asked, all ranks know."""
 
-from __future__ import annotations
-
 import multiprocessing
 from pathlib import Path
 from unittest import mock

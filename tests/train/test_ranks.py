@@ -1,7 +1,5 @@
 """The ranks of SFT touch nothing of a run before the first of them holds it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

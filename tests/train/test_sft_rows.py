@@ -1,7 +1,5 @@
 """Rows of SFT's files: which are validated on, and which are left out, with a note."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

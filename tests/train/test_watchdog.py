@@ -1,7 +1,5 @@
 """A run that writes nothing for train.stall_s seconds is ended; one that is only slow is not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

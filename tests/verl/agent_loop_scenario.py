@@ -4,8 +4,6 @@ server is scripted.
 Prints one JSON object: what verl would store of each trajectory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -4,20 +4,15 @@ Prints one JSON object: what the routers hold and compute, their gradients and l
 transformers says of the gradients and the load.
 """
 
-from __future__ import annotations
-
-import json
-import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.chat import Rendered
-from retool_mcore.platforms import get_platform
 from tests.numerics.megatron_ranks import make_model
+from tests.scenario import tell_as_one_rank
+from tests.verl.sft_scenario import make_engine
 
-SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
 SETTINGS = ("cluster.gpus_per_node=1", "data.max_length_tokens=64", "train.steps=8", "train.global_batch=2")
 SETTINGS += ("train.micro_batch_tokens=64", "optim.clip_grad=1e9", "optim.warmup_fraction=0")
 AUX = ("experts.load_balancing={aux_loss=0.5}",)
@@ -97,24 +92,11 @@ def updates_of_rl(folder: Path) -> dict[str, Any]:
     return {"counted_without_update": counted, "updates": taken, "reported": reported}
 
 
-def main(folder: Path) -> None:
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    platform = get_platform("cpu")
-    platform.activate()
-    import torch.distributed as dist
+def found(folder: Path) -> dict[str, Any]:
     from megatron.core import parallel_state
 
-    from retool_mcore.verl.sft_engine import SftEngine, megatron_worker
-
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     make_model(folder / "model", "qwen3_moe")
-    where = (f"model.path={folder}/model", f"run.root={folder}")
-
-    def engine_of(*changes: str) -> SftEngine:
-        parallel_state.destroy_model_parallel()
-        config = load_config(SftConfig, SFT, [*SETTINGS, *where, *changes])
-        return SftEngine(megatron_worker(config, platform), config, platform)
-
+    engine_of = partial(make_engine, folder, SETTINGS)
     out: dict[str, Any] = {"plain": plain(folder / "model", 0.0), "plain_aux": plain(folder / "model", COEF)}
     out["plain_dtype"] = dtype_of_the_scores(engine_of("model.dtype=bfloat16", f"{RAW_ROUTER}=fp64").worker.engine)
     out["dtype"] = dtype_of_the_scores(engine_of("model.dtype=bfloat16").worker.engine)
@@ -133,9 +115,8 @@ def main(folder: Path) -> None:
         out[name]["gradients"] = gradients
     parallel_state.destroy_model_parallel()
     out["rl"] = updates_of_rl(folder / "model")
-    print(json.dumps(out))
-    dist.destroy_process_group()
+    return out
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    tell_as_one_rank(found)

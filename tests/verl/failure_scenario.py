@@ -3,8 +3,6 @@
 Prints one JSON object in its last line: the kind of loss -> the error's class and text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,46 +3,28 @@
 Saved and resumed. Prints one JSON object.
 """
 
-from __future__ import annotations
-
-import json
-import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.errors import CheckpointError
-from retool_mcore.platforms import get_platform
-from tests.verl.sft_scenario import BATCH, SETTINGS, SFT
+from tests.scenario import tell_as_one_rank
+from tests.verl.sft_scenario import BATCH, SETTINGS, make_engine
 
 ADAPTERS = ("lora.rank=4", "lora.alpha=8", "lora.dropout=0.2")
 ADAPTERS += ("optim.lr=0.02", "optim.min_lr=0.02", "optim.warmup_fraction=0.0")
 LEARNT = 25  # updates
 
 
-def main(folder: Path) -> None:
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    platform = get_platform("cpu")
-    platform.activate()
-    import torch.distributed as dist
-    from megatron.core import parallel_state
-
-    from retool_mcore.verl.sft_engine import SftEngine, megatron_worker
-
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+def found(folder: Path) -> dict[str, Any]:
     for seed, name in enumerate(("model", "other")):
         write_model(folder / name, build_tokenizer(tokenizer_rows()), seed=seed)
 
-    def engine_of(*changes: str, model: str = "model") -> SftEngine:
-        parallel_state.destroy_model_parallel()
-        settings = [*SETTINGS, *ADAPTERS, f"model.path={folder}/{model}", f"run.root={folder}", *changes]
-        config = load_config(SftConfig, SFT, settings)
-        return SftEngine(megatron_worker(config, platform), config, platform)
+    engine_of = partial(make_engine, folder, (*SETTINGS, *ADAPTERS))
 
-    def steps(engine: SftEngine, count: int) -> list[float]:
+    def steps(engine: Any, count: int) -> list[float]:
         return [engine.train_batch(BATCH)["loss"] for _ in range(count)]
 
     out: dict[str, Any] = {}
@@ -75,9 +57,8 @@ def main(folder: Path) -> None:
     out["learnt"] = steps(learning, LEARNT)
     out["flops"] = learning.train_batch(BATCH)["flops"]
     out["vocab"] = learning.shape.vocab
-    print(json.dumps(out))
-    dist.destroy_process_group()
+    return out
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    tell_as_one_rank(found)

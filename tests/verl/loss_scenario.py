@@ -5,8 +5,6 @@ Names end in their shape: B responses of up to T tokens, padded. The second resp
 interpreter: its result's tokens are masked.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from functools import cache

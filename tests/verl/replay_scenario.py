@@ -4,8 +4,6 @@ groups put by hand.
 Prints one JSON object: what each scenario gave.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -4,17 +4,12 @@ Prints one JSON object: what the worker computes with its own experts, with told
 those that it noted itself (R2), beside plain transformers.
 """
 
-from __future__ import annotations
-
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from retool_mcore.platforms import get_platform
 from tests.numerics.megatron_ranks import make_model
 from tests.numerics.rl_ranks import LENGTHS, RlEngine, row, rows
+from tests.scenario import tell_as_one_rank
 
 LAYERS, TOP = 4, 2
 LOAD = "experts/load_max_over_mean"
@@ -94,14 +89,10 @@ def update(engine: RlEngine, routes: list[Any]) -> dict[str, float]:
     return {name: metrics[name][0] for name in (LOAD, "experts/unused")} | {"loss": metrics["loss"][-1]}
 
 
-def main(folder: Path) -> None:
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    get_platform("cpu").activate()
+def found(folder: Path) -> dict[str, Any]:
     import torch
-    import torch.distributed as dist
     from megatron.core import parallel_state
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     model = make_model(folder / "model", "qwen3_moe")
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
@@ -132,8 +123,7 @@ def main(folder: Path) -> None:
         "second": update(engine, noted_routes),  # the weights are others by now, the experts are not
     }
     out["off"] = [update_of_own(engine_of("disabled"), steps) for steps in (1, 2)]
-    print(json.dumps(out))
-    dist.destroy_process_group()
+    return out
 
 
 def update_of_own(engine: RlEngine, steps: int) -> dict[str, float]:
@@ -148,4 +138,4 @@ def update_of_own(engine: RlEngine, steps: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    tell_as_one_rank(found)

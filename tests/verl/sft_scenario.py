@@ -5,12 +5,9 @@ Prints one JSON object: what the optimizer, the loss and each forward pass saw, 
 transformers says.
 """
 
-from __future__ import annotations
-
-import json
 import math
-import os
-import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import alive
 from retool_mcore.train.watchdog import signs
+from tests.scenario import tell_as_one_rank
 
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
 SETTINGS = ("cluster.gpus_per_node=1", "data.max_length_tokens=200", "train.steps=8", "train.global_batch=4")
@@ -86,25 +84,24 @@ def watched(engine: Any) -> list[list[int]]:
     return seen
 
 
-def main(folder: Path) -> None:
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    platform = get_platform("cpu")
-    platform.activate()
-    import torch.distributed as dist
+def make_engine(folder: Path, usual: Sequence[str], *changes: str, model: str = "model") -> Any:
+    """SFT's engine with these settings, in the place of the one before."""
     from megatron.core import parallel_state
-    from transformers import AutoModelForCausalLM
 
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    parallel_state.destroy_model_parallel()
+    settings = [*usual, f"model.path={folder}/{model}", f"run.root={folder}", *changes]
+    config, platform = load_config(SftConfig, SFT, settings), get_platform("cpu")
+    return SftEngine(megatron_worker(config, platform), config, platform)
+
+
+def found(folder: Path) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
     write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
-    where = (f"model.path={folder}/model", f"run.root={folder}")
     plain = AutoModelForCausalLM.from_pretrained(folder / "model").float()
-
-    def engine_of(*changes: str) -> SftEngine:
-        config = load_config(SftConfig, SFT, [*SETTINGS, *where, *changes])
-        return SftEngine(megatron_worker(config, platform), config, platform)
-
+    engine_of = partial(make_engine, folder, SETTINGS)
     engine = engine_of()
     inner = engine.worker.engine
     alive.EVERY_S = 0.0
@@ -124,20 +121,17 @@ def main(folder: Path) -> None:
     engine.save(str(folder / "saved"), 4)
     out["steps"] += [engine.train_batch(BATCH) for _ in range(4)]
     engine.save(str(folder / "ended"), 8)
-    parallel_state.destroy_model_parallel()
     longer = engine_of("train.steps=24")
     longer.load(str(folder / "ended"))
     out["longer"] = [longer.train_batch(BATCH) for _ in range(2)]
     for name, changes in (("same", ()), ("changed", ("optim.lr=0.004", "optim.min_lr=0", "optim.weight_decay=0.5"))):
-        parallel_state.destroy_model_parallel()
         again = engine_of(*changes)
         again.load(str(folder / "saved"))
         out[name] = [again.train_batch(BATCH) for _ in range(4)]
         groups = again.worker.engine.optimizer.param_groups
         out[f"{name}_weight_decay"] = sorted({group["weight_decay"] for group in groups})
-    print(json.dumps(out))
-    dist.destroy_process_group()
+    return out
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    tell_as_one_rank(found)

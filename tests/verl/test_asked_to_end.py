@@ -1,7 +1,5 @@
 """An RL run that is asked to end keeps the last step whose updates are whole."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -14,25 +12,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.platforms import get_platform
 from retool_mcore.run import saving
 from retool_mcore.run.checkpoint import complete_checkpoints
 from retool_mcore.run.ending import Ended
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import RL
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 TRAINERS = {"sync": "ReToolTrainer", "partial_rollout": "ReToolPartialRolloutTrainer", "async": "ReToolAsyncTrainer"}
 IN_FLIGHT = {"sync": (), "partial_rollout": ("train.mode=partial_rollout",),
              "async": ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1")}  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 class Run:

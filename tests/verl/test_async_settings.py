@@ -1,28 +1,19 @@
 """Modes that sample ahead: which settings go together, and what verl's trainer is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.cuda import platform as cuda
 from retool_mcore.verl.keys.ppo import check_ppo_tree, ppo_keys, ppo_tree
-from retool_mcore.verl.plugin import assert_loaded
 
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY, LARGE = "rl_tiny_cpu", "rl_qwen2.5_7b_h200x8"
 ASYNC = ("train.mode=async", "rollout.gpus=1", "cluster.gpus_per_node=2")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def rl(name: str, *settings: str) -> RlConfig:

@@ -2,8 +2,6 @@
 trainer does.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How a step's trajectories are dealt to its updates and to the data-parallel ranks."""
 
-from __future__ import annotations
-
 import random
 from statistics import mean
 

@@ -1,7 +1,5 @@
 """The queue starts beside the driver's own work, and whoever needs it waits."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server that starts before its settings exist is the one that verl then finds by its name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

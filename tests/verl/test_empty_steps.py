@@ -1,7 +1,5 @@
 """Steps that train less than all: of masked or rejected responses, and of the critic alone."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +8,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RolloutError
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import (
     ENGINE_BT,
     MASK_BT,
@@ -28,13 +23,7 @@ from tests.verl.loss_scenario import (
     tree,
 )  # fmt: skip
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 def in_memory(monkeypatch: pytest.MonkeyPatch, mask_BT: torch.Tensor) -> SimpleNamespace:

@@ -1,26 +1,15 @@
 """What is told of engine and actor is of the weights at the step's start, whatever the loss."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import ENGINE_BT, KEYS, LENGTHS_B, MASK_BT, OLD_BT, RL, Queue, batch, tree
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 @pytest.mark.parametrize(("updates", "ranks"), [(1, 1), (3, 1), (1, 2), (3, 2), (2, 4)])

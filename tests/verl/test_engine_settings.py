@@ -1,7 +1,5 @@
 """rollout.precision and rollout.engine_args: what an engine gets, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from argparse import ArgumentParser
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import EvaluationConfig, RlConfig, load_config, load_evaluation
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
@@ -21,20 +18,13 @@ from retool_mcore.platforms.base import sglang_options
 from retool_mcore.platforms.rollout_engines import RolloutEngine
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.rollout import check_engine_args, engine_args
-from retool_mcore.verl.plugin import assert_loaded
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 H200 = CONFIGS / "rl_qwen2.5_7b_h200x8.toml"
 FP8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
 CACHE = ("rollout.kv_cache=fp8", "algorithm.importance_sampling=token")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 @pytest.fixture
@@ -103,14 +93,6 @@ def test_the_engine_gets_layers_in_fp8_and_the_rest_as_it_is(adapter: Any, monke
     assert worst <= scale.max() * 2**-10
 
 
-def test_the_setting_reaches_verls_rollout():
-    def rollout(*settings: str) -> Any:
-        return ppo_tree(load_config(RlConfig, H200, settings), get_platform("cuda")).actor_rollout_ref.rollout
-
-    assert rollout(*FP8).quantization == "fp8"
-    assert rollout().quantization is None
-
-
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
@@ -137,12 +119,8 @@ def test_a_draft_model_is_refused_in_training_alone(algorithm: str):
     with pytest.raises(ConfigError, match=rf'speculative_algorithm = "{algorithm}".*Use "NGRAM"'):
         check_engine_args(run, get_platform("cuda"))
     check_engine_args(EvaluationConfig.of(run), get_platform("cuda"))
-
-
-def test_drafts_of_earlier_text_are_allowed():
-    run = load_config(RlConfig, H200)
     run.rollout.engine_args.update(speculative_algorithm="NGRAM", speculative_num_draft_tokens=8)
-    check_engine_args(run, get_platform("cuda"))
+    check_engine_args(run, get_platform("cuda"))  # drafts of earlier text are allowed
 
 
 @pytest.mark.parametrize(("settings", "name"), [(FP8, "precision"), (CACHE, "kv_cache")])

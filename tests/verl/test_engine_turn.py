@@ -1,26 +1,14 @@
 """verl's answers as the loop takes them: why a turn ended, with and without tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
 import pytest
-import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
-from retool_mcore.verl.plugin import assert_loaded
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 STOP = 7
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def turn(reason: str, token_ids: list[int], log_probs: list[float] | None) -> EngineTurn:

@@ -1,7 +1,5 @@
 """What [experts] does to a model's routers, and how their load is counted, beside transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a user is told when a process of an RL run dies or fails."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`retool config from-verl`: verl's run files as ours, key by key."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib.util

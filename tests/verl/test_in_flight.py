@@ -1,24 +1,12 @@
 """In mode "sync" the next step's prompts are sampled while the metrics of a step are written."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 def steps_of(monkeypatch: pytest.MonkeyPatch, *, mode: str, validates_every: int = -1) -> list[str]:

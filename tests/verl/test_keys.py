@@ -1,7 +1,5 @@
 """Each key of verl that we set or refuse is declared once, and is a key of the installed verl."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Mapping

@@ -3,17 +3,13 @@
 verl's own functions on our resolved tree, and beside each the formula in a few lines of torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import (
     ENGINE_BT,
     LENGTHS_B,
@@ -23,19 +19,14 @@ from tests.verl.loss_scenario import (
     by_formula,
     learn,
     trained_on,
+    tree,
 )
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
 COUNT_B = MASK_BT.sum(1)
 CLIPS = ("algorithm.clip=[0.3, 0.4]",)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def same(found: tuple[float, torch.Tensor], expected: tuple[float, torch.Tensor]) -> None:
@@ -56,6 +47,12 @@ def token_mean(terms_BT: torch.Tensor) -> torch.Tensor:
 
 def ppo(new_BT: torch.Tensor) -> torch.Tensor:
     return token_mean(surrogate((new_BT - OLD_BT).exp()))
+
+
+def dual_clip(new_BT: torch.Tensor) -> torch.Tensor:
+    """Dual-clip PPO, arXiv 1912.09729, Eq. 5: what is worse counts at most 1.2 times."""
+    terms_BT = surrogate((new_BT - OLD_BT).exp())
+    return token_mean(torch.where(ADVANTAGE_B1 < 0, terms_BT.maximum(1.2 * ADVANTAGE_B1), terms_BT))
 
 
 def dr_grpo(new_BT: torch.Tensor) -> torch.Tensor:
@@ -88,11 +85,9 @@ def sapo(new_BT: torch.Tensor) -> torch.Tensor:
 MEAN_OF_MEANS = "algorithm.loss_agg=seq-mean-token-mean"
 LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]] = {
     "ppo": (ppo, CLIPS),
+    "dual_clip": (dual_clip, ("algorithm.clip=[0.3, 0.4, 1.2]",)),
     "dr_grpo": (dr_grpo, (*CLIPS, "algorithm.loss_agg=seq-mean-token-sum-norm", "rollout.max_response_tokens=50")),
-    "gspo": (
-        gspo,
-        ("algorithm.loss=gspo", MEAN_OF_MEANS, "algorithm.clip=[0.02, 0.03]"),
-    ),
+    "gspo": (gspo, ("algorithm.loss=gspo", MEAN_OF_MEANS, "algorithm.clip=[0.02, 0.03]")),
     "cispo": (cispo, ("algorithm.loss=cispo", *CLIPS)),
     "sapo": (sapo, ("algorithm.loss=sapo", MEAN_OF_MEANS, "algorithm.tau=[0.9, 1.3]")),
 }
@@ -128,7 +123,10 @@ def test_the_divergence_in_the_loss_is_the_chosen_estimate(kind: str):
     def objective(new_BT: torch.Tensor) -> torch.Tensor:
         return ppo(new_BT) - 0.25 * token_mean(DIVERGENCES[kind](new_BT - INITIAL_BT))
 
+    from verl.trainer.ppo.utils import need_reference_policy
+
     settings = (*CLIPS, "algorithm.kl_coef=0.25", f"algorithm.kl_type={kind}")
+    assert need_reference_policy(tree(*settings)) and not need_reference_policy(tree(*CLIPS))
     same(learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), ref_log_prob=INITIAL_BT), by_formula(objective))
 
 
@@ -170,6 +168,11 @@ def dr_grpo_BT() -> torch.Tensor:
     return (REWARD_B - in_pairs(REWARD_B).mean(1).repeat_interleave(2))[:, None] * MASK_BT
 
 
+def grpo_BT() -> torch.Tensor:
+    """GRPO, arXiv 2402.03300, Sec. 4.1.2: divided by the group's deviation."""
+    return dr_grpo_BT() / in_pairs(REWARD_B).std(1).repeat_interleave(2)[:, None]
+
+
 def reinforce_plus_plus_BT() -> torch.Tensor:
     """REINFORCE++, arXiv 2501.03262, Sec. 3: the discounted reward, normalized over the batch.
 
@@ -182,6 +185,7 @@ def reinforce_plus_plus_BT() -> torch.Tensor:
 ADVANTAGES = {
     "rloo": (rloo_BT, ("algorithm.name=rloo",)),
     "opo": (opo_BT, ("algorithm.name=opo",)),
+    "grpo": (grpo_BT, ("algorithm.normalize_by_std=true",)),
     "dr_grpo": (dr_grpo_BT, ("algorithm.normalize_by_std=false",)),
     "reinforce_plus_plus": (reinforce_plus_plus_BT, ("algorithm.name=reinforce_plus_plus", "algorithm.gamma=0.9")),
     "reinforce_plus_plus_baseline": (
@@ -226,13 +230,11 @@ def test_opo_weighs_a_response_by_its_tokens_in_the_loss(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8)])
 def test_ppo_discounts_by_gamma_and_trusts_values_by_lambda(
-    gamma: float, lam: float, monkeypatch: pytest.MonkeyPatch, tmp_path
+    gamma: float, lam: float, monkeypatch: pytest.MonkeyPatch, model_dir: Path
 ):
     """GAE, arXiv 1506.02438, Eq. 11 and 16, over sampled tokens; normalized over the batch."""
-    from retool_mcore.data.task_model import build_tokenizer, write_model
-    from retool_mcore.data.tasks import tokenizer_rows
+    from verl.trainer.ppo.utils import need_critic
 
-    write_model(tmp_path / "model", build_tokenizer(tokenizer_rows()), seed=0)
     values_BT = torch.linspace(-1, 1, 24).reshape(4, 6)
     expected_BT, returns_BT = torch.zeros(4, 6), torch.zeros(4, 6)
     for row in range(4):
@@ -244,28 +246,29 @@ def test_ppo_discounts_by_gamma_and_trusts_values_by_lambda(
                 delta = (float(REWARD_B[row]) if last else 0.0) + gamma * after - float(values_BT[row, token])
                 expected_BT[row, start] += (gamma * lam) ** steps * delta
             returns_BT[row, start] = expected_BT[row, start] + values_BT[row, start]
-    settings = (
-        "algorithm.name=ppo",
-        f"algorithm.gamma={gamma}",
-        f"algorithm.lam={lam}",
-        f"model.path={tmp_path}/model",
-    )
+    settings = ("algorithm.name=ppo", f"algorithm.gamma={gamma}", f"algorithm.lam={lam}", f"model.path={model_dir}")
+    assert need_critic(tree(*settings)) and not need_critic(tree("algorithm.name=grpo"))
     found = trained_on(monkeypatch, *settings, values=values_BT)
     torch.testing.assert_close(found["advantages"] * MASK_BT, whitened(expected_BT), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found["returns"] * MASK_BT, returns_BT, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.5, 2.0), (0.0, 1.03)])
 @pytest.mark.parametrize("kind", ["token", "sequence"])
-def test_weights_outside_two_bounds_are_zero(kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_weights_outside_two_bounds_are_zero_and_with_one_are_cut_to_it(
+    kind: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+):
     """IcePop, arXiv 2510.18855, Eq. 2: M(k) is k inside [alpha, beta] and 0 outside, k the ratio of
-    trained weights to engine."""
-    settings = (f"algorithm.importance_sampling={kind}", "algorithm.importance_bounds=[0.5, 2.0]")
+    trained weights to engine. Without a lower bound: truncated importance sampling."""
+    settings = (f"algorithm.importance_sampling={kind}", f"algorithm.importance_bounds=[{low}, {high}]")
+    assert "rollout_is_weights" not in trained_on(monkeypatch, "algorithm.importance_sampling=off")
     found = trained_on(monkeypatch, *settings)
     gap_BT = (OLD_BT - ENGINE_BT) * MASK_BT
     ratio_BT = (gap_BT if kind == "token" else gap_BT.sum(1, keepdim=True).expand(4, 6)).exp() * MASK_BT
-    expected_BT = torch.where((ratio_BT >= 0.5) & (ratio_BT <= 2.0), ratio_BT, 0.0)
+    inside_BT = (ratio_BT >= low) & (ratio_BT <= high)
+    expected_BT = torch.where(inside_BT, ratio_BT, 0.0) if low else ratio_BT.clamp(max=high)
     torch.testing.assert_close(found["rollout_is_weights"], expected_BT)
-    left_out = (expected_BT == 0) & MASK_BT.bool()
+    left_out = ~inside_BT & MASK_BT.bool()
     assert left_out.any() and not left_out.all()
     weighted = learn(*CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6), rollout_is_weights=found["rollout_is_weights"])
     same(weighted, by_formula(lambda new_BT: token_mean(expected_BT * surrogate((new_BT - OLD_BT).exp()))))

@@ -1,7 +1,5 @@
 """The mismatch of engine and actor over many tokens, exact."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

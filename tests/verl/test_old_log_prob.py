@@ -2,8 +2,6 @@
 update, and in later ones the loss that its page names.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,23 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.tensors import trained_tensors
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.ppo import ppo_tree
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import ENGINE_BT, MASK_BT, actor_config, by_formula, learn
 
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 TINY = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def gradient(rollout_BT: torch.Tensor, actor_BT: torch.Tensor, *settings: str) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """The room held for Adam's states is as large as they are. On GPUs: numerics/test_gpu_parity.py."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -2,28 +2,19 @@
 critic.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.sft import sft_worker_config
-from retool_mcore.verl.plugin import assert_loaded
 
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 CONFIGS = Path(__file__).parents[2] / "configs"
 BETAS = ("optim.betas=[0.5, 0.6]",)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def of_megatron(optim: Any) -> Any:

@@ -2,8 +2,6 @@
 stranger reaches it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

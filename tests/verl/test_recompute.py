@@ -2,8 +2,6 @@
 pass.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

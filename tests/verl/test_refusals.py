@@ -1,7 +1,5 @@
 """What does not fit together is refused before anything is started, in one clear error."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from retool_mcore.config import RlConfig, load_config, load_evaluation
 from retool_mcore.data.files import write_parquet
+from retool_mcore.data.rl import rl_row
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.data.task_model import CHAT_TEMPLATE
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
@@ -38,14 +37,10 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def test_an_unknown_protocol_is_refused_with_the_known_ones(tokenizer):
+@pytest.mark.parametrize("tools", [(), ("rollout.tools=[]",)], ids=["tool", "text"])
+def test_an_unknown_protocol_is_refused_with_the_known_ones(tokenizer, tools):
     with pytest.raises(ConfigError, match=r"rollout\.protocol = 'xml' is none of hermes, qwen3_coder, retool"):
-        protocol_of(rollout_of("rollout.protocol=xml"), tokenizer)
-
-
-def test_an_unknown_protocol_is_refused_without_the_tool_too(tokenizer):
-    with pytest.raises(ConfigError, match="is none of hermes, qwen3_coder, retool"):
-        protocol_of(rollout_of("rollout.protocol=xml", "rollout.tools=[]"), tokenizer)
+        protocol_of(rollout_of("rollout.protocol=xml", *tools), tokenizer)
 
 
 def test_an_evaluation_refuses_it_before_a_server_is_asked(model_dir, tmp_path):
@@ -86,15 +81,7 @@ def test_a_template_that_drops_tool_messages_is_refused(tokenizer):
 
 @pytest.mark.parametrize("name", ["hermes", "retool"])
 def test_a_prompt_over_the_budget_is_refused_as_its_protocol_renders_it(tokenizer, tmp_path, name):
-    rows = [
-        {
-            "data_source": "s",
-            "prompt": [{"role": "user", "content": f"What is {index} + {index}?"}],
-            "reward_model": {"ground_truth": str(2 * index), "style": "rule"},
-            "extra_info": {"index": index},
-        }
-        for index in range(10, 30)
-    ]
+    rows = [rl_row(f"What is {index} + {index}?", str(2 * index), "s", "train", index) for index in range(10, 30)]
     for split in ("train", "val"):
         write_parquet(tmp_path / f"{split}.parquet", rows)
     files = [f"data.train_file={tmp_path}/train.parquet", f'validation.files=["{tmp_path}/val.parquet"]']

@@ -2,32 +2,23 @@
 in SFT.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.ppo import ppo_keys, ppo_tree
 from retool_mcore.verl.keys.refused import ENGINE_LOG_PROB_KEYS, RL_KEYS, SFT_KEYS, decided_by
 from retool_mcore.verl.keys.sft import sft_sections
-from retool_mcore.verl.plugin import assert_loaded
 
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 ROOT = Path(__file__).parents[2]
 RL, SFT = ROOT / "configs" / "rl_tiny_cpu.toml", ROOT / "configs" / "sft_tiny_cpu.toml"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-
-
-@pytest.fixture(scope="module", autouse=True)
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 many stop the run.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

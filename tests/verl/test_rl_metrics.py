@@ -2,8 +2,6 @@
 them.
 """
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,28 +1,16 @@
 """The router is there before the engines are; the Ray of these tests is in one process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 class Here:

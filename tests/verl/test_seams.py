@@ -1,7 +1,5 @@
 """Each private name of others that our code holds is a record, and is still what it was."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

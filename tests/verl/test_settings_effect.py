@@ -1,14 +1,12 @@
-"""What [algorithm], [critic] and [optim] of an RL run do to advantages, losses and optimizers.
+"""What an RL run's settings do to optimizers, filters, rewards and the router.
 
-verl's own functions, on the objects that verl makes of our resolved tree; beside each the formula,
-written out.
+verl's own functions, on the objects that verl makes of our resolved tree. Losses and advantages are
+in test_losses.py.
 """
-
-from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,38 +14,22 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys import ppo
 from retool_mcore.verl.keys.rollout import write_settings
-from retool_mcore.verl.plugin import assert_loaded
 from tests.reward.spellings import SLOW
-from tests.verl.loss_scenario import KEYS, Queue, prepare_advantages
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+from tests.verl.loss_scenario import MASK_BT, MOVED_BT, OLD_BT, REWARD_B, micro_batch, said
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
-# Two responses, of 3 and of 1 token; the first's second token is an interpreter's. Ratios 0.5, 1, 2
-# and 30.
-OLD = [[-2.0, -1.0, -3.0], [-5.0]]
-NEW = [[-2.0 - math.log(2), -1.0, -3.0 + math.log(2)], [-5.0 + math.log(30)]]
-MASK = [[1, 0, 1], [1]]
-UP, DOWN = [[1.0, 1.0, 1.0], [1.0]], [[-1.0, -1.0, -1.0], [-1.0]]
-
-
 HERE: list[str] = []  # the settings that name what the fixture has made
 
 
 @pytest.fixture(autouse=True, scope="module")
-def verl_imports_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """With a model on disk, which verl's configuration of a critic reads; verl's defaults are
-    composed once.
-    """
-    get_platform("cpu").activate()
-    assert_loaded()
+def model_on_disk(verl_on_cpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What verl's configuration of a critic reads; verl's defaults are composed once."""
     folder = tmp_path_factory.mktemp("settings")
     write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
     HERE[:] = [f"model.path={folder}/model"]
@@ -91,151 +73,17 @@ def made_by_verl(part: Any) -> Any:
     return omega_conf_to_dataclass(copy.deepcopy(part))
 
 
-def jagged(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
-
-
-def as_the_model_returns(rows: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Of prompts of one token: a value at each position is for the token after it, the last one for
-    none.
-    """
-    return torch.tensor([value for row in rows for value in (*row, -99.0)])
-
-
-def batch(**columns: torch.Tensor) -> Any:
-    """A whole batch in one micro-batch of one rank, as verl's engine hands it to a loss."""
-    from verl.utils import tensordict_utils as tu
-
-    mask = jagged(MASK, torch.int64)
-    data = tu.get_tensordict(
-        tensor_dict={
-            "prompts": jagged([[7]] * len(MASK), torch.int64),
-            "responses": jagged([[8] * len(row) for row in MASK], torch.int64),
-            "response_mask": mask,
-            **columns,
-        },
-        non_tensor_dict={"dp_size": 1, "batch_num_tokens": 3, "global_batch_size": 2},
-    )
-    return data
-
-
-def policy_loss(*settings: str, advantages: Sequence[Sequence[float]] = UP, **columns: torch.Tensor) -> float:
-    from verl.workers.utils.losses import ppo_loss
-
-    actor = made_by_verl(tree(*settings).actor_rollout_ref.actor)
-    data = batch(old_log_probs=jagged(OLD), advantages=jagged(advantages), **columns)
-    loss, _ = ppo_loss(actor, {"log_probs": as_the_model_returns(NEW)}, data)
-    return float(loss)
-
-
-CLIPS = ("algorithm.clip=[0.3, 0.4, 5.0]",)
-
-
-def test_a_ratio_is_clipped_on_either_side_where_the_run_file_says():
-    # Likelier is better: 0.5 counts as it is, 2 and 30 at most as 1.4.
-    assert policy_loss(*CLIPS) == pytest.approx(-(0.5 + 1.4 + 1.4) / 3)
-    # Likelier is worse: 0.5 counts at least as 0.7, 2 as it is, 30 at most as 5.
-    assert policy_loss(*CLIPS, advantages=DOWN) == pytest.approx((0.7 + 2.0 + 5.0) / 3)
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("token-mean", (0.5 + 1.4 + 1.4) / 3),
-        ("seq-mean-token-sum", ((0.5 + 1.4) + 1.4) / 2),
-        ("seq-mean-token-mean", ((0.5 + 1.4) / 2 + 1.4) / 2),
-    ],
-)
-def test_tokens_are_averaged_as_the_run_file_says(mode: str, expected: float):
-    assert policy_loss(*CLIPS, f"algorithm.loss_agg={mode}") == pytest.approx(-expected)
-
-
-def test_the_divergence_from_the_first_weights_has_its_weight_in_the_loss():
-    from verl.trainer.ppo.utils import need_reference_policy
-
-    reference = [[-1.0, -9.0, -3.0], [-4.0]]
-    gaps = [
-        ref - new
-        for r, n, m in zip(reference, NEW, MASK, strict=True)
-        for ref, new, k in zip(r, n, m, strict=True)
-        if k
-    ]
-    divergence = sum(math.exp(gap) - gap - 1 for gap in gaps) / 3  # Schulman's estimate of KL(new, reference)
-    for weight in (0.25, 0.0):
-        settings = (*CLIPS, f"algorithm.kl_coef={weight}")
-        found = policy_loss(*settings, ref_log_prob=jagged(reference))
-        assert found == pytest.approx(-(0.5 + 1.4 + 1.4) / 3 + weight * divergence)
-        assert need_reference_policy(tree(*settings)) == (weight > 0), "the first weights are kept where they are used"
-
-
-def advantages(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[str, list[torch.Tensor]]:
-    """What our trainer writes back to the queue of two groups of two responses: advantages and
-    weights.
-    """
-    queue = Queue(monkeypatch)
-    for key, score, actor, engine in zip(KEYS, SCORES, ACTOR, ENGINE, strict=True):
-        queue.rows[key] = {
-            "response_mask": torch.ones(len(actor), dtype=torch.int64),
-            "rm_scores": torch.tensor([0.0] * (len(actor) - 1) + [score]),
-            "old_log_probs": torch.tensor(actor),
-            "rollout_log_probs": torch.tensor(engine),
-            "values": torch.zeros(len(actor)),
-        }
-    prepare_advantages(*settings)
-    return {name: [queue.rows[key][name] for key in KEYS] for name in queue.rows[KEYS[0]]}
-
-
-SCORES = [1.0, -1.0, 3.0, 1.0]
-ENGINE = [[-1.0, -2.0, -3.0], [-1.0], [-1.0, -1.0], [-2.0, -2.0]]
-ACTOR = [[-0.9, -2.3, -2.5], [0.0], [-1.0, -1.0], [-1.0, -3.0]]
-
-
-def test_advantages_are_compared_within_groups_and_divided_by_the_deviation_where_asked(monkeypatch):
-    plain = advantages(monkeypatch, "algorithm.normalize_by_std=false")["advantages"]
-    assert [row.tolist() for row in plain] == [[1.0] * 3, [-1.0], [1.0] * 2, [-1.0] * 2]
-    divided = advantages(monkeypatch, "algorithm.normalize_by_std=true")["advantages"]
-    assert [row[0].item() for row in divided] == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)] * 2, abs=1e-5)
-
-
-def test_ppo_takes_advantages_from_values_and_trains_a_critic(monkeypatch):
-    from verl.trainer.ppo.utils import need_critic
-
-    found = advantages(monkeypatch, "algorithm.name=ppo")
-    returns = [row.tolist() for row in found["returns"]]
-    assert returns == [[score] * len(row) for score, row in zip(SCORES, returns, strict=True)], "undiscounted"
-    assert need_critic(tree("algorithm.name=ppo")) and not need_critic(tree("algorithm.name=grpo"))
-
-
-def test_importance_weights_are_those_of_tokens_or_of_whole_responses_up_to_the_threshold(monkeypatch):
-    def weights(*settings: str) -> list[list[float]]:
-        return [row.tolist() for row in advantages(monkeypatch, *settings)["rollout_is_weights"]]
-
-    gaps = [[a - e for a, e in zip(actor, engine, strict=True)] for actor, engine in zip(ACTOR, ENGINE, strict=True)]
-    for limit in (1.4, 10.0):
-        threshold = f"algorithm.importance_bounds=[0, {limit}]"
-        token = [[min(math.exp(gap), limit) for gap in row] for row in gaps]
-        response = [[min(math.exp(sum(row)), limit)] * len(row) for row in gaps]
-        for kind, expected in (("token", token), ("sequence", response)):
-            found = weights(f"algorithm.importance_sampling={kind}", threshold)
-            assert [value for row in found for value in row] == pytest.approx([v for row in expected for v in row])
-    assert "rollout_is_weights" not in advantages(monkeypatch, "algorithm.importance_sampling=off")
-
-
-def test_importance_weights_scale_the_loss_of_their_tokens():
-    found = policy_loss(*CLIPS, rollout_is_weights=jagged([[2.0, 7.0, 0.5], [0.25]]))
-    assert found == pytest.approx(-(2.0 * 0.5 + 0.5 * 1.4 + 0.25 * 1.4) / 3)
-
-
 def test_a_value_moves_its_loss_up_to_the_clip():
+    """PPO's value loss, as in arXiv 2006.05990, choice C13."""
     from verl.workers.utils.losses import value_loss
 
     critic = made_by_verl(tree("algorithm.name=ppo", "verl_overrides.critic.cliprange_value=0.3").critic)
-    before, now, returns = [[0.0, 0.0, 0.0], [1.0]], [[1.0, 0.0, 0.2], [0.0]], [[1.0, 0.0, 1.0], [2.0]]
-    data = batch(values=jagged(before), returns=jagged(returns))
-    loss, _ = value_loss(critic, {"values": as_the_model_returns(now)}, data)
-    # The first has moved by 1 where 0.3 counts: (0.3 - 1)^2; the third by 0.2; the fourth away from
-    # its return.
-    assert float(loss) == pytest.approx(0.5 * (0.7**2 + 0.8**2 + 2.0**2) / 3)
+    returns_BT, rows = REWARD_B[:, None].expand(4, 6), range(4)
+    data = micro_batch(rows, values=OLD_BT, returns=returns_BT, response_mask=MASK_BT)
+    loss, _ = value_loss(critic, {"values": said(OLD_BT + MOVED_BT, rows)}, data)
+    clipped_BT = OLD_BT + MOVED_BT.clamp(-0.3, 0.3)
+    worse_BT = (OLD_BT + MOVED_BT - returns_BT).square().maximum((clipped_BT - returns_BT).square())
+    assert float(loss) == pytest.approx(0.5 * float((worse_BT * MASK_BT).sum() / MASK_BT.sum()))
 
 
 OPTIM = ("optim.lr=3e-4", "optim.min_lr=1e-5", "optim.weight_decay=0.07", "optim.clip_grad=0.4")

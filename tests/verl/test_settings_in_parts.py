@@ -4,8 +4,6 @@ Kernels of a GPU do the rest for three of them: tests/numerics/test_gpu_parity.p
 test_gpu_experts.py compare what comes out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path
@@ -16,15 +14,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys.ppo import ppo_tree
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import actor_config, tree
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 MEGATRON = "actor_rollout_ref.actor.megatron."
 MINDSPEED = f"{MEGATRON}override_transformer_config.use_flash_attn"
@@ -32,12 +28,6 @@ MINDSPEED = f"{MEGATRON}override_transformer_config.use_flash_attn"
 
 class Reached(Exception):
     """Its one argument is what the last call before the part was given."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 @pytest.mark.parametrize("fused", [True, False])

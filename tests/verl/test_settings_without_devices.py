@@ -3,8 +3,6 @@
 Otherwise the golden trees would be their only witness, and a golden tree says that a key was set.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,18 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import actor_config, tree
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 def engine_of(*settings: str) -> Any:

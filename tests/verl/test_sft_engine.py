@@ -2,8 +2,6 @@
 micro-batches, resume.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

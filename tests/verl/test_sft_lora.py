@@ -2,8 +2,6 @@
 it goes on from them as if it had not stopped.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The stages that are read off verl's log: verl still says these words, in this order."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A step's metrics of its loss are means over tokens, however the responses are packed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,22 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import ENGINE_BT, MASK_BT, MOVED_BT, OLD_BT, actor_config, micro_batch, said
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 ADVANTAGES_BT = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]]).expand(4, 6)
 COLUMNS = {"old_log_probs": OLD_BT, "advantages": ADVANTAGES_BT, "response_mask": MASK_BT}
 CLIPS = ("algorithm.clip=[0.3, 0.4, 3]",)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def reported(ranks: Sequence[Sequence[Sequence[int]]], *settings: str, **columns_BT: torch.Tensor) -> dict[str, float]:

@@ -1,29 +1,17 @@
 """What our trainer does between verl's start and its first step, and what it puts into a row."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 
-pytest.importorskip("verl", reason="verl is not installed")
-from retool_mcore.platforms import get_platform
 from retool_mcore.run import alive
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.test_trainer_wiring import trainer_of, writing_trainer
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: dict[str, Any], *words: str) -> Any:

@@ -1,32 +1,20 @@
 """What our trainer hands from verl to our parts, with values at which another wire would show."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.platforms import get_platform
 from retool_mcore.run.metrics import NonFiniteLoss
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import RL
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 def trainer_of(tmp_path: Path, *settings: str) -> Any:

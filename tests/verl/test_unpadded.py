@@ -1,7 +1,5 @@
 """The numbers of a step are verl's, whatever blocks its rows come in."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -9,23 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
-from retool_mcore.platforms import get_platform
 from retool_mcore.verl.gap_sums import GapSums, KeptGaps, Mismatch
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import RL, tree
 from tests.verl.unpadded_scenario import PROMPT, SIZE, Rows, Workers
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 @pytest.fixture(scope="module")

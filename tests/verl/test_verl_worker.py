@@ -5,8 +5,6 @@ Only three ends are cut off: the client of the rollout servers is a script, and 
 reward are not there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path
@@ -16,27 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rollout.scripted_engine import ScriptedEngine, call
-
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import alive
 from retool_mcore.train.watchdog import signs as signs_of
 from retool_mcore.verl.keys.ppo import ppo_tree
 from retool_mcore.verl.keys.rollout import write_settings
-from retool_mcore.verl.plugin import assert_loaded
+from tests.rollout.scripted_engine import ScriptedEngine, call
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 TURNS = ["I add.\n" + call("print(412 + 967)"), "It is \\boxed{1379}.<|im_end|>"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 class Client:

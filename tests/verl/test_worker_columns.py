@@ -1,17 +1,12 @@
 """Workers fetch the columns that they read, and no others."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import (
     ENGINE_BT,
     MASK_BT,
@@ -26,15 +21,9 @@ from tests.verl.loss_scenario import (
     tree,
 )
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 ROWS = range(4)
 TOLD = ("dp_size", "batch_num_tokens", "global_batch_size")  # of a batch as a whole
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def stored() -> Any:

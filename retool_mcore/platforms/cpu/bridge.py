@@ -1,7 +1,5 @@
 """mbridge for the plain-PyTorch layers: reads and writes Hugging Face weights of these models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mbridge.core import LLMBridge, register_model

@@ -1,7 +1,5 @@
 """The device module that verl's platform uses on a CPU machine, in place of ``torch.cuda``."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 from typing import Any

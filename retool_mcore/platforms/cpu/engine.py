@@ -3,8 +3,6 @@
 verl imports this module through ``model.external_lib`` in every worker.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 CPUs need no 16-bit training, and tests need exactness.
 """
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Megatron-core's experts without Transformer Engine, with the weight names that mbridge knows."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -8,8 +8,6 @@ and K key/value heads of this tensor-parallel rank (H a multiple of K), D head w
 context-parallel ranks.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Class Cpu: a laptop or a CI machine. One process per training rank, gloo between them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -3,8 +3,6 @@
 SGLang itself draws by such seeds only in its deterministic mode, whose kernels are Triton's.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from hashlib import blake2b

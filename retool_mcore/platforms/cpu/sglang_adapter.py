@@ -4,8 +4,6 @@ verl's own adapter sends CUDA IPC handles; SGLang's helper for them fails on a C
 Everything else of verl's adapter (finding the server, flushing its cache, counting steps) stays.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The CPU as verl sees it. Registered under the name `cpu`, which VERL_PLATFORM selects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType

@@ -6,8 +6,6 @@ port. The actor's first rank connects to all of them and sends each tensor as on
 worker passes it on to its engine's server through sglang_adapter.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

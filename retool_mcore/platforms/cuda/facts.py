@@ -1,7 +1,5 @@
 """What `retool preflight` reports about NVIDIA's driver and collectives."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

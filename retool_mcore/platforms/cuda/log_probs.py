@@ -5,8 +5,6 @@ cuBLAS's product and Transformer Engine's cross-entropy; tests/numerics/cuda_twi
 CPU. T tokens, V this rank's part of the vocabulary, H hidden size, R rows (some of the tokens).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps

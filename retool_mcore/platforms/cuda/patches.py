@@ -1,7 +1,5 @@
 """What platform cuda changes in other people's code at run time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any

@@ -3,8 +3,6 @@
 mbridge leaves these kernels switched off.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -5,8 +5,6 @@ tokens lie behind the scripts in chunks of gzip and base64: the page works while
 reads them, and unfolds the one that is looked at.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Which trajectories a page holds when there are more than its limit."""
 
-from __future__ import annotations
-
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence

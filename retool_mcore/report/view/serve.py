@@ -5,8 +5,6 @@ port, too; and the Host of a request is looked at, so that no page of the web re
 of its own that it lets point here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

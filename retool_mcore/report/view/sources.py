@@ -4,8 +4,6 @@ A first pass reads every record once and keeps a few fields and its place in the
 many trajectories never holds all their tokens in memory.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """Text of a page: tokens by the run's tokenizer, code with the classes of its highlighting."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """verl's keys for advantages, the loss, and what corrects or masks it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from retool_mcore.config import Algorithm, RlConfig

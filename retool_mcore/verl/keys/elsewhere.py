@@ -4,8 +4,6 @@ They belong to parts of verl that do not run here: its FSDP engine, its own loop
 reward. The other tables of this folder have all the rest.
 """
 
-from __future__ import annotations
-
 from retool_mcore.verl.keys.key import Key
 from retool_mcore.verl.keys.refused import ACTOR
 from retool_mcore.verl.keys.rollout import UNDER

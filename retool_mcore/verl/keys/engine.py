@@ -1,7 +1,5 @@
 """verl's keys for Megatron: engine, optimizer and model, for SFT's engine and each role of RL."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from retool_mcore.config import RunConfig

@@ -1,7 +1,5 @@
 """One declaration of each key of verl that we set or refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

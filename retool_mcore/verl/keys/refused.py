@@ -5,8 +5,6 @@ the schedule and the metrics are made. They are derived from the tables of this 
 which our mapping only changes the default may be set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """verl's keys for sampling responses and choosing which of them to learn from."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from pathlib import Path

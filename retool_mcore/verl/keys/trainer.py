@@ -1,7 +1,5 @@
 """verl's keys for RL's trainer: roles, data, rewards, and how Ray starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from retool_mcore.config import RlConfig

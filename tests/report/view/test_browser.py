@@ -1,7 +1,5 @@
 """The page in chromium: every view, the keyboard, deep links, the filter and hostile text."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

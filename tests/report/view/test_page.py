@@ -1,7 +1,5 @@
 """Reading, sampling and the file itself, without a browser. run/ is of a real quickstart."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """What a reader does with the page in chromium: filter, search, compare, note, take along."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

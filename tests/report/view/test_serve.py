@@ -1,7 +1,5 @@
 """The served page: anew when a run has gone on, and for nobody who does not know its address."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A page of 5,000 trajectories in chromium: how long it takes to open, and to scroll."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ buffer in one matrix product, and know only apex's kernel for it. cuBLAS has tha
 can call it. Transformer Engine's layers do not use this module.
 """
 
-from __future__ import annotations
-
 import torch
 
 

@@ -5,8 +5,6 @@ It answers what an adapter may ask before any kernel runs. Every other name rais
 so a call that a test does not expect cannot pass for an answer.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,0 +1,9 @@
+import pytest
+
+from retool_mcore.sandbox.open import open_sandbox
+
+
+@pytest.fixture(scope="module")
+async def sandbox():
+    async with open_sandbox("local", min_level="rlimits", workers=2) as opened:
+        yield opened
