@@ -101,7 +101,15 @@ def test_the_driver_and_the_sync_are_planned_as_they_were_measured_alone():
     row = RECORDED["7e84857, tool, alone"]
     assert plan.phases["weight_sync"] == pytest.approx(row["time_weight_sync_s"], rel=0.10)
     assert plan.phases["metrics"] == pytest.approx(row["time_metrics_s"], rel=0.20)  # of three steps
-    assert plan.phases["advantage"] == pytest.approx(RECORDED["7e84857, tool"]["time_advantage_s"], rel=0.10)
+
+
+@pytest.mark.parametrize("name", ["7e84857, tool", "7e84857, words", "7e84857, adapters"])
+def test_what_the_driver_does_is_planned_as_it_was_measured_since_c565d8b(name: str):
+    """Advantages are no slower beside other runs; metrics are, by what the host's other work is."""
+    row, recorded = ROWS[name], RECORDED[name]
+    phases = make_plan(rl("rl_gsm8k_gpu1", *row.settings), HALF, parse(row.hardware), lengths=row.lengths).phases
+    assert phases["advantage"] == pytest.approx(recorded["time_advantage_s"], rel=0.10)
+    assert FOUR["other"] * phases["metrics"] == pytest.approx(recorded["time_metrics_s"], rel=0.15)
 
 
 @pytest.mark.parametrize(("fp8", "rate"), [(False, 7593), (True, 9504)])
