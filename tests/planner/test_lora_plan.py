@@ -147,9 +147,8 @@ def test_sft_of_thirty_two_billions_is_planned_as_it_was_measured_on_an_h100():
 def test_a_base_in_fp8_costs_a_steps_micro_batches_and_not_its_tokens(tokens: int, fp8: float, model: float):
     """The same steps of 32B on both bases: 0.45 s more for each of 4, 4 and 5 micro-batches.
 
-    "whole" in calibration.py is so fitted to the first and held on the others. That it is less than
-    the rate of other kernels is by reading: torch converts float8 value by value, and multiplies by
-    a column of scales so, too.
+    "whole" in calibration.py is fitted to the first and held on the others. Why it is below other
+    kernels' rate is read in torch's sources and not measured: both of them go value by value.
     """
     settings = ("cluster.gpus_per_node=1", "parallel.cp=1", "data.max_length_tokens=4096", "train.global_batch=8")
     settings += ("train.micro_batch_tokens=4096", "memory.recompute=full", "lora.rank=32", "lora.alpha=64")

@@ -244,3 +244,36 @@ def test_a_run_that_resumes_with_its_patience_spent_makes_no_step_more(
     trainer.on_train_begin()
     trainer._writer.close()
     assert trainer.total_training_steps == steps
+
+
+def test_log_probabilities_of_updates_are_those_since_they_were_taken():
+    from tensordict import TensorDict
+
+    from retool_mcore.verl.workers import SavingActorWorker
+
+    def update(*rows: list[float]) -> torch.Tensor:
+        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+    worker: Any = object.__new__(SavingActorWorker)
+    worker.actor = SimpleNamespace(log_probs=[update([-1.0], [-2.0, -3.0]), update([-4.0])])
+    asked = [TensorDict({"row": torch.zeros(rows)}, batch_size=rows) for rows in (3, 1)]
+    first = worker.log_probs_of_update(asked[0])["update_log_probs"]
+    assert [row.tolist() for row in first.unbind()] == [[-1.0], [-2.0, -3.0], [-4.0]]
+    worker.actor.log_probs.append(update([-5.0]))
+    second = worker.log_probs_of_update(asked[1])["update_log_probs"]
+    assert [row.tolist() for row in second.unbind()] == [[-5.0]], "the step before has had its own"
+    assert worker.log_probs_of_update(asked[1]) is None, "a rank without the output"
+
+
+def test_a_checkpoint_is_read_when_the_optimizers_room_is_free(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import workers
+
+    done: list[Any] = []
+    read = "engine", "a folder"
+    monkeypatch.setattr(workers, "load_checkpoint", lambda *given, new_seed: done.append((*given, new_seed)))
+    worker: Any = object.__new__(workers.SavingCriticWorker)
+    saved = SimpleNamespace(engine="engine", free_room=lambda: done.append("room"))
+    monkeypatch.setattr(workers.SavingCriticWorker, "_saved_worker", lambda self: saved)
+    worker.load_random_states_afresh(9)
+    worker.load_checkpoint("a folder")
+    assert done == ["room", (*read, 9)]
