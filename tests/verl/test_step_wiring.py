@@ -277,3 +277,25 @@ def test_a_checkpoint_is_read_when_the_optimizers_room_is_free(monkeypatch: pyte
     worker.load_random_states_afresh(9)
     worker.load_checkpoint("a folder")
     assert done == ["room", (*read, 9)]
+
+
+def test_the_rate_of_a_row_is_the_one_that_the_update_took_and_each_update_moves_it(monkeypatch: pytest.MonkeyPatch):
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine_workers import TrainingWorker
+
+    from retool_mcore.verl.update_worker import UpdateWorker
+
+    group = {"lr": 0.25}
+
+    def update(worker: Any, data: TensorDict) -> TensorDict:
+        assert tu.get(data, "update_lr_scheduler"), "whatever verl's trainer asked for"
+        group["lr"] /= 2  # the schedule, at the end of an update
+        return tu.get_tensordict({}, non_tensor_dict={"metrics": {"loss": 1.0}})
+
+    monkeypatch.setattr(TrainingWorker, "train_batch", update)
+    worker: Any = object.__new__(UpdateWorker)
+    worker.engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[group]))
+    data = TensorDict({"row": torch.zeros(1)}, batch_size=1)
+    rates = [tu.get(UpdateWorker.train_batch.__wrapped__(worker, data), "metrics")["lr"] for _ in range(2)]
+    assert rates == [0.25, 0.125]
