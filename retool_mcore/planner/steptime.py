@@ -182,7 +182,7 @@ def optimizer_s(
     over_link = states * memory.optimizer_on_cpu / (hardware.device.host_link * calibrated("host"))
     on_device = states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * calibrated("memory"))
     of_layer = 2 * len(lora.matrices) if lora.rank else DENSE_TENSORS
-    launches = shape.layers / parallel.pp * of_layer * calibrated("optimizer_tensor_s")
+    launches = shape.layers / parallel.pp * of_layer / ranks * calibrated("optimizer_tensor_s")  # each steps its own
     return messages + max(on_device, host * launches) + over_link
 
 

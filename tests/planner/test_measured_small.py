@@ -147,6 +147,8 @@ def test_the_optimizers_step_of_adapters_takes_its_launches():
     assert beside(plan, FOUR)["optimizer"] == pytest.approx(22.4e-3, rel=0.10)
     attention = load_config(SftConfig, CONFIGS / "sft_gsm8k_gpu1.toml", (*ADAPTERS, "lora.targets=['attention']"))
     assert make_plan(attention, HALF, parse("h100x1")).phases["optimizer"] == pytest.approx(24 * 4 * 2 * 5e-5)
+    two = make_plan(config, HALF, parse("h100x2"), mean_tokens=280)
+    assert two.host_s["optimizer"] == pytest.approx(plan.host_s["optimizer"] / 2), "each rank steps its own"
     whole = load_config(SftConfig, CONFIGS / "sft_gsm8k_gpu1.toml", ())
     assert make_plan(whole, SEVEN, parse("h100x1")).host_s["optimizer"] == 0.0, "the device moves 7B's states"
 
