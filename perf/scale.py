@@ -210,10 +210,10 @@ def simulate(
         rollout.run(batch)
         step_s = rollout.now_s + engines.start_s(config.rollout.group_size) + training_s
     else:
-        took = list[float]()
+        took, pause_s = list[float](), sync_s(shape, hardware, running=True, lora=config.lora)
         for number in range(WARM + COUNTED):
             begun_s = rollout.now_s
-            _step(rollout, batch * (number + 1), training_s, sync_s(shape, running=True), mode)
+            _step(rollout, batch * (number + 1), training_s, pause_s, mode)
             took.append(rollout.now_s - begun_s)
             rollout.run(float("inf"), rollout.now_s + plan.phases["metrics"])  # engines go on between two steps
             start(batch)

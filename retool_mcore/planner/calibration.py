@@ -7,6 +7,11 @@ SFT is fitted to two rows of "SFT of a 7B shape on 2 H200" (perf/history.jsonl, 
 kept, with its profile, and CP 2 before its cross-entropy was changed. The other rows of that table
 are predictions, and tests/planner holds them to 10 % of memory and 20 % of time.
 
+What the host launches in training, where it is slower than a device: three constants for layers,
+adapters and the optimizer's tensors, fitted to SFT of 0.5B (f03b0a2 alone, 7e84857 with adapters)
+and of a 32B shape with adapters. RL's updates of 0.5B were not in that fit. What adapters move
+through memory is counted, and held on RL of 7B and SFT of 32B with adapters.
+
 RL's generation, seven constants, is fitted to five rows of "RL on H200" in perf/RESULTS.md (the 7B
 shape in bfloat16, the mean of five runs, in FP8 and in mode "partial_rollout", its quarter in
 "sync" and in "async"), to bare SGLang of 7B in bfloat16 and FP8, and to three rows of "Small models
@@ -31,6 +36,7 @@ RL_FP8 = "fitted: RL 7B in FP8, 2 x H200"
 RL_ROWS = "fitted: RL of 7B and of its quarter, 2 x H200"
 RL_SMALL = "fitted: RL 7B in FP8 on 2 x H200, and of 0.5B on one H100 or H200"
 RL_NOW = "fitted: RL of 0.5B, and of 7B with adapters, on one H100 each at 7e84857"
+SFT_SMALL = "fitted: SFT of 0.5B, one H100 or H200"
 SFT_A3B = "fitted: SFT of a quarter of Qwen3-30B-A3B, EP 2, 2 x H200"
 RL_A3B = "fitted: RL of an eighth of Qwen3-30B-A3B, EP 2, 2 x H200"
 
@@ -41,6 +47,15 @@ CALIBRATION = {
     "elementwise": Constant(6.0, f"{SFT_7B}; times what is kept for backward passes through memory, in three passes"),
     "gaps": Constant(0.08, f"{SFT_7B}; time without a kernel, as a share of the time with one"),
     "permute": Constant(8.0, f"{SFT_A3B}; times a token's copies go through memory to and from their experts"),
+    "dense_layer_s": Constant(
+        2.3e-3, f"{SFT_SMALL}; the host's time for a layer's forward pass, where its device waits for it"
+    ),
+    "adapter_launch_s": Constant(
+        1.45e-4, f"{SFT_SMALL}, with adapters and without; the same for each matrix that has an adapter"
+    ),
+    "optimizer_tensor_s": Constant(
+        5e-5, "fitted: SFT of a 32B shape with adapters, one H100; the host's time for a tensor in the optimizer's step"
+    ),
     "expert_layer_s": Constant(
         5.5e-3, "fitted: SFT of half of Qwen3-30B-A3B, EP 4, 4 x H200; the host's time for a layer's forward pass"
     ),
@@ -49,7 +64,9 @@ CALIBRATION = {
     "ring": Constant(0.045, f"{SFT_7B}; what context parallelism adds, as such a share: small kernels, half sequences"),
     "memory": Constant(0.70, "assumed: share of the memory's rate reached"),
     "whole": Constant(
-        0.42, "fitted: SFT of a 32B shape on a base in FP8, one H100; that share when weights are made whole"
+        0.42,
+        "fitted: SFT of a 32B shape on a base in FP8, one H100; that share when weights are made whole, by two kernels "
+        "of torch's that are not vectorized: a cast from float8, and a product with a column",
     ),
     "link": Constant(0.75, "assumed: share of a link's rate reached by collectives"),
     "spread": Constant(1.35, f"{SFT_7B}; mean square of the lengths over the square of their mean"),
@@ -86,6 +103,9 @@ CALIBRATION = {
     "sync_rate": Constant(67e9, f"{RL_ROWS}; bytes of weights a second into one engine"),
     "sync_running_s": Constant(0.6, f"{RL_ROWS}; a weight sync while responses run, which stop and go on"),
     "sync_layer_s": Constant(4.7e-3, f"{RL_SMALL}; a weight sync for each layer, of a dozen tensors"),
+    "merge_s": Constant(
+        3e-4, "fitted: RL of 0.5B with adapters and without, one H100; the host for each merged matrix"
+    ),
     "sync_expert_s": Constant(7e-4, f"{RL_A3B}; a weight sync for each matrix of an expert"),
     "usable_memory": Constant(0.95, "assumed: share of the device's memory that training may fill; 0.91 has run"),
     "engine_gib": Constant(

@@ -112,7 +112,8 @@ def decode(
     engines = Engines.of(config, shape, hardware, rollout.kv_tokens, lengths)
     (slots, limit), tokens = engines.slots, engines.count * engines.responses * lengths.mean
     if config.train.mode == "async":
-        seconds, slots = stream(engines, training_s, sync_s(shape, running=True))
+        pause_s = sync_s(shape, hardware, running=True, lora=config.lora)
+        seconds, slots = stream(engines, training_s, pause_s)
         return Decoding(
             seconds=seconds - training_s, host_s=0.0, concurrency=slots, tokens_per_s=tokens / seconds,
             longest_turn_s=lengths.limit * engines.step_s(slots, slots * lengths.context),

@@ -20,6 +20,8 @@ from retool_mcore.planner.memory import (
     state_params_of_rank,
 )
 
+DENSE_TENSORS = 7  # of Megatron's layer: two norms, four matrices and a bias
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -44,19 +46,33 @@ def pass_s(
     micro_batches: int,
     fp8: bool,
     lora: Lora = WHOLE,
+    host: float = 1.0,
 ) -> float:
     """Seconds of ``passes``, counted in forward passes, over all of a rank's ``micro_batches``.
 
-    Forward and backward are 3, with full recomputation 4. ``fp8``: with model.fp8. Where experts
-    get few tokens each, the host cannot launch their products as fast as the device works.
+    Forward and backward are 3, with full recomputation 4. ``fp8``: with model.fp8. Where layers are
+    small, or experts get few tokens each, the host cannot launch as fast as the device works; it
+    takes ``host`` times its usual time.
     """
-    layer_s = calibrated("expert_layer_s") + calibrated("expert_launch_s") * shape.experts / parallel.ep
-    launch_s = micro_batches * shape.layers / parallel.pp * passes * (layer_s if shape.experts else 0.0)
-    launch_s *= calibrated("fp8_launches") if fp8 else 1.0
+    layers = micro_batches * shape.layers / parallel.pp * passes
+    launch_s = host * layers * _layer_launch_s(shape, parallel, fp8=fp8, lora=lora)
     device_s = _device_s(shape, hardware, parallel, work, passes=passes, fp8=fp8, lora=lora)
     if lora.in_fp8:
         device_s += micro_batches * _whole_s(shape, hardware, parallel, passes)
     return max(device_s, launch_s)
+
+
+def _layer_launch_s(shape: ModelShape, parallel: Parallel, *, fp8: bool, lora: Lora) -> float:
+    """Seconds of the host to launch a layer's forward pass.
+
+    Adapters are three or four small kernels more for each matrix that has one. What FP8 adds to a
+    layer without experts is not known: no recorded row waits for it.
+    """
+    seconds = calibrated("dense_layer_s")
+    if shape.experts:
+        seconds = calibrated("expert_layer_s") + calibrated("expert_launch_s") * shape.experts / parallel.ep
+        seconds *= calibrated("fp8_launches") if fp8 else 1.0
+    return seconds + (len(lora.matrices) * calibrated("adapter_launch_s") if lora.rank else 0.0)
 
 
 def _whole_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, passes: float) -> float:
@@ -81,9 +97,34 @@ def _device_s(
     moved = kept * shape.layers * work.tokens * calibrated("elementwise") * passes / 3
     moved += calibrated("permute") * _copies_of_token(shape) * shape.layers * work.tokens * _directions(passes)
     elementwise_s = moved / (devices * hardware.device.bandwidth * calibrated("memory"))
-    busy_s = products + attention_s + elementwise_s
+    beside_s = _adapters_move(shape, passes, lora) * work.tokens / (devices * hardware.device.bandwidth)
+    busy_s = products + attention_s + elementwise_s + beside_s
     ring = calibrated("ring") if parallel.cp > 1 else 0.0
     return busy_s * (1 + calibrated("gaps") + ring) + _messages_s(shape, hardware, parallel, work, passes)
+
+
+def _adapters_move(shape: ModelShape, passes: float, lora: Lora) -> float:
+    """Bytes of a token that adapters move through memory in ``passes``; counted, at its full rate.
+
+    Forward, those of a linear read its input, write their products, copy several into one, and add
+    that to the linear's output. Backward they read that output's gradient twice and the input once,
+    and add to the input's gradient what they wrote. What has the rank for a width is small.
+    """
+    if not lora.rank:
+        return 0.0
+    attended, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    forward = backward = 0
+    for held, width, out in (
+        (("q_proj", "k_proj", "v_proj"), shape.hidden, attended + 2 * kv),
+        (("o_proj",), attended, shape.hidden),
+        (("gate_proj", "up_proj"), shape.hidden, 2 * shape.ffn),
+        (("down_proj",), shape.ffn, shape.hidden),
+    ):
+        if not set(held).isdisjoint(lora.matrices):
+            forward += width + (1 + (2 if len(held) > 1 else 0) + 3) * out
+            backward += (1 + 1 + 3) * width + 2 * out
+    times = passes - 2 if passes >= 3 else passes
+    return 2.0 * shape.layers * (forward * times + (backward if passes >= 3 else 0))
 
 
 def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work: Work, passes: float) -> float:
@@ -115,11 +156,20 @@ def _directions(passes: float) -> float:
 
 
 def optimizer_s(
-    shape: ModelShape, hardware: Hardware, parallel: Parallel, memory: Memory, dp: int, *, lora: Lora = WHOLE
+    shape: ModelShape,
+    hardware: Hardware,
+    parallel: Parallel,
+    memory: Memory,
+    dp: int,
+    *,
+    lora: Lora = WHOLE,
+    host: float = 1.0,
 ) -> float:
     """Seconds to reduce gradients, step and gather weights: bytes over links and through memory.
 
-    States on the host count at the host's rate.
+    States on the host count at the host's rate. Where tensors are small, as adapters are, the host
+    cannot launch a step of each as fast as the device works; it takes ``host`` times its usual
+    time.
     """
     params = sum(params_of_rank(shape, parallel))
     ranks = dp * parallel.cp
@@ -129,8 +179,11 @@ def optimizer_s(
         own = params / ranks
     messages = 6 * (params - own) / (hardware.link(ranks * parallel.tp) * calibrated("link"))
     states = 2 * (STATE_BYTES[memory.adam_states] + 4) * own
-    host = states * memory.optimizer_on_cpu / (hardware.device.host_link * calibrated("host"))
-    return messages + states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * calibrated("memory")) + host
+    over_link = states * memory.optimizer_on_cpu / (hardware.device.host_link * calibrated("host"))
+    on_device = states * (1 - memory.optimizer_on_cpu) / (hardware.device.bandwidth * calibrated("memory"))
+    of_layer = 2 * len(lora.matrices) if lora.rank else DENSE_TENSORS
+    launches = shape.layers / parallel.pp * of_layer / ranks * calibrated("optimizer_tensor_s")  # each steps its own
+    return messages + max(on_device, host * launches) + over_link
 
 
 def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> float:
@@ -161,15 +214,25 @@ def offload_s(train: TrainMemory, hardware: Hardware) -> float:
     return 2 * (3 * train.weights + train.optimizer) * GIB / (hardware.device.host_link * calibrated("host"))
 
 
-def sync_s(shape: ModelShape, *, running: bool) -> float:
+def sync_s(shape: ModelShape, hardware: Hardware, *, running: bool, lora: Lora = WHOLE) -> float:
     """Seconds to send the actor's weights into the engines; each gathers the whole model.
 
-    Experts are sent matrix by matrix. ``running``: responses are stopped for it, and go on.
+    ``running``: responses are stopped for it, and go on. Adapters are merged on the way: a matrix
+    is written as float32, added to as such and rounded again.
     """
-    matrices = 3 * shape.experts * shape.layers
-    seconds = calibrated("sync_s") + 2 * shape.params / calibrated("sync_rate")
-    seconds += shape.layers * calibrated("sync_layer_s") + matrices * calibrated("sync_expert_s")
+    seconds = sync_host_s(shape, lora) + 2 * shape.params / calibrated("sync_rate")
+    if lora.rank:
+        moved = (2 + 4 + 4 + 4 + 4 + 2) * shape.layers * shape.layer_params
+        seconds += moved / (hardware.device.bandwidth * calibrated("memory"))
     return seconds + (calibrated("sync_running_s") if running else 0.0)
+
+
+def sync_host_s(shape: ModelShape, lora: Lora = WHOLE) -> float:
+    """Of a weight sync what the host does. Experts are sent matrix by matrix."""
+    experts = 3 * shape.experts * shape.layers
+    seconds = calibrated("sync_s") + shape.layers * calibrated("sync_layer_s") + experts * calibrated("sync_expert_s")
+    merged = shape.layers * len(lora.matrices) if lora.rank else 0
+    return seconds + merged * calibrated("merge_s")
 
 
 def driver_s(responses: float, replayed: float, recorded: float) -> tuple[float, float]:

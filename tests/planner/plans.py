@@ -4,6 +4,7 @@ from pathlib import Path
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.model.published import PUBLISHED
+from retool_mcore.planner.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -21,5 +22,13 @@ def rl(name: str, *settings: str) -> RlConfig:
     return load_config(RlConfig, CONFIGS / f"{name}.toml", settings)
 
 
-# How many times the host's part of generation and of an update took where so many runs shared one.
-ALONE, TWO, FOUR = (1.0, 1.0), (1.0, 1.58), (1.31, 1.58)
+# How many times its time the host's part of a phase took where so many runs shared one: four had 64
+# cores, and two 32, beside which generation took no longer.
+ALONE: dict[str, float] = {}
+TWO = {"update": 1.32}
+FOUR: dict[str, float] = dict.fromkeys(("generate", "update", "weight_sync", "other", "train", "optimizer"), 1.32)
+
+
+def beside(plan: Plan, host: dict[str, float]) -> dict[str, float]:
+    """The phases of a plan whose host is so many times slower."""
+    return {name: s + (host.get(name, 1.0) - 1) * plan.host_s.get(name, 0.0) for name, s in plan.phases.items()}

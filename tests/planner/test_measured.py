@@ -204,10 +204,12 @@ def test_what_experts_cost_by_hand():
     launches = 12 * 4 * (calibrated("expert_layer_s") + 64 * calibrated("expert_launch_s"))
     assert seconds(shape, 2, micro_batches=1000) == pytest.approx(1000 * launches)
     assert seconds(shape, 2, micro_batches=1000, fp8=True) == pytest.approx(2500 * launches)
-    assert seconds(THIRTY_TWO, 1, micro_batches=1000) == seconds(THIRTY_TWO, 1)
+    dense = 64 * 4 * calibrated("dense_layer_s")
+    assert seconds(THIRTY_TWO, 1, micro_batches=1000) == pytest.approx(1000 * dense)
+    assert seconds(THIRTY_TWO, 1, micro_batches=20) == seconds(THIRTY_TWO, 1), "the device has more to do"
     with mock.patch.dict(CALIBRATION, sync_expert_s=Constant(0.0, "")):
-        without = sync_s(shape, running=False)
-    assert sync_s(shape, running=False) - without == pytest.approx(12 * 3 * 128 * calibrated("sync_expert_s"))
+        without = sync_s(shape, hardware, running=False)
+    assert sync_s(shape, hardware, running=False) - without == pytest.approx(12 * 3 * 128 * calibrated("sync_expert_s"))
 
 
 def test_launches_count_every_micro_batch_of_every_update():

@@ -46,3 +46,18 @@ def test_the_first_router_that_gets_engines_is_the_one_started_before_them(
     assert [type(each).__name__ for each in made] == ["Router", "LateEngines", "Router"]
     assert [each.get_all_servers() for each in made] == [[], ["here"], ["there"]]
     assert made[1].acquire_server("a trajectory") == ("here", 1)
+
+
+def test_the_router_remembers_every_trajectory_that_may_be_in_flight(monkeypatch: pytest.MonkeyPatch):
+    """Of the step and of the batch beside it; verl's own number is 10,000."""
+    from retool_mcore.verl import router
+
+    run = load_config(RlConfig, RL, ["train.mode=partial_rollout", "train.prompts_per_step=1024",
+                                     "train.mini_batch_prompts=1024", "rollout.group_size=8"])  # fmt: skip
+    monkeypatch.setattr(router, "settings_of_run", lambda path: run)
+    found: list[int] = []
+    monkeypatch.setattr(
+        router.GlobalRequestLoadBalancer, "__init__", lambda self, servers, max_cache_size: found.append(max_cache_size)
+    )
+    router.Router({}, {"run_config": "config.toml"})
+    assert found == [2 * 1024 * 8]

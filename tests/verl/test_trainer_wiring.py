@@ -214,6 +214,7 @@ def test_patience_is_counted_over_what_verls_validation_and_ours_have_measured(
         trainer.global_steps = step
         trainer.replay_buffer = SimpleNamespace(val_metrics={"val/accuracy": value})
         assert trainer._validate() == {"val-core/x": 1.0}
+        assert trainer.validated == {"val-core/x": 1.0, "val/accuracy": value}, "best.metric may be either's"
         trainer.stop_without_progress(step)
         assert trainer.total_training_steps == (8 if step == 8 else 24)
     assert trainer.goal_metrics(True) == {"best/step": 4, "best/value": 0.75, "best/waited": 2}
