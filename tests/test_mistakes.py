@@ -6,8 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -29,6 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("a", "b"):
         shutil.copy(GSM8K, made / f"{name}.parquet")
     (made / "loop.toml").symlink_to("loop.toml")
+    (made / "empty").mkdir()
+    pq.write_table(
+        pa.table({"response": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), made / "none.parquet"
+    )
+    pq.write_table(pa.table({"response": ["\\boxed{3}"]}), made / "other.parquet")
+    (made / "cut.parquet").write_bytes((made / "other.parquet").read_bytes()[:-20])
     return made
 
 
@@ -61,12 +70,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"eval {RL} --model no/x/export --data {GSM8K}",
             "is no model directory: no/x/export/config.json cannot be read: No su",
         ),
+        (
+            f"{EVAL} --protocol hermess",
+            "rollout.protocol = 'hermess' is none of hermes, qwen3_coder, retool, llama3, mis",
+        ),
+        (
+            "eval --url http://127.0.0.1:9 --model m --data mine.jsonl --protocol hermess",
+            "rollout.protocol = 'hermess' i",
+        ),
+        (
+            f"get {RL} run.name run.name=../up",
+            'run.name = "../up": it is made of letters, digits, ".", "_" and "-" alo',
+        ),
+        (f"get {RL} run.name run.name=a&b", 'run.name = "a b": it is made of letters, digits, ".", "_" and "-" alone'),
+        (f"get {RL} run.name run.name=größe", "the first a letter or a digit."),
+        (f"rl {RL} train.steps=5&&&6", f"{RL} with 'train.steps=5\\n6': train.steps = "),
+        (
+            "data protocol empty",
+            "empty has no tokenizer: no tokenizer.json lies in it. Copy the tokenizer's files beside the",
+        ),
+        ("score none.parquet --out s.jsonl", "none.parquet: the file has no rows"),
+        ("score cut.parquet --out s.jsonl", "cut.parquet: not a whole parquet file: "),
+        ("score a.parquet --out s.jsonl", "a.parquet: not a whole parquet file: "),
+        ("score other.parquet --out s.jsonl", "other.parquet, row 0: no column answer; it has response"),
+        ("data task file/in", "file/in: the task cannot be written there: it is a file, or in one. Name a folder."),
         ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
     ],
 )
 def test_a_mistake_is_one_line(words: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
-    done = CliRunner().invoke(all_commands(), words.split())
+    spelt = [word.replace("&&&", "\n").replace("&", " ") for word in words.split()]
+    done = CliRunner().invoke(all_commands(), spelt)
     assert done.exit_code == 2, done.exception or done.output
     assert told in done.stderr
     lines = done.stderr.strip().splitlines()
@@ -88,6 +122,19 @@ def test_a_number_out_of_range_is_told_with_its_option(
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(all_commands(), words.split())
     assert done.exit_code == 2 and f"Invalid value for {told}" in done.stderr, done.output
+
+
+def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
+    rows = [{"response": "\\boxed{3}", "answer": "3"}, {"response": "4", "answer": "3"}]
+    pq.write_table(pa.Table.from_pylist([row | {"when": datetime(2026, 1, 2)} for row in rows]), "two.parquet")
+    done = CliRunner().invoke(all_commands(), ["score", "two.parquet", "--out", "scored.jsonl"])
+    assert done.exit_code == 0, done.exception or done.output
+    scored = [json.loads(line) for line in Path("scored.jsonl").read_text().splitlines()]
+    assert [(row["correct"], row["when"]) for row in scored] == [
+        (True, "2026-01-02 00:00:00"),
+        (False, "2026-01-02 00:00:00"),
+    ]
 
 
 @pytest.mark.parametrize(

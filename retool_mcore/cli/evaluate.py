@@ -85,7 +85,10 @@ def evaluate(
     from retool_mcore.evaluate.cases import evaluate_many
     from retool_mcore.evaluate.defaults import default_config
     from retool_mcore.evaluate.endpoint import evaluate_endpoint
+    from retool_mcore.rollout.protocol import protocol_class
 
+    if protocol:
+        protocol_class(protocol)  # a name that is none is told before a server is asked for anything
     model, url = _served(model, url, endpoint)
     if "=" in config and not Path(config).exists():
         config, overrides = "", [config, *(overrides or ())]

@@ -159,7 +159,7 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]])
     """Write rows whole or not at all."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
 
 @contextlib.contextmanager

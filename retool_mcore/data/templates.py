@@ -31,7 +31,10 @@ def load_tokenizer(
     path, and ConfigError for a template that is not there.
     """
     if (folder := Path(path)).is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab.*")):
-        raise CheckpointError(f"model.path = {path} has no tokenizer: no tokenizer.json lies in it")
+        raise CheckpointError(
+            f"model.path = {path} has no tokenizer: no tokenizer.json lies in it. Copy the tokenizer's files beside "
+            "the weights, or name another folder."
+        )
     if not folder.exists():  # transformers asks the hub many times, a line for each; these say it once
         read_config(path) if "/" in path and not is_hub_name(path) else fetch_config(path)
     try:
