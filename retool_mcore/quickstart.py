@@ -21,13 +21,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.config.sampling import INTERPRETER
 from retool_mcore.errors import ReToolError
 from retool_mcore.process import END_WITH_PARENT_ENV
 from retool_mcore.report.build import write_report
+from retool_mcore.run import start
 from retool_mcore.run.folder import lock_run, write_whole
 from retool_mcore.run.metrics import read_metrics
 
@@ -104,7 +105,8 @@ class Stages:
         """A bar in a terminal; elsewhere a line at the start and one every ``LINE_EVERY_S``."""
         if self._console.is_interactive:  # a terminal that can move its cursor
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-            with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as progress:
+            elapsed = TimeElapsedColumn(table_column=Column(no_wrap=True))
+            with Progress(*columns, elapsed, console=self._console, transient=True) as progress:
                 bar = progress.add_task(what, total=None, text="")
                 yield lambda done, total, text: progress.update(bar, completed=done, total=total, text=text)
             return
@@ -185,7 +187,8 @@ def _watch(run_dir: Path, total: int, name: str) -> Watch:
     def look() -> tuple[int, int | None, str]:
         rows = read_metrics(path) if path.exists() else []
         if not rows:
-            return 0, None, "starting"
+            began = start.begun(run_dir)
+            return 0, None, start.STAGES[began[-1][0]] if began else "starting"
         return int(rows[-1]["step"]), total, f"step {rows[-1]['step']}/{total}, {name} {rows[-1][name]:.3f}"
 
     return look

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -153,3 +154,12 @@ def test_closed_and_full_ends_of_a_pipe_leave_no_traceback(command: str, code: i
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr.strip()[: len(told)]) == (code, told), done.stderr
     assert done.stderr.count("\n") == bool(told)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_of_another_encoding_gets_a_mark_and_no_traceback(encoding: str, folder: Path):
+    argv = [sys.executable, "-m", "retool_mcore", "get", str(RL), "run.root", "run.root=größe…"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=120, env=environment)
+    told = "größe…".encode(encoding, errors="replace") + b"\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ NumSamples = Annotated[
     int | None, typer.Option(min=1, help="samples of each problem; validation.n by default", show_default=False)
 ]
 
+
+LINE_EVERY_S = 30.0  # of an evaluation's progress, where there is no terminal for a bar
 
 app = typer.Typer(cls=unless_named("run"), no_args_is_help=True)
 
@@ -182,7 +185,10 @@ def _name_of(model: str) -> str:
 
 
 class _Bars:
-    """One progress bar per evaluation, with the share of right answers so far."""
+    """One progress bar per evaluation, with the share of right answers so far.
+
+    Where there is no terminal, a line at the end of each and one every ``LINE_EVERY_S``.
+    """
 
     def __init__(self, cases: list[Case]) -> None:
         from rich.progress import TextColumn
@@ -193,10 +199,11 @@ class _Bars:
         self._tasks = {case.name: self._progress.add_task(case.name, total=None, right="") for case in cases}
         self._right = {case.name: 0 for case in cases}
         self._new = {case.name: 0 for case in cases}
+        self._left = {case.name: 0 for case in cases}
+        self._told_s = time.monotonic()
 
     def __enter__(self) -> _Bars:
-        if self._progress.console.is_interactive:
-            self._progress.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *exit_arguments: object) -> None:
@@ -205,11 +212,16 @@ class _Bars:
             self._progress.stop()
 
     def start(self, name: str, finished: int, total: int) -> None:
-        self._progress.start()
+        self._left[name] = total - finished
         self._progress.update(self._tasks[name], total=total, completed=finished)
 
     def advance(self, name: str, correct: bool) -> None:
         self._right[name] += correct
         self._new[name] += 1
         share = f"{self._right[name] / self._new[name]:.3f} right"
+        self._left[name] -= 1
         self._progress.update(self._tasks[name], advance=1, right=share)
+        now_s = time.monotonic()
+        if self._progress.disable and (not self._left[name] or now_s - self._told_s >= LINE_EVERY_S):
+            self._told_s = now_s
+            typer.echo(f"{name}: {self._new[name]} sampled, {self._left[name]} left, {share}", err=True)

@@ -31,7 +31,7 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
         elif item["type"] == "missing":
             lines.append(f"{where} is missing")
         elif item["type"] == "string_pattern_mismatch":
-            lines.append(f"{where} = {value}: it is made of {PATTERNS[item['ctx']['pattern']]}")
+            lines.append(f"{where} = {value}: it is made of {PATTERNS[item.get('ctx', {})['pattern']]}")
         elif where and item["type"] != "value_error":
             lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
         else:
