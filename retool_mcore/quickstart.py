@@ -194,9 +194,29 @@ def _watch(run_dir: Path, total: int, name: str) -> Watch:
     return look
 
 
+def _watch_samples(files: list[Path]) -> Watch:
+    """Watch an evaluation's files of samples, a line each; what was counted is not read again."""
+    read, total = dict.fromkeys(files, 0), len(files) * EVAL_PROBLEMS * SAMPLES_PER_PROBLEM
+    done = 0
+
+    def look() -> tuple[int, int | None, str]:
+        nonlocal done
+        for path in files:
+            if path.exists() and path.stat().st_size > read[path]:
+                with path.open("rb") as file:
+                    file.seek(read[path])
+                    new = file.read()
+                read[path] += len(new)
+                done += new.count(b"\n")
+        return done, total if done else None, f"{done} of {total} answers" if done else "starting the engine"
+
+    return look
+
+
 def _evaluate(stages: Stages, root: Path, seed: int) -> dict[str, dict[str, Any]]:
     """Evaluate each model on held-out problems with and without the tool; reports by case name."""
     out = root / "evaluation"
+    cases = [case for name in MODELS for case in (name, f"{name}_text")]
     models = [option for name in MODELS for option in ("--model", f"{name}={root / name / 'export'}")]
     stages.run(
         "evaluate",
@@ -204,8 +224,8 @@ def _evaluate(stages: Stages, root: Path, seed: int) -> dict[str, dict[str, Any]
         *(*RETOOL, "eval", RL_CONFIG, *_places(root, seed, "evaluation"), f"model.path={root / 'sft' / 'export'}"),
         *(*models, "--data", str(root / "task" / "eval.parquet"), "--out", str(out), "--tool", "both"),
         *("--n", str(SAMPLES_PER_PROBLEM), "--limit", str(EVAL_PROBLEMS)),
+        watch=_watch_samples([out / case / "samples.jsonl" for case in cases]),
     )
-    cases = [case for name in MODELS for case in (name, f"{name}_text")]
     return {case: json.loads((out / case / "report.json").read_text(encoding="utf-8")) for case in cases}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
@@ -163,3 +164,24 @@ def test_a_terminal_of_another_encoding_gets_a_mark_and_no_traceback(encoding: s
     done = subprocess.run(argv, capture_output=True, check=False, timeout=120, env=environment)
     told = "größe…".encode(encoding, errors="replace") + b"\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, told, b"")
+
+
+@pytest.mark.parametrize("words", ["data task made", f"view {RUN} --out page.html"])
+def test_a_limit_of_a_files_size_is_one_line(words: str, tmp_path: Path):
+    """The weights' writer has an error of its own for it, and Python another one."""
+    line = f"ulimit -f 20; exec {sys.executable} -m retool_mcore {words}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    told = (
+        "error: a file would be larger than this shell allows. Lift the limit (ulimit -f unlimited), then run the same "
+    )
+    assert (done.returncode, done.stderr) == (2, f"{told}command again.\n")
+
+
+def test_a_librarys_own_error_of_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("retool_mcore.data.tasks.write_model", full)
+    done = CliRunner().invoke(all_commands(), ["data", "task", str(tmp_path / "made")])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.exception
+    assert done.stderr.startswith("error: no space is left. What was complete before is kept; free some")

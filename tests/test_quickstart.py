@@ -63,6 +63,17 @@ def test_a_start_of_minutes_says_where_it_stands(tmp_path: Path):
     assert look() == (3, 24, "step 3/24, accuracy 0.500")
 
 
+def test_an_evaluation_says_how_many_answers_it_has(tmp_path: Path):
+    files = [tmp_path / "a", tmp_path / "b"]
+    look = quickstart._watch_samples(files)
+    assert look() == (0, None, "starting the engine")
+    files[0].write_text("{}\n{}\n{")
+    assert look() == (2, 1024, "2 of 1024 answers")
+    files[0].write_text("{}\n{}\n{}\n")
+    files[1].write_text("{}\n")
+    assert look() == (4, 1024, "4 of 1024 answers")
+
+
 def test_another_seed_in_the_same_folder_is_refused(tmp_path: Path):
     (tmp_path / "seed").write_text("7")
     with pytest.raises(StageFailed, match="holds a quickstart of seed 7, not 0"):
