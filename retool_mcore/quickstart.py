@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -264,5 +265,7 @@ def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"report       {root / REPORT}")
     console.print(f"summary      {root / 'summary.json'}, {root / 'summary.md'}")
+    if shutil.which("retool") is None:  # as after `make quickstart`, in a shell without the environment
+        console.print(f"first        source {Path(sys.executable).parent / 'activate'}", soft_wrap=True)
     console.print(f"curves       tensorboard --logdir {root}")
-    console.print(f"trajectories {root / 'tool_rl' / 'trajectories'}")
+    console.print(f"trajectories retool view {root / 'tool_rl'} --out {root / 'view.html'}", soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from datetime import datetime
@@ -185,3 +186,19 @@ def test_a_librarys_own_error_of_a_full_disk_is_one_line(monkeypatch: pytest.Mon
     done = CliRunner().invoke(all_commands(), ["data", "task", str(tmp_path / "made")])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.exception
     assert done.stderr.startswith("error: no space is left. What was complete before is kept; free some")
+
+
+@pytest.mark.parametrize("import_of", ["typer", "retool_mcore.data.tasks"])
+def test_ctrl_c_is_one_line_while_modules_are_imported_and_in_a_command(import_of: str, tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Now:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {import_of!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Now())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, "-m", "retool_mcore", "data", "task", str(tmp_path / "task")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT, env=environment)
+    assert done.returncode in (130, -signal.SIGINT)
+    assert (done.stdout, done.stderr) == ("", "note: ended by SIGINT: what was complete is kept.\n")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from retool_mcore.cli import tell_of_ctrl_c
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
 from retool_mcore.run.full_disk import refused_write
@@ -98,6 +99,7 @@ def guarded(function: F) -> F:
             tell_of_machine(error)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as error:
+            tell_of_ctrl_c()
             raise typer.Exit(130) from error
         except Exception as error:
             number = refused_write(error)  # libraries have classes of their own for it
