@@ -54,7 +54,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
             "algorithm.importance_bounds = [0.0, 0.5]: give a number from 0 to 1",
         ),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
-        (RL, "validation.files=[]", "validation.files = []: list should have at least 1 item"),
+        (RL, "validation.files=[]", "validation.files = []: 1 or more are needed"),
         (RL, "validation.n=0", "validation.n = 0: input should be greater than 0"),
         (RL, "validation.temperature=-1.0", "validation.temperature = -1.0"),
         (RL, "reward.answer=[1.0, 2.0]", "reward.answer = [1.0, 2.0]: give a right answer's reward, and a lower"),

@@ -78,7 +78,7 @@ def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float,
             raise DataError(f"{where}: no column {column}; it has {', '.join(row) or 'none'}")
         value = row[column]
         if not isinstance(value, kinds) or isinstance(value, bool) or value != value:  # noqa: PLR0124  NaN is no answer
-            raise DataError(f"{where}, column {column}: {value!r:.80} is no {column}")
+            raise DataError(f"{where}, column {column}: {value!r:.80} is no {column}. Correct the row, or leave it out")
     if isinstance(row["answer"], str) and not row["answer"].strip():
         typer.echo(f"{where}, column answer: it is empty, so the row is not judged", err=True)
         return row | dict(zip((prefix + column for column in NEW_COLUMNS), (None, None, None, False), strict=True))

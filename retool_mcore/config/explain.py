@@ -32,6 +32,8 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
             lines.append(f"{where} is missing")
         elif item["type"] == "string_pattern_mismatch":
             lines.append(f"{where} = {value}: it is made of {PATTERNS[item.get('ctx', {})['pattern']]}")
+        elif item["type"] == "too_short":
+            lines.append(f"{where} = {value}: {item.get('ctx', {})['min_length']} or more are needed")
         elif where and item["type"] != "value_error":
             lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
         else:
