@@ -88,11 +88,8 @@ def evaluate(
     from retool_mcore.evaluate.cases import evaluate_many
     from retool_mcore.evaluate.defaults import default_config
     from retool_mcore.evaluate.endpoint import evaluate_endpoint
-    from retool_mcore.rollout.protocol import protocol_class
 
-    if protocol:
-        protocol_class(protocol)  # a name that is none is told before a server is asked for anything
-    model, url = _served(model, url, endpoint)
+    model, url = _served(model, url, endpoint, protocol)
     if "=" in config and not Path(config).exists():
         config, overrides = "", [config, *(overrides or ())]
     changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
@@ -148,10 +145,13 @@ def compare_two(
             Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
 
 
-def _served(models: list[str], url: str | None, endpoint: str | None) -> tuple[list[str], str | None]:
+def _served(models: list[str], url: str | None, endpoint: str | None, protocol: str) -> tuple[list[str], str | None]:
     """The models and the SGLang server that holds them, of which the URL alone may be given."""
     from retool_mcore.evaluate.defaults import model_of_server
+    from retool_mcore.rollout.protocol import protocol_class
 
+    if protocol:
+        protocol_class(protocol)  # a name that is none is told before a server is asked for anything
     if url is not None and endpoint is not None:
         raise ConfigError("--url is a SGLang server, and --endpoint an API. Give one of them.")
     if endpoint is None and url is None and len(models) == 1 and models[0].startswith(("http://", "https://")):
