@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ import typer
 from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, unless_named, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
+from retool_mcore.run.notes import notes_on
 
 if TYPE_CHECKING:
     from retool_mcore.evaluate.cases import Case
@@ -201,8 +204,10 @@ class _Bars:
         self._new = {case.name: 0 for case in cases}
         self._left = {case.name: 0 for case in cases}
         self._told_s = time.monotonic()
+        self._notes = ExitStack()  # a warning of the sandbox, say, stands above the bars and not in one
 
     def __enter__(self) -> _Bars:
+        self._notes.enter_context(notes_on(self._progress.console, logging.getLogger("retool_mcore")))
         self._progress.start()
         return self
 
@@ -210,6 +215,7 @@ class _Bars:
         if self._progress.live.is_started:
             self._progress.live.transient = not any(task.total for task in self._progress.tasks)  # of a mistake
             self._progress.stop()
+        self._notes.close()
 
     def start(self, name: str, finished: int, total: int) -> None:
         self._left[name] = total - finished

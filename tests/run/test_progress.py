@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 
 import pytest
 from rich.console import Console
 
+from retool_mcore.cli import evaluate
+from retool_mcore.evaluate.cases import Case
 from retool_mcore.run import progress
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from tests.terminal import CONTROL
@@ -71,3 +74,15 @@ def test_a_narrow_terminal_cuts_the_bar_and_no_number(width: int):
     last = [line for line in re.split(r"[\r\n]+", CONTROL.sub("", said.getvalue())) if line][-1]
     assert last.startswith("sft  loss 0.0833 ━") and last.endswith("━ 1200/1200 0:00:00")
     assert len(last) == width
+
+
+def test_an_evaluation_has_warnings_above_its_bars_and_lines_in_a_log(monkeypatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(evaluate, "LINE_EVERY_S", 0.0)
+    with evaluate._Bars([Case(name="mine", model="m")]) as bars:
+        bars.start("mine", 1, 3)
+        logging.getLogger("retool_mcore.sandbox.local").warning("Python lies under /tmp")
+        bars.advance("mine", True)
+        bars.advance("mine", False)
+    told = capfd.readouterr()
+    assert told.out == "note: Python lies under /tmp\n"
+    assert told.err == "mine: 1 sampled, 1 left, 1.000 right\nmine: 2 sampled, 0 left, 0.500 right\n"
