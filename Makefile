@@ -26,7 +26,7 @@ endef
 .PHONY: quickstart install install-cuda install-ascend test test-ascend test-rest $(PARTS:%=test-%) test-long test-fast lint docs perf perf-rl clean
 
 quickstart: install
-	$(BIN)/retool quickstart --seed $(SEED)
+	@$(BIN)/retool quickstart --seed $(SEED)
 
 install: $(VENV)/.installed
 
@@ -36,12 +36,14 @@ $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt $(C
 	@$(PYTHON_FITS)
 	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 6000 || test -x $(BIN)/retool || \
 	  { echo "error: $$free MB free here; the environment and a quickstart run need 6000 MB." >&2; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) 'torch==2.13.0'
-	$(PIP) --constraint $(CPU)/constraints.txt --editable '.[cpu,dev]'
-	$(PIP) --constraint $(CPU)/constraints.txt --no-deps --requirement $(CPU)/no_deps.txt
-	$(PIP) --no-deps ./$(CPU)/no_torchvision
-	$(BIN)/python -W ignore -c 'import torch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "and verl", verl.__version__)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): torch's CPU build (1 of 2)"
+	@$(PIP) 'torch==2.13.0'
+	@echo "installing into $(VENV): verl, Megatron-core, SGLang and the rest (2 of 2), some minutes"
+	@$(PIP) --constraint $(CPU)/constraints.txt --editable '.[cpu,dev]'
+	@$(PIP) --constraint $(CPU)/constraints.txt --no-deps --requirement $(CPU)/no_deps.txt
+	@$(PIP) --no-deps ./$(CPU)/no_torchvision
+	@$(BIN)/python -W ignore -c 'import torch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "and verl", verl.__version__)'
 	@touch $@
 
 # On a machine with NVIDIA GPUs. torch's CUDA build comes first, because the torch half of Transformer

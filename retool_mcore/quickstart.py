@@ -8,6 +8,7 @@ RL continue from their checkpoints.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,13 +20,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.config.sampling import INTERPRETER
 from retool_mcore.errors import ReToolError
 from retool_mcore.process import END_WITH_PARENT_ENV
 from retool_mcore.report.build import write_report
+from retool_mcore.run import start
 from retool_mcore.run.folder import lock_run, write_whole
 from retool_mcore.run.metrics import read_metrics
 
@@ -102,7 +104,8 @@ class Stages:
         """A bar in a terminal; elsewhere a line at the start and one every ``LINE_EVERY_S``."""
         if self._console.is_interactive:  # a terminal that can move its cursor
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-            with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as progress:
+            elapsed = TimeElapsedColumn(table_column=Column(no_wrap=True))
+            with Progress(*columns, elapsed, console=self._console, transient=True) as progress:
                 bar = progress.add_task(what, total=None, text="")
                 yield lambda done, total, text: progress.update(bar, completed=done, total=total, text=text)
             return
@@ -183,8 +186,28 @@ def _watch(run_dir: Path, total: int, name: str) -> Watch:
     def look() -> tuple[int, int | None, str]:
         rows = read_metrics(path) if path.exists() else []
         if not rows:
-            return 0, None, "starting"
+            began = start.begun(run_dir)
+            return 0, None, start.STAGES[began[-1][0]] if began else "starting"
         return int(rows[-1]["step"]), total, f"step {rows[-1]['step']}/{total}, {name} {rows[-1][name]:.3f}"
+
+    return look
+
+
+def _watch_samples(files: list[Path]) -> Watch:
+    """Watch an evaluation's files of samples, a line each; what was counted is not read again."""
+    read, total = dict.fromkeys(files, 0), len(files) * EVAL_PROBLEMS * SAMPLES_PER_PROBLEM
+    done = 0
+
+    def look() -> tuple[int, int | None, str]:
+        nonlocal done
+        for path in files:
+            if path.exists() and path.stat().st_size > read[path]:
+                with path.open("rb") as file:
+                    file.seek(read[path])
+                    new = file.read()
+                read[path] += len(new)
+                done += new.count(b"\n")
+        return done, total if done else None, f"{done} of {total} answers" if done else "starting the engine"
 
     return look
 
@@ -192,6 +215,7 @@ def _watch(run_dir: Path, total: int, name: str) -> Watch:
 def _evaluate(stages: Stages, root: Path, seed: int) -> dict[str, dict[str, Any]]:
     """Evaluate each model on held-out problems with and without the tool; reports by case name."""
     out = root / "evaluation"
+    cases = [case for name in MODELS for case in (name, f"{name}_text")]
     models = [option for name in MODELS for option in ("--model", f"{name}={root / name / 'export'}")]
     stages.run(
         "evaluate",
@@ -199,8 +223,8 @@ def _evaluate(stages: Stages, root: Path, seed: int) -> dict[str, dict[str, Any]
         *(*RETOOL, "eval", RL_CONFIG, *_places(root, seed, "evaluation"), f"model.path={root / 'sft' / 'export'}"),
         *(*models, "--data", str(root / "task" / "eval.parquet"), "--out", str(out), "--tool", "both"),
         *("--n", str(SAMPLES_PER_PROBLEM), "--limit", str(EVAL_PROBLEMS)),
+        watch=_watch_samples([out / case / "samples.jsonl" for case in cases]),
     )
-    cases = [case for name in MODELS for case in (name, f"{name}_text")]
     return {case: json.loads((out / case / "report.json").read_text(encoding="utf-8")) for case in cases}
 
 
@@ -239,5 +263,7 @@ def _tell(console: Console, root: Path, summary: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"report       {root / REPORT}")
     console.print(f"summary      {root / 'summary.json'}, {root / 'summary.md'}")
+    if shutil.which("retool") is None:  # as after `make quickstart`, in a shell without the environment
+        console.print(f"first        source {Path(sys.executable).parent / 'activate'}", soft_wrap=True)
     console.print(f"curves       tensorboard --logdir {root}")
-    console.print(f"trajectories {root / 'tool_rl' / 'trajectories'}")
+    console.print(f"trajectories retool view {root / 'tool_rl'} --out {root / 'view.html'}", soft_wrap=True)

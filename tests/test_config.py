@@ -47,7 +47,7 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
         (RL, "train.mini_batch_prompts=5", "train.mini_batch_prompts = 5 does not divide train.prompts_per_step"),
         (RL, "algorithm.name=dpo", "algorithm.name = \"dpo\": input should be 'grpo', 'ppo', 'rloo'"),
         (RL, "rollout.engine_tp=3", "rollout.engine_tp = 3 does not divide"),
-        (RL, "validation.files=[]", "validation.files = []: list should have at least 1 item"),
+        (RL, "validation.files=[]", "validation.files = []: 1 or more are needed"),
         (RL, "validation.n=0", "validation.n = 0: input should be greater than 0"),
         (RL, "validation.temperature=-1.0", "validation.temperature = -1.0"),
         (RL, "reward.answer=[1.0, 2.0]", "reward.answer = [1.0, 2.0]: give a right answer's reward, and a lower"),

@@ -64,7 +64,7 @@ def test_a_section_is_its_explanation_and_its_keys():
         ("validation.n", "validation.n: a whole number above 0; default rollout.group_size; RL"),
         ("reward.answer", "reward.answer: a list of 2 numbers; default [1.0, -1.0]; RL"),
         ("run.root", 'run.root: a text; default "runs"; SFT and RL'),
-        ("run.name", "run.name: a text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$; required; SFT and RL"),
+        ("run.name", "run.name: a text; required; SFT and RL"),
         ("sandbox.where", 'sandbox.where: a list of texts, at least 1; default ["local"]; RL'),
         ("checkpoint.export", "checkpoint.export: true or false; default true; SFT and RL"),
         ("rollout.engine_args", "rollout.engine_args: a table; default {}; RL"),

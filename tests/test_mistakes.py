@@ -1,12 +1,18 @@
 """Mistakes on the command line: each is one line with the value, the rule and what to do."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
@@ -27,6 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("a", "b"):
         shutil.copy(GSM8K, made / f"{name}.parquet")
     (made / "loop.toml").symlink_to("loop.toml")
+    (made / "empty").mkdir()
+    pq.write_table(
+        pa.table({"response": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), made / "none.parquet"
+    )
+    pq.write_table(pa.table({"response": ["\\boxed{3}"]}), made / "other.parquet")
+    (made / "cut.parquet").write_bytes((made / "other.parquet").read_bytes()[:-20])
     return made
 
 
@@ -59,12 +71,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"eval {RL} --model no/x/export --data {GSM8K}",
             "is no model directory: no/x/export/config.json cannot be read: No su",
         ),
+        (
+            f"{EVAL} --protocol hermess",
+            "rollout.protocol = 'hermess' is none of hermes, qwen3_coder, retool, llama3, mis",
+        ),
+        (
+            "eval --url http://127.0.0.1:9 --model m --data mine.jsonl --protocol hermess",
+            "rollout.protocol = 'hermess' i",
+        ),
+        (
+            f"get {RL} run.name run.name=../up",
+            'run.name = "../up": it is made of letters, digits, ".", "_" and "-" alo',
+        ),
+        (f"get {RL} run.name run.name=a&b", 'run.name = "a b": it is made of letters, digits, ".", "_" and "-" alone'),
+        (f"get {RL} run.name run.name=größe", "the first a letter or a digit."),
+        (f"rl {RL} train.steps=5&&&6", f"{RL} with 'train.steps=5\\n6': train.steps = "),
+        (
+            "data protocol empty",
+            "empty has no tokenizer: no tokenizer.json lies in it. Copy the tokenizer's files beside the",
+        ),
+        ("score none.parquet --out s.jsonl", "none.parquet: the file has no rows"),
+        ("score cut.parquet --out s.jsonl", "cut.parquet: not a whole parquet file: "),
+        ("score a.parquet --out s.jsonl", "a.parquet: not a whole parquet file: "),
+        ("score other.parquet --out s.jsonl", "other.parquet, row 0: no column answer; it has response"),
+        ("data task file/in", "file/in: the task cannot be written there: it is a file, or in one. Name a folder."),
         ("sandbox serve --host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0: Name or serv"),
     ],
 )
 def test_a_mistake_is_one_line(words: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
-    done = CliRunner().invoke(all_commands(), words.split())
+    spelt = [word.replace("&&&", "\n").replace("&", " ") for word in words.split()]
+    done = CliRunner().invoke(all_commands(), spelt)
     assert done.exit_code == 2, done.exception or done.output
     assert told in done.stderr
     lines = done.stderr.strip().splitlines()
@@ -88,6 +125,19 @@ def test_a_number_out_of_range_is_told_with_its_option(
     assert done.exit_code == 2 and f"Invalid value for {told}" in done.stderr, done.output
 
 
+def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
+    rows = [{"response": "\\boxed{3}", "answer": "3"}, {"response": "4", "answer": "3"}]
+    pq.write_table(pa.Table.from_pylist([row | {"when": datetime(2026, 1, 2)} for row in rows]), "two.parquet")
+    done = CliRunner().invoke(all_commands(), ["score", "two.parquet", "--out", "scored.jsonl"])
+    assert done.exit_code == 0, done.exception or done.output
+    scored = [json.loads(line) for line in Path("scored.jsonl").read_text().splitlines()]
+    assert [(row["correct"], row["when"]) for row in scored] == [
+        (True, "2026-01-02 00:00:00"),
+        (False, "2026-01-02 00:00:00"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
@@ -104,3 +154,49 @@ def test_closed_and_full_ends_of_a_pipe_leave_no_traceback(command: str, code: i
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr.strip()[: len(told)]) == (code, told), done.stderr
     assert done.stderr.count("\n") == bool(told)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_of_another_encoding_gets_a_mark_and_no_traceback(encoding: str, folder: Path):
+    argv = [sys.executable, "-m", "retool_mcore", "get", str(RL), "run.root", "run.root=größe…"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=120, env=environment)
+    told = "größe…".encode(encoding, errors="replace") + b"\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, b"")
+
+
+@pytest.mark.parametrize("words", ["data task made", f"view {RUN} --out page.html"])
+def test_a_limit_of_a_files_size_is_one_line(words: str, tmp_path: Path):
+    """The weights' writer has an error of its own for it, and Python another one."""
+    line = f"ulimit -f 20; exec {sys.executable} -m retool_mcore {words}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    told = (
+        "error: a file would be larger than this shell allows. Lift the limit (ulimit -f unlimited), then run the same "
+    )
+    assert (done.returncode, done.stderr) == (2, f"{told}command again.\n")
+
+
+def test_a_librarys_own_error_of_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("retool_mcore.data.tasks.write_model", full)
+    done = CliRunner().invoke(all_commands(), ["data", "task", str(tmp_path / "made")])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.exception
+    assert done.stderr.startswith("error: no space is left. What was complete before is kept; free some")
+
+
+@pytest.mark.parametrize("import_of", ["typer", "retool_mcore.data.tasks"])
+def test_ctrl_c_is_one_line_while_modules_are_imported_and_in_a_command(import_of: str, tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Now:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {import_of!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Now())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, "-m", "retool_mcore", "data", "task", str(tmp_path / "task")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT, env=environment)
+    assert done.returncode in (130, -signal.SIGINT)
+    assert (done.stdout, done.stderr) == ("", "note: ended by SIGINT: what was complete is kept.\n")

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from retool_mcore import quickstart
 from retool_mcore.quickstart import StageFailed, Stages, run
+from retool_mcore.run import start
 
 
 def stages(root: Path) -> Stages:
@@ -48,6 +49,27 @@ def test_progress_is_asked_for_while_a_stage_runs(tmp_path: Path):
 
     stages(tmp_path).run("wait", "waiting", "-c", "import time; time.sleep(1.2)", watch=watch)
     assert len(seen) >= 2
+
+
+def test_a_start_of_minutes_says_where_it_stands(tmp_path: Path):
+    look = quickstart._watch(tmp_path, 24, "accuracy")
+    assert look() == (0, None, "starting")
+    start.begin(tmp_path, "checks")
+    start.begin(tmp_path, "engines")
+    assert look() == (0, None, "starting the rollout engines")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 3, "accuracy": 0.5}) + "\n")
+    assert look() == (3, 24, "step 3/24, accuracy 0.500")
+
+
+def test_an_evaluation_says_how_many_answers_it_has(tmp_path: Path):
+    files = [tmp_path / "a", tmp_path / "b"]
+    look = quickstart._watch_samples(files)
+    assert look() == (0, None, "starting the engine")
+    files[0].write_text("{}\n{}\n{")
+    assert look() == (2, 1024, "2 of 1024 answers")
+    files[0].write_text("{}\n{}\n{}\n")
+    files[1].write_text("{}\n")
+    assert look() == (4, 1024, "4 of 1024 answers")
 
 
 def test_another_seed_in_the_same_folder_is_refused(tmp_path: Path):

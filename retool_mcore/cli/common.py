@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from retool_mcore.cli import tell_of_ctrl_c
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
+from retool_mcore.run.full_disk import refused_write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +56,8 @@ _FILES = "too many files are open{place}. Raise the limit (ulimit -n 65536), the
 OF_THE_MACHINE = {  # what is no fault of ours, by errno
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
+    errno.EFBIG: "a file would be larger than this shell allows{place}. Lift the limit (ulimit -f unlimited), then run "
+    "the same command again.",
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
     errno.EROFS: "the file system is read-only{place}. Name another place, or mount it for writing.",
@@ -95,7 +99,14 @@ def guarded(function: F) -> F:
             tell_of_machine(error)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as error:
+            tell_of_ctrl_c()
             raise typer.Exit(130) from error
+        except Exception as error:
+            number = refused_write(error)  # libraries have classes of their own for it
+            if not number:
+                raise
+            tell_of_machine(OSError(number, ""))
+            raise typer.Exit(EXIT_USER_ERROR) from error
 
     return wrapper  # type: ignore[return-value]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,6 +16,7 @@ import typer
 from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, unless_named, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
+from retool_mcore.run.notes import notes_on
 
 if TYPE_CHECKING:
     from retool_mcore.evaluate.cases import Case
@@ -35,6 +39,8 @@ NumSamples = Annotated[
     int | None, typer.Option(min=1, help="samples of each problem; validation.n by default", show_default=False)
 ]
 
+
+LINE_EVERY_S = 30.0  # of an evaluation's progress, where there is no terminal for a bar
 
 app = typer.Typer(cls=unless_named("run"), no_args_is_help=True)
 
@@ -86,7 +92,7 @@ def evaluate(
     from retool_mcore.evaluate.defaults import default_config
     from retool_mcore.evaluate.endpoint import evaluate_endpoint
 
-    model, url = _served(model, url, endpoint)
+    model, url = _served(model, url, endpoint, protocol)
     if "=" in config and not Path(config).exists():
         config, overrides = "", [config, *(overrides or ())]
     changes = [*(overrides or ()), *([f"rollout.protocol={protocol}"] if protocol else [])]
@@ -142,10 +148,13 @@ def compare_two(
             Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
 
 
-def _served(models: list[str], url: str | None, endpoint: str | None) -> tuple[list[str], str | None]:
+def _served(models: list[str], url: str | None, endpoint: str | None, protocol: str) -> tuple[list[str], str | None]:
     """The models and the SGLang server that holds them, of which the URL alone may be given."""
     from retool_mcore.evaluate.defaults import model_of_server
+    from retool_mcore.rollout.protocol import protocol_class
 
+    if protocol:
+        protocol_class(protocol)  # a name that is none is told before a server is asked for anything
     if url is not None and endpoint is not None:
         raise ConfigError("--url is a SGLang server, and --endpoint an API. Give one of them.")
     if endpoint is None and url is None and len(models) == 1 and models[0].startswith(("http://", "https://")):
@@ -179,7 +188,10 @@ def _name_of(model: str) -> str:
 
 
 class _Bars:
-    """One progress bar per evaluation, with the share of right answers so far."""
+    """One progress bar per evaluation, with the share of right answers so far.
+
+    Where there is no terminal, a line at the end of each and one every ``LINE_EVERY_S``.
+    """
 
     def __init__(self, cases: list[Case]) -> None:
         from rich.progress import TextColumn
@@ -190,23 +202,32 @@ class _Bars:
         self._tasks = {case.name: self._progress.add_task(case.name, total=None, right="") for case in cases}
         self._right = {case.name: 0 for case in cases}
         self._new = {case.name: 0 for case in cases}
+        self._left = {case.name: 0 for case in cases}
+        self._told_s = time.monotonic()
+        self._notes = ExitStack()  # a warning of the sandbox, say, stands above the bars and not in one
 
     def __enter__(self) -> _Bars:
-        if self._progress.console.is_interactive:
-            self._progress.start()
+        self._notes.enter_context(notes_on(self._progress.console, logging.getLogger("retool_mcore")))
+        self._progress.start()
         return self
 
     def __exit__(self, *exit_arguments: object) -> None:
         if self._progress.live.is_started:
             self._progress.live.transient = not any(task.total for task in self._progress.tasks)  # of a mistake
             self._progress.stop()
+        self._notes.close()
 
     def start(self, name: str, finished: int, total: int) -> None:
-        self._progress.start()
+        self._left[name] = total - finished
         self._progress.update(self._tasks[name], total=total, completed=finished)
 
     def advance(self, name: str, correct: bool) -> None:
         self._right[name] += correct
         self._new[name] += 1
         share = f"{self._right[name] / self._new[name]:.3f} right"
+        self._left[name] -= 1
         self._progress.update(self._tasks[name], advance=1, right=share)
+        now_s = time.monotonic()
+        if self._progress.disable and (not self._left[name] or now_s - self._told_s >= LINE_EVERY_S):
+            self._told_s = now_s
+            typer.echo(f"{name}: {self._new[name]} sampled, {self._left[name]} left, {share}", err=True)

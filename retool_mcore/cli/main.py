@@ -124,10 +124,17 @@ def run_rl() -> None:
     _run_alone(rl)
 
 
-def _run_alone(command: Callable[..., None]) -> None:
+def prepare() -> None:
+    """What each of our commands needs of its process before it reads its arguments."""
     end_with_parent_if_asked()
     heed_sigquit()
     bypass_proxy()
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
+        reconfigure(errors="replace")  # a terminal of another encoding than UTF-8 gets a mark of its own
+
+
+def _run_alone(command: Callable[..., None]) -> None:
+    prepare()
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command()(command)
     alone()
@@ -183,9 +190,7 @@ def _tell_version(wanted: bool) -> None:
 
 def main() -> None:
     """Entry point of the `retool` console script."""
-    end_with_parent_if_asked()
-    heed_sigquit()
-    bypass_proxy()
+    prepare()
     try:
         all_commands()()
     except OSError as error:  # of printing help to a full disk, say: a command tells its own

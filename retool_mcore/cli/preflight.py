@@ -46,7 +46,8 @@ def preflight(
         severity: sum(finding.severity == severity for finding in found) for severity in ("error", "warning", "ok")
     }
     listed = "" if verbose else "; -v lists them"
-    typer.echo(f"{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} checks are ok{listed}")
+    said = (f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in ("error", "warning"))
+    typer.echo(f"{', '.join(said)}, {counts['ok']} checks are ok{listed}")
     if counts["error"]:
         raise typer.Exit(2)
 

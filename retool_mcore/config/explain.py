@@ -9,6 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from retool_mcore.config.old_names import CHANGED, MOVED
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a run, which is a folder's and a tracker's, too
+PATTERNS = {NAME: 'letters, digits, ".", "_" and "-" alone, the first a letter or a digit'}
 OTHER_KINDS = ("list_type", "dict_type", "int_type", "float_type")  # pydantic's words for a value of another kind
 
 
@@ -26,13 +28,18 @@ def explain(kind: type[BaseModel], error: ValidationError, source: str, override
             lines.append(f"{where} is not a setting{_nearest(kind, item['loc'])}")
         elif item["type"] == "missing":
             lines.append(f"{where} is missing")
+        elif item["type"] == "string_pattern_mismatch":
+            lines.append(f"{where} = {value}: it is made of {PATTERNS[item.get('ctx', {})['pattern']]}")
+        elif item["type"] == "too_short":
+            lines.append(f"{where} = {value}: {item.get('ctx', {})['min_length']} or more are needed")
         elif where and item["type"] != "value_error":
             lines.append(f"{where} = {value}: {item['msg'][0].lower()}{item['msg'][1:]}")
         else:
             said = item["msg"].removeprefix("Value error, ")
             named = not where or said.startswith(f"{where} =")
             lines.append(said if named else f"{said} (section [{where}])")
-    origin = source + (f" with {' '.join(overrides)}" if overrides else "")
+    given = [text if text.isprintable() else repr(text) for text in overrides]  # a line break makes no second line
+    origin = source + (f" with {' '.join(given)}" if given else "")
     return f"{origin}: " + "; ".join(lines) + "."
 
 

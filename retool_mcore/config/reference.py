@@ -87,8 +87,7 @@ def kind_of(field: FieldInfo) -> str:
         if least and least == most:
             return f"a list of {least} {plural}"
         return f"a list of {plural}" + (f", at least {least}" if least else "")
-    pattern = _bound(field, "pattern")
-    return NAMES[field.annotation] + (f" that matches {pattern}" if pattern else "") + _range(field)
+    return NAMES[field.annotation] + _range(field)  # a pattern stands in the explanation, in words
 
 
 def _range(field: FieldInfo) -> str:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from retool_mcore.config.base import Fraction, Pair, PositiveFloat, PositiveInt, Section
 from retool_mcore.config.experts import Experts
+from retool_mcore.config.explain import NAME
 from retool_mcore.config.lora import Lora
 from retool_mcore.config.model import Model
 from retool_mcore.config.saving import Best, Checkpoint, check_saving
@@ -23,7 +24,7 @@ CONFIG_FILE = "config.toml"  # of a run's folder
 class Run(Section):
     """What the run is called, where its files go, and the kind of machine that it needs."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=NAME)]
     """The run's name and its folder's: letters, digits, ".", "_", "-"; a letter or digit first."""
 
     root: str = "runs"

@@ -18,6 +18,7 @@ from retool_mcore.run import folder
 
 BATCH_ROWS = 512
 WRITE_ROWS = 1024
+MAKERS = {"messages": "retool data sft", "reward_model": "retool data rl"}  # of files with such a column
 NOT_PARQUET = cast("type[Exception]", pa.ArrowInvalid)
 
 
@@ -33,7 +34,8 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
             names = cast("list[str]", file.schema_arrow.names)
             missing = [column for column in columns if column not in names]
             if missing:
-                raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}")
+                maker = next((f". `{MAKERS[column]}` makes such files" for column in missing if column in MAKERS), "")
+                raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}{maker}")
             batches = cast("Iterator[Any]", file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)))
             for batch in batches:
                 rows: list[dict[str, Any]] = batch.to_pylist()
@@ -41,11 +43,10 @@ def read_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[
                     yield index, row
                     index += 1
     except NOT_PARQUET as error:
-        raise DataError(f"{path}: not a whole parquet file: {_reason(error)}") from error
+        raise DataError(_not_whole(path, error)) from error
     except OSError as error:  # pyarrow raises it for corrupt pages, too
-        raise DataError(
-            f"{path}: cannot be read{f' after row {index - 1}' if index else ''}: {_reason(error)}"
-        ) from error
+        after = f" after row {index - 1}" if index else ""
+        raise DataError(f"{path}: cannot be read{after}: {_reason(error)}{_again(error)}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, row {index} or later: text is not UTF-8: {error.reason}") from error
     if index == 0:
@@ -57,7 +58,7 @@ def column_names(path: str | os.PathLike[str]) -> list[str]:
     try:
         return list(cast("list[str]", pq.read_schema(path).names))
     except NOT_PARQUET as error:
-        raise DataError(f"{path}: not a whole parquet file: {_reason(error)}") from error
+        raise DataError(_not_whole(path, error)) from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
 
@@ -157,7 +158,7 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]])
     """Write rows whole or not at all."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
 
 @contextlib.contextmanager
@@ -170,5 +171,15 @@ def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
         raise DataError(f"{path}: cannot be written: {_reason(error)}") from error
 
 
+def _not_whole(path: str | os.PathLike[str], error: Exception) -> str:
+    return f"{path}: not a whole parquet file: {_reason(error)}{_again(error)}"
+
+
+def _again(error: Exception) -> str:
+    """What to do about bytes that are wrong; of a file that is not there, its name says enough."""
+    return "" if getattr(error, "errno", None) else ". Make or copy the file again."
+
+
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error).strip().split("\n", 1)[0]
+    number = getattr(error, "errno", None)  # pyarrow's own words around it name the file again
+    return os.strerror(number) if number else str(error).strip().split("\n", 1)[0].rstrip(".")

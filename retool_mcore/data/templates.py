@@ -19,6 +19,8 @@ from retool_mcore.model.files import fetch_config, is_hub_name, read_config
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Without one of them transformers makes a tokenizer of nothing, from tokenizer_config.json alone.
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
 _FOLDER = Path(__file__).parent / "built_in_templates"
 
 
@@ -30,8 +32,11 @@ def load_tokenizer(
     ``chat_template`` and ``template_args`` are as in [model]. Raises CheckpointError naming the
     path, and ConfigError for a template that is not there.
     """
-    if (folder := Path(path)).is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab.*")):
-        raise CheckpointError(f"model.path = {path} has no tokenizer: no tokenizer.json lies in it")
+    if (folder := Path(path)).is_dir() and not any(found for name in VOCABULARIES for found in folder.glob(name)):
+        raise CheckpointError(
+            f"model.path = {path} has no tokenizer: no tokenizer.json lies in it. Copy the tokenizer's files beside "
+            "the weights, or name another folder."
+        )
     if not folder.exists():  # transformers asks the hub many times, a line for each; these say it once
         read_config(path) if "/" in path and not is_hub_name(path) else fetch_config(path)
     try:
@@ -39,7 +44,10 @@ def load_tokenizer(
     except (OSError, ValueError, KeyError, TypeError) as error:
         state = "is no tokenizer" if Path(path).is_dir() else "is neither a directory here nor a hub name"
         first_line = str(error).strip().split("\n", 1)[0]
-        raise CheckpointError(f"model.path = {path} {state} that can be read: {first_line}") from error
+        raise CheckpointError(
+            f"model.path = {path} {state} that can be read: {_broken(folder) or first_line}. Copy or fetch its files "
+            "again, or name another model."
+        ) from error
     if chat_template:
         tokenizer.chat_template = read_template(chat_template)
     if not getattr(tokenizer, "chat_template", None):
@@ -53,6 +61,16 @@ def load_tokenizer(
             raise CheckpointError(f"the tokenizer in {path} has several templates. Set model.chat_template to a file")
         tokenizer.chat_template = with_args(own, template_args)
     return tokenizer
+
+
+def _broken(folder: Path) -> str:
+    """The first of a tokenizer's files that is no JSON, and why; "" if none is."""
+    for file in sorted(folder.glob("*token*.json")):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            return f"{file.name}: {error}"
+    return ""
 
 
 def tokenizer_of(model: Model, path: str = "") -> PreTrainedTokenizerBase:

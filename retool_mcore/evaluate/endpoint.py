@@ -46,7 +46,7 @@ from retool_mcore.rollout.engine import EngineUnavailable, Sampling
 from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, Turn, to_its_end
-from retool_mcore.rollout.protocol import RETOOL_MARKUP, tools_of
+from retool_mcore.rollout.protocol import RETOOL_MARKUP, protocol_class, tools_of
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.rollout.tool_call import Call, Malformed, Parsed, call_of, parse_hermes, parse_retool, without_call
 from retool_mcore.rollout.tools import Given, Tool
@@ -286,6 +286,7 @@ def evaluate_endpoint(
 ) -> dict[str, dict[str, Any]]:
     """Like ``evaluate_many``, of models that one OpenAI-compatible server names."""
     check_trackers(config)
+    protocol_class(config.rollout.protocol)
     n = n or config.validation.n
     data = data or [Path(path) for path in config.validation.files]
     problems = read_problems(data, limit, columns)

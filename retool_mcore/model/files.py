@@ -6,10 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from retool_mcore.config.base import is_table
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.published import PUBLISHED
 from retool_mcore.model.shape import ModelShape, shape_of_config
 
+GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 ENDS_BYTES = 2**20  # hashed at both ends of a file; with its size they stand for the whole
 _HUB_S = 10.0  # how long the hub may take to answer
@@ -29,6 +31,8 @@ def read_config(path: str) -> dict[str, Any]:
             f"model.path = {path!r} does not exist. Make it first, or name a hub model as owner/name."
         )
     values = _config_json(folder)
+    if (generation := folder / GENERATION).exists():  # the engine would meet it after minutes
+        _table_of(generation, "a model's settings for sampling")
     _check_shards(folder)
     return values
 
@@ -86,11 +90,21 @@ def _cached(name: str, file: str) -> Path | None:
 
 
 def _config_json(folder: Path) -> dict[str, Any]:
+    return _table_of(folder / "config.json", "a model's configuration")
+
+
+def _table_of(file: Path, what: str) -> dict[str, Any]:
+    """The object in a JSON file of a model. Raises CheckpointError; ``what`` the file holds."""
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if not is_table(values):
+            raise ValueError("it is no table of names and values")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{folder / 'config.json'} cannot be read as a model's configuration: {why}") from error
+        raise CheckpointError(
+            f"{file} cannot be read as {what}: {why}. Correct it, copy or fetch it again, or name another model."
+        ) from error
+    return values
 
 
 def dtype_of_weights(folder: Path) -> str:
@@ -142,7 +156,10 @@ def safe_open() -> Any:
 
 def _index(folder: Path) -> dict[str, str]:
     try:
-        return json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        if not is_table(found):
+            raise ValueError("weight_map is no table of names and files")
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder / INDEX} cannot be read as an index of weights: {error}. Copy or fetch it again."

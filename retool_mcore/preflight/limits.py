@@ -19,14 +19,17 @@ GIB = 2**30
 # launcher 103 and 4.1, raylet 87 and 0.9, SGLang's scheduler 62 and 3.5. More ranks and cores take
 # more.
 FEWEST_FILES = 512
+# Counted while rl_tiny_cpu went on (2 cores, 2026-11-26): 610 threads in 21 processes. The limit is
+# of all that a user runs.
+FEWEST_THREADS = 1024
 
 
 def require_limits(config: RunConfig) -> None:
     """Raise what the limits of this process and the rights of the run's folder will not allow.
 
-    The limit of open files is first raised to what its owner may raise it to.
+    The limits of open files and of threads are first raised to what their owner may raise them to.
     """
-    if problem := too_few_files() or too_few_addresses(get_platform(config.run.platform)):
+    if problem := too_few_files() or too_few_threads() or too_few_addresses(get_platform(config.run.platform)):
         raise PlatformError(problem)
     if problem := unwritable(config):
         raise ConfigError(f"{config.source}: {problem}")
@@ -43,6 +46,20 @@ def too_few_files() -> str:
             "shell or container: ulimit -n 65536, or --ulimit nofile=65536."
         )
     return ""
+
+
+def too_few_threads() -> str:
+    """What is wrong with `ulimit -u`, or ""; root is not held to it."""
+    threads, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.geteuid() == 0 or threads == resource.RLIM_INFINITY or threads >= FEWEST_THREADS:
+        return ""
+    if most == resource.RLIM_INFINITY or most >= FEWEST_THREADS:
+        resource.setrlimit(resource.RLIMIT_NPROC, (FEWEST_THREADS, most))
+        return ""
+    return (
+        f"{threads} processes and threads are allowed (ulimit -u), and a run needs {FEWEST_THREADS}. Raise the limit "
+        "of this shell or container: ulimit -u 65536, or --ulimit nproc=65536."
+    )
 
 
 def too_few_addresses(platform: Platform) -> str:

@@ -19,7 +19,7 @@ from retool_mcore.model.shape import shape_of_config
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
-from retool_mcore.preflight.limits import FEWEST_FILES, too_few_addresses, too_few_files, unwritable
+from retool_mcore.preflight.limits import FEWEST_FILES, too_few_addresses, too_few_files, too_few_threads, unwritable
 from retool_mcore.run.trackers import check_trackers
 from retool_mcore.verl.seams import SEAMS
 
@@ -174,7 +174,8 @@ def shared_memory(platform: Platform) -> Iterator[Finding]:
 
 
 def limits(platform: Platform) -> Iterator[Finding]:
-    for name, problem in (("open files", too_few_files()), ("address space", too_few_addresses(platform))):
+    few = {"open files": too_few_files(), "processes": too_few_threads(), "address space": too_few_addresses(platform)}
+    for name, problem in few.items():
         if problem:
             yield error(name, problem)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -184,7 +185,7 @@ def limits(platform: Platform) -> Iterator[Finding]:
     elif files >= wanted:
         yield ok("open files", f"{files} allowed")
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if 0 <= processes < 4096:
+    if 0 <= processes < 4096 and not few["processes"]:
         yield warning(
             "processes", f"{processes} allowed, 4096 wanted: Ray and the sandbox start many. `ulimit -u 4096`"
         )

@@ -41,6 +41,7 @@ __all__ = [
     "ToolTurns",
     "checked_prompt",
     "open_protocol",
+    "protocol_class",
     "protocol_of",
     "serving_protocol",
     "tools_of",
@@ -141,7 +142,7 @@ def open_protocol(
     allows several, which run side by side. Raises ConfigError for an unknown name, CheckpointError
     for an unfit tokenizer, and whatever a user's own class raises.
     """
-    found = _class_of(name)
+    found = protocol_class(name)
     if not tool:
         return TextOnly(tokenizer)
     protocol = found(tokenizer)
@@ -151,7 +152,8 @@ def open_protocol(
     return protocol
 
 
-def _class_of(name: str) -> type[ToolProtocol]:
+def protocol_class(name: str) -> type[ToolProtocol]:
+    """The protocol of this name, one of ours or a user's own. Raises ConfigError."""
     if name in PROTOCOLS:
         return PROTOCOLS[name]
     if ":" not in name:

@@ -10,7 +10,8 @@ from retool_mcore.errors import CheckpointError
 
 # Libraries have classes of their own for it, or none: shutil.Error holds no errno, and PyTorch's
 # writer of archives says only that it stands elsewhere than it should.
-WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "unexpected pos")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+WORDS = {os.strerror(number): number for number in (*FULL, errno.EFBIG)} | {"unexpected pos": errno.ENOSPC}
 
 
 @contextmanager
@@ -26,8 +27,13 @@ def explain_full_disk(folder: Path, remedy: str) -> Generator[None]:
 
 def is_full(error: BaseException | None) -> bool:
     """Whether the error, or what it came from, is a full disk."""
+    return refused_write(error) in FULL
+
+
+def refused_write(error: BaseException | None) -> int:
+    """Why the machine took no more bytes, by errno: a full disk, or a limit of size; else 0."""
     while error is not None:
-        if any(words in str(error) for words in WORDS):
-            return True
+        if found := [number for words, number in WORDS.items() if words in str(error)]:
+            return found[0]
         error = error.__cause__ or error.__context__
-    return False
+    return 0

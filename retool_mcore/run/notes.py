@@ -19,11 +19,11 @@ class _OnConsole(logging.Handler):
 
 
 @contextmanager
-def notes_on(console: Console) -> Generator[None]:
-    """Print what ``notes`` is given on ``console``, above a bar of steps where there is one."""
+def notes_on(console: Console, of: logging.Logger = notes) -> Generator[None]:
+    """Print what ``of`` is given on ``console``, above a bar of steps where there is one."""
     handler = _OnConsole(console)
-    notes.addHandler(handler)
+    of.addHandler(handler)
     try:
         yield
     finally:
-        notes.removeHandler(handler)
+        of.removeHandler(handler)

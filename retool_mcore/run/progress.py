@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 # What a step's line says: the metric's name, and how it is written.
 SAID = {
@@ -20,12 +21,18 @@ LINE_EVERY_S = 1.0
 
 
 def bar_of_steps(console: Console | None, *more: ProgressColumn) -> Progress:
-    """A bar on ``console`` (None: standard output), with ``more`` columns after the time left."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    """A bar on ``console`` (None: standard output), with ``more`` columns after the time left.
+
+    Where there is no terminal it shows nothing: rich would write its last state there.
+    """
+    console = console or Console()
+    steps, left = (kind(table_column=Column(no_wrap=True)) for kind in (MofNCompleteColumn, TimeRemainingColumn))
+    columns = (TextColumn("{task.description}"), BarColumn(), steps, left)  # of all, the bar gets narrower first
     return Progress(
         *columns,
         *more,
         console=console,
+        disable=not console.is_interactive,
         redirect_stdout=False,  # or rich shows on the terminal what the engines print for the log
         redirect_stderr=False,
     )
@@ -48,7 +55,8 @@ class StepLines:
         self._first = self._first or (step, now_s)
         said = [form.format(metrics[name]) for name, form in SAID.items() if name in metrics]
         if (done := step - self._first[0]) and step < self._steps:
-            said.append(f"{(now_s - self._first[1]) / done * (self._steps - step) / 60:.1f} min left")
+            left_s = (now_s - self._first[1]) / done * (self._steps - step)
+            said.append(f"{left_s:.0f} s left" if left_s < 60 else f"{left_s / 60:.1f} min left")
         self._console.print(
             f"step {step}/{self._steps}  {'  '.join(said)}", markup=False, highlight=False, soft_wrap=True
         )

@@ -130,4 +130,7 @@ def test_a_folder_without_a_tokenizer_is_told_whole(tmp_path: Path):
     """transformers' own message goes on over several lines."""
     with pytest.raises(CheckpointError) as told:
         load_tokenizer(str(tmp_path))
-    assert str(told.value) == f"model.path = {tmp_path} has no tokenizer: no tokenizer.json lies in it"
+    assert str(told.value) == (
+        f"model.path = {tmp_path} has no tokenizer: no tokenizer.json lies in it. "
+        "Copy the tokenizer's files beside the weights, or name another folder."
+    )

@@ -14,6 +14,7 @@ from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.files import tensor_files
 from retool_mcore.platforms.base import get_platform
+from retool_mcore.preflight import limits
 from retool_mcore.preflight.limits import require_limits, too_few_addresses
 
 ROOT = Path(__file__).parents[2]
@@ -119,3 +120,29 @@ def test_a_cut_index_of_weights_is_named(tmp_path: Path):
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a')
     with pytest.raises(CheckpointError, match=r"index\.json cannot be read as an index of weights: .* fetch it again"):
         tensor_files(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("user", "limit", "told"),
+    [
+        (0, (100, 100), ""),
+        (
+            1000,
+            (100, 100),
+            "100 processes and threads are allowed (ulimit -u), and a run needs 1024. Raise the limit of",
+        ),
+        (1000, (100, 4096), ""),
+        (1000, (2048, 2048), ""),
+        (1000, (resource.RLIM_INFINITY, resource.RLIM_INFINITY), ""),
+    ],
+)
+def test_too_few_threads_are_told_to_whom_the_limit_holds(
+    user: int, limit: tuple[int, int], told: str, monkeypatch: pytest.MonkeyPatch
+):
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(limits.os, "geteuid", lambda: user)
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: limit)
+    monkeypatch.setattr(limits.resource, "setrlimit", lambda which, both: raised.append(both))
+    said = limits.too_few_threads()
+    assert said.startswith(told) and bool(said) == bool(told)
+    assert raised == ([(1024, 4096)] if limit == (100, 4096) else [])

@@ -168,6 +168,20 @@ def test_the_keyboard_reads_tokens_and_curves(browser: Any, page: Path):
     assert place(browser) == "", "the arrows are the chart's, while it has the focus"
 
 
+def test_a_phone_shows_every_step_to_look_at_and_nothing_beside_the_screen(browser: Any, page: Path):
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        show(browser, page, "")
+        wait(browser, lambda: count(browser, "table.sources a.chip"))
+        most = "Math.max(...[...document.querySelectorAll('a.chip')].map((chip) => chip.getBoundingClientRect().right))"
+        right, wide = browser.execute_script(f"return [{most}, document.documentElement.scrollWidth]")
+        assert right <= 388 and wide <= 400
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_the_way_back_leads_to_the_row_one_came_from(browser: Any, page: Path):
     show(browser, page, "all=1")
     browser.set_window_size(1000, 400)

@@ -1,0 +1,116 @@
+"""Files that a copy or an editor broke: each is told in a line, with the file and what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from retool_mcore.data.files import read_rows
+from retool_mcore.data.task_model import build_tokenizer, write_model
+from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.data.templates import load_tokenizer
+from retool_mcore.errors import CheckpointError, DataError
+from retool_mcore.model.files import read_config
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    write_model(folder, build_tokenizer(tokenizer_rows()), 0)
+    assert read_config(str(folder)) and load_tokenizer(str(folder))
+    return folder
+
+
+def stray_comma(file: str) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        text = (model / file).read_text()
+        (model / file).write_text(text.rstrip().removesuffix("}") + ",}")
+
+    return change
+
+
+def cut(file: str) -> Callable[[Path], object]:
+    return lambda model: (model / file).write_bytes((model / file).read_bytes()[:-300])
+
+
+def without(file: str) -> Callable[[Path], None]:
+    return lambda model: (model / file).unlink()
+
+
+def holding(file: str, text: str) -> Callable[[Path], object]:
+    return lambda model: (model / file).write_text(text)
+
+
+def second_shard_missing(model: Path) -> None:
+    shards = [f"model-{number}-of-2.safetensors" for number in (1, 2)]
+    (model / "model.safetensors").rename(model / shards[0])
+    (model / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict(zip("ab", shards, strict=True))})
+    )
+
+
+INDEX = "model.safetensors.index.json"
+AGAIN = "Correct it, copy or fetch it again, or name another model."
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "remedy"),
+    [
+        (stray_comma("config.json"), "config.json cannot be read as a model's configuration: ", AGAIN),
+        (holding("config.json", "[]"), "config.json cannot be read as a model's configuration: it is no table", AGAIN),
+        (without("config.json"), "config.json cannot be read as a model's configuration: No such file", AGAIN),
+        (stray_comma("generation_config.json"), "generation_config.json cannot be read as a model's settings", AGAIN),
+        (cut("model.safetensors"), "model.safetensors are missing or corrupt", "or name another model."),
+        (without("model.safetensors"), "model.safetensors are missing or corrupt", "or name another model."),
+        (second_shard_missing, "model-2-of-2.safetensors are missing or corrupt", "or name another model."),
+        (holding(INDEX, '{"weight_map": {"a"'), "cannot be read as an index of weights", "Copy or fetch it again."),
+        (holding(INDEX, '{"weight_map": ["a"]}'), "weight_map is no table of names", "Copy or fetch it again."),
+        (without("tokenizer.json"), "has no tokenizer: no tokenizer.json lies in it", "or name another folder."),
+        (cut("tokenizer.json"), "that can be read: tokenizer.json: ", "or name another model."),
+        (stray_comma("tokenizer_config.json"), "that can be read: tokenizer_config.json: ", "or name another model."),
+    ],
+)
+def test_a_broken_model_is_told_with_its_file(
+    change: Callable[[Path], object], told: str, remedy: str, whole: Path, tmp_path: Path
+):
+    model = tmp_path / "model"
+    shutil.copytree(whole, model)
+    change(model)
+    with pytest.raises(CheckpointError) as error:
+        read_config(str(model))
+        load_tokenizer(str(model))
+    assert told in str(error.value) and str(error.value).endswith(remedy)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_broken_rows_are_told_with_their_place(tmp_path: Path):
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"problem": [f"problem {n}" * 9 for n in range(900)]}), file, row_group_size=300)
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+    with pytest.raises(
+        DataError, match=r"rows\.parquet: not a whole parquet file: .*\. Make or copy the file again\.$"
+    ):
+        list(read_rows(file, ["problem"]))
+    third = len(data) // 2
+    file.write_bytes(data[:third] + bytes(200) + data[third + 200 :])
+    with pytest.raises(DataError, match=r"rows\.parquet: cannot be read.*: .*\. Make or copy the file again\.$"):
+        list(read_rows(file, ["problem"]))
+    with pytest.raises(DataError, match=r"rows\.parquet: cannot be read: No such file or directory$"):
+        file.unlink()
+        list(read_rows(file, ["problem"]))
+
+
+def test_a_file_for_the_other_kind_of_run_is_told_with_what_makes_the_right_one(tmp_path: Path):
+    file = tmp_path / "sft.parquet"
+    pq.write_table(pa.table({"messages": ["x"]}), file)
+    with pytest.raises(
+        DataError, match=r"no column prompt, reward_model; it has messages\. `retool data rl` makes such"
+    ):
+        list(read_rows(file, ["prompt", "reward_model"]))
