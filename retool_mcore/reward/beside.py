@@ -6,7 +6,7 @@ truth are each read beside the other as it was written.
 
 from __future__ import annotations
 
-from retool_mcore.reward.constants import of_integration
+from retool_mcore.reward.constants import of_classes, of_integration, of_sympy
 from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
 from retool_mcore.reward.signs import holds
@@ -20,7 +20,7 @@ _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
-    node = _without_notes(_family(node), _family(other), is_truth)
+    node = _only_element(_without_notes(_family(node), _family(other), is_truth), other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
     if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == "tuple" and _is_one(other):
@@ -42,7 +42,7 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return Term("list" if other.op == "tuple" else other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
-    node = of_integration(node, other)
+    node = of_integration(of_sympy(of_classes(node, other), other), other)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other, is_truth)
@@ -51,6 +51,12 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     if other.op in _PLACES:
         return _placed(node, other, is_truth)
     return _of_one_letter(node) if node.op == "list" and _lists_roots(other) else node
+
+
+def _only_element(node: Term, other: Term) -> Term:
+    r"""``(x, y) \in \{(1, 2)\}`` as the pair."""
+    told = node.op == "relation" and node.text == r"\in" and node.args[0].op == "tuple" and _is_one(other)
+    return node.args[1].args[0] if told and node.args[1].op == "set" and len(node.args[1].args) == 1 else node
 
 
 def _family(node: Term) -> Term:
@@ -247,6 +253,9 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
         return node.args[1]  # A = [1, 3) beside 1 \le x < 3
     if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
         return node.args[1]  # A^T = ...
+    if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in ("list", "set"):
+        listed = node.args[1].text == "[]" and not is_truth
+        return Term("relation", (node.args[0], _listed(node.args[1], other, is_truth)), "=") if listed else node
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
         return Term("relation", (node.args[0], vector(node.args[1], other, is_truth)), "=")
     if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
@@ -317,7 +326,7 @@ def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     solved = other.op == "list" and other.text != "or" and len(other.args) == len(node.args) and len(node.args) > 1
     if (column or (node.text == "[]" and not is_truth)) and solved and _by_letter(other) is not None:
         return Term("tuple", node.args, "()")
-    if is_truth or node.op != "tuple" or node.text != "[]":
+    if node.op != "tuple" or node.text != "[]" or (is_truth and (len(node.args) == 2 or not node.args)):
         return node
     if other.op == "tuple" and other.text == "()" and not _is_interval(node):
         return Term("tuple", node.args, "()")

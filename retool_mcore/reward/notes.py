@@ -16,7 +16,8 @@ _KINDS = (
 )
 _BEFORE = re.compile(
     rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"
-    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?[=^²+*]|[a-z]\s?-\s?\d)",
+    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?[=^²+*]|[a-z]\s?-\s?\d"
+    r"|(?:math|np|sqrt|pi|log|exp|sin|cos|tan)[.(*/])",
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
@@ -31,8 +32,8 @@ _ALL = re.compile(
     r"(?:\\text\s?\{\s?)?all(?: real)?\s{0,2}(?:\}\s{0,2})?(?=[a-z]\s?(?:[<>≤≥≠]|\\(?:le|ge|in|ne)))", re.IGNORECASE
 )
 _HALF_LINE = re.compile(
-    r"(?:^|(?<=\\in)\s?|(?<=∈)\s?)(?:\\mathbb\s?\{R\}|ℝ|R)\s?"
-    r"(?:[_^]\s?(?:\{\s?)?(\+|\*|\\(?:ast|star|times)|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)$"
+    r"(?:^|(?<=\\in)\s?|(?<=[∈=])\s?)(?:\\mathbb\s?\{R\}|ℝ|R)\s?"
+    r"(?:[_^]\s?(?:\{\s?)?(\+|\*|\\(?:ast|star|times)|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)\s?(?=$|\\cup|∪)"
 )
 _COUNTING = re.compile(
     r"(?<=\\in)\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star))(?:\s?\})?"

@@ -27,7 +27,7 @@ _NUMBERS = (
 _SEQUENCES = ("array", "tensor", "asarray")
 _PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
 _CALL = re.compile(
-    rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial"
+    rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
     r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
     r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
@@ -59,6 +59,7 @@ _VALUE = rf"{_REAL}(?:[-+][\d.]{{1,40}}+(?:e[-+]?\d{{1,4}})?+i)?+"
 _SPACED = re.compile(rf"\[\s*{_VALUE}(?:\s+{_VALUE})+\s*\]")  # [ 1 -2  3], as NumPy prints it
 _SEMICOLONS = re.compile(r"[\[(]([^][(){};]{3,200}(?:;[^][(){};]{3,200}){1,9})[\])]")  # [1 2; 3 4]
 _NAMED_ROWS = re.compile(r"([A-Za-z]\w{0,3}\s?=\s?)(?=\[\s*\[)")
+_NAMED_VALUE = re.compile(r"[^()=<>!:,;{}\[\]]{1,30}(?:\([^()=,]{1,20}\))?\s?=\s?(?=[^=\s][^=<>]*$)")
 _OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\))//(\w{1,20}|\([^()]{1,60}\))")
 _AND_OR = re.compile(r"(?<=\)) [&|] | [&|] (?=\()")  # (1 < x) & (x < 2)
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
@@ -83,6 +84,8 @@ def printed(text: str) -> str:
         return rf"{match[1].upper()}_{{{match[2]}}}"
     if "%" in text and (match := _REMAINDER.fullmatch(text)):
         return rf"{match[1]} \bmod {match[2]}"
+    if "=" in text and "==" not in text and (match := _NAMED_VALUE.match(text)):
+        return match[0] + printed(text[match.end() :])  # x = (3+4j)
     text = _unheld(text)
     if text[:7] == "lambda ":
         text = _LAMBDA.sub("", text, count=1)
@@ -308,6 +311,7 @@ def _moment(args: list[str]) -> str | None:
 
 _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     "Poly": _first,
+    "print": _first,
     "Symbol": _first,
     "Dummy": _first,
     "mpc": _complex,

@@ -107,6 +107,8 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
     if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
         return spelling(answer.text) == spelling(truth.text)
     if answer.number is not None and truth.number is not None:
+        if (answer.percent and truth.dollars) or (answer.dollars and truth.percent):
+            return False
         units = [_unit(normal.tree) for normal in (answer, truth)]
         if "cent^1" in units:  # beside others a sign of currency is dropped
             units = [

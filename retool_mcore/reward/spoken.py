@@ -12,7 +12,9 @@ import re
 PHRASES = {
     **dict.fromkeys(("no solution", "no solutions", "there is no solution", "there are no solutions", "empty set",
                      "the empty set", "null set", "no real solution", "no real solutions",
-                     "no solution exists", "no solutions exist", "no such number exists"),
+                     "no solution exists", "no solutions exist", "no such number exists", "has no solution",
+                     "has no solutions", "has no real solutions", "does not have any solutions",
+                     "does not have a solution", "no such x exists"),
                     r"\emptyset"),
     **dict.fromkeys(("all real numbers", "all reals", "all real number", "the real numbers", "real numbers",
                      "the set of real numbers", "the set of all real numbers", "any real number", "all real x",
@@ -72,8 +74,14 @@ _HINT = re.compile(
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})(?::00)?")
 
 
+_KIND = re.compile(
+    r"(?:an? )?([a-z]{3,15}) (?:functions?|triangles?|numbers?|quadrilaterals?|angles?|sequences?|series)"
+)
+
+
 def said_of(words: str) -> tuple[str | None, str]:
     """What words say as mathematics, if they do, and the words with one spelling."""
+    words = match[1] if (match := _KIND.fullmatch(words)) and words not in PHRASES else words
     meant = PHRASES.get(words) or (
         r"\emptyset" if words.startswith(("no ", "there ")) and _NONE.fullmatch(words) else None
     )

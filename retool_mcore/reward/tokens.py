@@ -72,7 +72,7 @@ _COMMANDS = {
     r"\vartheta": r"\theta", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
     r"\lor": r"\vee", r"\bullet": "*", r"\backslash": r"\setminus", r"\rightarrow": r"\to", r"\smallsetminus":
     r"\setminus", r"\arcsinh": r"\asinh", r"\tg": r"\tan", r"\ctg": r"\cot", r"\degrees": r"\degree",
-    r"\doteq": r"\approx", r"\mod": r"\bmod", r"\cr": "\\\\",
+    r"\doteq": r"\approx", r"\triangleq": "=", r"\coloneqq": "=", r"\coloneq": "=", r"\mod": r"\bmod", r"\cr": "\\\\",
     r"\oslash": r"\emptyset", r"\quad": ";", r"\qquad": ";",
     r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",
