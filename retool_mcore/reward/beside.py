@@ -6,6 +6,8 @@ truth are each read beside the other as it was written.
 
 from __future__ import annotations
 
+from math import gcd
+
 from retool_mcore.reward.constants import of_classes, of_integration, of_sympy
 from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
@@ -318,6 +320,14 @@ def is_clock(node: Term) -> bool:
     """Whether a part of a ratio is 0 or begins with 0: ``9:00`` and ``9:05`` are times of day."""
     texts = [each.text for each in node.args if each.op == "number"]
     return any(text.isdigit() and (text.startswith("0") or not int(text)) for text in texts)
+
+
+def is_time(node: Term) -> bool:
+    """Whether a truth is a time of day, ``2:30``: a ratio of truth has its lowest terms."""
+    texts = [each.text for each in node.args if each.op == "number"]
+    if len(texts) != 2 or len(node.args) != 2 or not all(map(str.isdigit, texts)) or len(texts[1]) != 2:
+        return False
+    return int(texts[0]) < 24 and int(texts[1]) < 60 and gcd(int(texts[0]), int(texts[1])) > 1
 
 
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from retool_mcore.reward.numerals import beside_words
+
 MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
     r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
@@ -43,31 +45,6 @@ _OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over) (\d{1,9})")
 _HUNDREDTHS = re.compile(r"百分之(\d{1,9}(?:\.\d{1,9})?)")
 _A_CONSTANT = re.compile(r"(?<=\+)\s?(?:\\text\s?\{\s?)?const(?:ant|\.)?(?:\s?\})?$")
 _OR_DECIMAL = re.compile(r"\s?(?:\\text\s?\{\s?\(or\s?\}|\(or )\s?(-?[\d.]{1,40}\\?%?)\)$")
-_NUMERALS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-]
-_SPELT = re.compile(rf"(\d{{1,2}})\s?\(({'|'.join(_NUMERALS)})\)", re.IGNORECASE)  # 7 (seven)
-_NUMERAL_FIRST = re.compile(rf"({'|'.join(_NUMERALS)})( [a-z]{{3,15}})?\s?\((\d{{1,2}})\)", re.IGNORECASE)  # six (6)
 _QUOTIENT = re.compile(  # 17 R 3
     r"(\d{1,9})\s{0,3}(?:\\(?:text|mathrm)\s?\{\s{0,3})?(?:[Rr]\.?|remainder:?|余)(?:\s{0,3}\})?\s{0,3}(\d{1,9})"
 )
@@ -159,10 +136,8 @@ def with_notes(text: str) -> str:
     if (" out of " in text or " over " in text) and (match := _OUT_OF.fullmatch(text)):
         return f"{match[1]}/{match[2]}"
     if text[-1:] == ")":
-        if (match := _SPELT.fullmatch(text)) and int(match[1]) == _NUMERALS.index(match[2].casefold()):
-            return match[1]
-        if (match := _NUMERAL_FIRST.fullmatch(text)) and int(match[3]) == _NUMERALS.index(match[1].casefold()):
-            return rf"{match[3]}\text{{{match[2]}}}" if match[2] else match[3]
+        if (said := beside_words(text)) is not None:
+            return said
         if match := _FRACTION_DECIMAL.fullmatch(text):
             return rf"{match[1]} \approx {match[2]}"
         if match := _DECIMAL_FRACTION.fullmatch(text):

@@ -24,7 +24,7 @@ from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.spoken import same_time
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
-from retool_mcore.reward.vectors import by_unit_vectors, plain
+from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
 
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
@@ -51,6 +51,8 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
     vectors = ("j" in normal.text and "j" in other.text) or ("k" in normal.text and "k" in other.text)
     if vectors and not is_truth:
         node = by_unit_vectors(node, beside_it)
+    if "vec" in other.text and not is_truth:
+        node = by_accents(node, beside_it)
     tree = beside(node, beside_it, is_truth=is_truth)
     return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
 

@@ -12,7 +12,8 @@ MAX_CHARS = 400  # of a sentence
 _MAX_HEAD = 120  # of what stands before its verb
 _VERB = re.compile(
     r"(?<![A-Za-z\\])(?:is|are|was|were|equals?|becomes|gives|(?:will|would|should|must|can only) be"
-    r"|comes (?:out )?to|turns out to be|has|have)(?![A-Za-z'’])"
+    r"|comes (?:out )?to|turns out to be|has|have|had|makes?|made|takes?|took|needs?|runs?|ran|earns?|costs?|pays?|paid"
+    r"|spends?|spent|saves?|saved|sold|walk(?:s|ed)|gets?|got|weighs?|contains?)(?![A-Za-z'’])"
     r"(?:\s{1,2}(?:equal to|given by|exactly|just|simply|therefore|thus|then|indeed|precisely|also|as follows|now"
     r"|the following|described by|(?:located )?at(?=\s?\$?(?:\(|\\left))))?\s{0,2}[:=]?"
 )
@@ -45,6 +46,8 @@ _NO_TAIL = re.compile(
     r"|(?:the )?(?:in)?correct|right|wrong)(?![A-Za-z])",
     re.IGNORECASE,
 )
+_BEING_SAID = "is are was were equal equals becomes gives will would should must can comes turns"
+_OF_BEING = frozenset(_BEING_SAID.split())
 _COUNT_TAIL = re.compile(r"(?:exactly )?(?:\d|\$|\\\(|no [a-z]|infinitely many)")
 _IS_IT = re.compile(
     r"(?:\s|~|\\[ ,;]|\\quad)*(?:\\text\s?\{\s{0,2}|(?<=\s))(?:is|are) (?:the |our |an? )?"
@@ -67,6 +70,7 @@ _SO = re.compile(
     r"|we (?:get|have|find|obtain))(?:,? that)?,?\s(?:\s?\})?",
     re.IGNORECASE,
 )
+_ONLY = re.compile(r"only\s(?=(?:[IVX]{1,4}|\(?[A-J]\)?)$)", re.IGNORECASE)
 _TO_READ = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|#|[\u4e00-\u9fff]|\\text")  # words, no commands
 _OTHER_LABEL = re.compile(r"[A-Za-z]{3,}\s?\}?\s?[:=]")
 
@@ -83,6 +87,8 @@ def stated(text: str) -> str | None:
         return text[match.end() :]
     if (match := _SO.match(text)) and not _DENYING & _words(text[match.end() : match.end() + 12]):
         return text[match.end() :].lstrip("} ")
+    if match := _ONLY.match(text):
+        return text[match.end() :]
     match = _LABEL.match(text)
     if match and _is_label(match[1]) and not _OTHER_LABEL.search(text, match.end()):
         return text[match.end() :].strip() or None
@@ -104,9 +110,15 @@ def _says_no_more(text: str) -> bool:
 
 
 def _behind_verb(text: str) -> str | None:
-    match = _VERB.search(text, 0, _MAX_HEAD)
-    if match is None:
-        return None
+    for match in _VERB.finditer(text, 0, _MAX_HEAD):
+        if (said := _said(text, match)) is not None:
+            return said
+        if match[0].split()[0] in _OF_BEING:
+            break
+    return None
+
+
+def _said(text: str, match: re.Match[str]) -> str | None:
     head, tail = text[: match.start()], text[match.end() :].strip()
     if _OPENED.search(head):  # \text{The answer is } 5
         if "}" not in tail[:40]:
@@ -116,10 +128,10 @@ def _behind_verb(text: str) -> str | None:
     tail = tail.lstrip(": ").strip()
     plain = _COMMANDS.sub(" ", _MARKS.sub(" ", head))
     words = _words(plain)
-    verb = match[0].split()[0]
+    verb = match[0].split()[0].rstrip(":=")
     if not tail or _COMPARED.search(head) or _DENYING & words or _NO_TAIL.match(tail) or _VERB.search(tail):
         return None
-    if verb in ("has", "have"):
+    if verb not in _OF_BEING:
         return tail if words and _COUNT_TAIL.match(tail) else None
     if not words:
         name = head.replace("$", " ").strip()
