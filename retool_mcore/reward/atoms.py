@@ -6,7 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from retool_mcore.reward.cursor import END, Cursor
-from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, TRIGONOMETRIC, Term, name, nary, number
+from retool_mcore.reward.node import (
+    CONSTANTS,
+    FUNCTIONS,
+    GREEK,
+    TRIGONOMETRIC,
+    Term,
+    constant_or_name,
+    name,
+    nary,
+    number,
+)
 from retool_mcore.reward.points import names
 from retool_mcore.reward.series import series
 from retool_mcore.reward.tokens import Token, Unreadable
@@ -16,6 +26,7 @@ _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "s
 _ACCENTS = frozenset((
     r"\overline", r"\vec", r"\hat", r"\tilde", r"\dot", r"\ddot", r"\underline", r"\angle", r"\triangle"
 ))  # fmt: skip
+_CLOSED = frozenset("}")
 END_TERM = Term("")
 _NAME_GOES_ON = ("_", "'", "^", "(")
 
@@ -51,7 +62,7 @@ class Atoms(Cursor, ABC):
         """A symbol, with its subscript and primes as part of its name."""
         following = self.next
         if following.kind != "number" and following.text not in _NAME_GOES_ON:
-            return Term("constant", text=CONSTANTS[letter]) if letter in CONSTANTS else name(letter)
+            return constant_or_name(letter)
         if letter == "C" and (chosen := self._chosen()) is not None:
             return chosen
         if letter in "CPA" and self._is_pair():
@@ -138,6 +149,9 @@ class Atoms(Cursor, ABC):
     def _group(self) -> Term:
         """An argument: what stands in braces, or one digit or letter, as LaTeX takes it."""
         if self._skip("{"):
+            if (leaf := self._leaf(_CLOSED)) is not None:
+                self._at += 1
+                return leaf
             node = self.listing(ends=("}",))
             self._expect("}")
             return node

@@ -17,6 +17,7 @@ from retool_mcore.reward.vectors import rows, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
+SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "root", "function"))
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 

@@ -19,7 +19,7 @@ def of_integration(node: Term, other: Term) -> Term:
         if right is node.args[1] and _is_y(node.args[0]) and _is_y(other.args[0]):
             right = _of_solution(right, other.args[1])
         return node if right is node.args[1] else Term("relation", (node.args[0], right), "=")
-    if node.op not in _HOLD or other.op not in _HOLD:
+    if node.op not in _HOLD or other.op not in _HOLD or node is other:
         return node
     mine, theirs = names(node), names(other)
     if mine.isdisjoint(_CONSTANT_NAMES) or theirs.isdisjoint(_CONSTANT_NAMES):

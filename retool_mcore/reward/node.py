@@ -42,6 +42,7 @@ def number(said: str | int) -> Term:
     return Term("number", text=text, value=value * Fraction(10) ** int(exponent) if exponent else value)
 
 
+@lru_cache(maxsize=2048)
 def name(said: str) -> Term:
     """The node of a symbol."""
     return Term("name", text=said)
@@ -141,3 +142,9 @@ GREEK = {
         "circ",
     ]
 }
+
+
+@lru_cache(maxsize=512)
+def constant_or_name(letter: str) -> Term:
+    """The node of a letter that stands alone."""
+    return Term("constant", text=CONSTANTS[letter]) if letter in CONSTANTS else name(letter)

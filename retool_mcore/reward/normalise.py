@@ -33,6 +33,17 @@ NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "n
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
 _SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers are
+# LaTeX that no stage before the reader changes: numbers, single letters, a few commands. No unit,
+# degree, choice, date, base, count, interval or separator of thousands can be spelt so.
+_LATEX = re.compile(
+    r"(?=[^\\]*(?:\d|\\[a-z]))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
+    r"(?:\d++(?![ \d_])|\.(?=\d)|(?<![A-Za-z])[a-ik-np-z](?![A-Za-z\d'])"
+    r"|(?<=[a-z])_"
+    r"|[+\-^()={}*|]|/(?!/)|(?<!\{),(?!\d{3})|(?<=[+\-=,*/]) | (?=[+\-=*/\\])|\\[{}]"
+    r"|\\(?:frac|dfrac|tfrac|sqrt|pi|cdot|times|left(?=[(|])|right(?=[)|])|infty|pm|sin|cos|tan|ln|log|binom|cup"
+    r"|theta|alpha|beta)(?![a-zA-Z]) ?){1,200}+(?<=[\w)}])",
+    re.ASCII,
+)
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")
 _FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
@@ -118,6 +129,8 @@ def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
     if _SHORT.fullmatch(plain := answer.strip()):
         return Normal(plain, number=Fraction(plain))
+    if not plain.isdigit() and _LATEX.fullmatch(plain) and "==" not in plain and not _FRACTION.fullmatch(plain):
+        return _expression(plain)
     text = _unwrapped(folded(answer))
     for _ in range(MAX_SENTENCES):
         if (said := stated(text)) is None:

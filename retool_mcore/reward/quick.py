@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from retool_mcore.reward.beside import beside, is_point
+from retool_mcore.reward.beside import SUMS, beside, is_point
 from retool_mcore.reward.choices import lists_choices, same_choice
 from retool_mcore.reward.counts import COUNT_LETTERS, counted
 from retool_mcore.reward.decimals import printed, written
@@ -28,6 +28,7 @@ from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
 
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
+_FREE = re.compile(r"(?<![a-z\\])[CcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
 _FLOAT = re.compile(r"\.\d{13}")
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
@@ -48,6 +49,8 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
     if normal.tree is None or normal.tree.op == "number" or (other.tree is None and other.number is None):
         return normal
     node, beside_it = plain(normal.tree), plain(tree_of(other))
+    if node.op in SUMS and beside_it.op in SUMS and not _FREE.search(normal.text) and "vec" not in other.text:
+        return normal if node is normal.tree else normal._replace(tree=node, number=exact(node))
     vectors = ("j" in normal.text and "j" in other.text) or ("k" in normal.text and "k" in other.text)
     if vectors and not is_truth:
         node = by_unit_vectors(node, beside_it)

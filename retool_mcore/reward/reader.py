@@ -22,6 +22,8 @@ FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
     r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed", r"\sum", r"\prod",
 ))  # fmt: skip
 TIMES, PLUS = ("*", "/"), ("+", "-")
+_ENDS_ELEMENT = frozenset(("", ",", ")", "]", "}", r"\}", ";"))
+_ENDS_FACTOR = frozenset(("+", "-", "*", "/", "=", "<", ">", "|", "&")) | _ENDS_ELEMENT
 ENDS = frozenset("+-)]},=<>&;:")  # a sign behind which no product goes on
 POSTFIX = ("!", r"\degree", "_")
 SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
@@ -33,11 +35,12 @@ _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
 
 def read(text: str) -> Term:
     """The tree of a whole answer. Raises Unreadable, which says what has no place in it."""
-    reader = _Reader(tokens(text))
+    found = tokens(text)
+    reader = _Reader(found)
     node = reader.listing()
     if reader.next is not END:
         raise Unreadable(f"{reader.next.text!r} has no place in it as mathematics")
-    if _too_deep(node):
+    if len(found) > MAX_TREE_DEPTH // 3 and _too_deep(node):
         raise Unreadable("it is nested too deeply")
     return node
 
@@ -94,6 +97,8 @@ class _Reader(Atoms):
             self._at += 1
 
     def statement(self) -> Term:
+        if (leaf := self._leaf(_ENDS_ELEMENT)) is not None:
+            return leaf
         self._skip(r"\approx")
         first = self._sets()
         if not self._among(RELATIONS):
@@ -248,6 +253,8 @@ class _Reader(Atoms):
         return token.kind == "command" and token.text in FACTORS
 
     def _factor(self) -> Term:
+        if (leaf := self._leaf(_ENDS_FACTOR)) is not None:
+            return leaf
         negative = False
         while self._among(PLUS):
             negative ^= self._take().text == "-"
