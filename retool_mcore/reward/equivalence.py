@@ -15,7 +15,7 @@ from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.freely import renamed, same_by_cases, same_segment
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.named import are_chances, directed, has_constant_term, is_name, same_letter
-from retool_mcore.reward.node import Term, number, put
+from retool_mcore.reward.node import CUT_OFF, Term, number, put
 from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
@@ -332,6 +332,8 @@ def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:
     cut = signs.index(r"\approx") if r"\approx" in signs else len(signs)
     exactly, roughly = relation.args[: cut + 1], relation.args[cut + 1 :]
     first, last = exactly[0], exactly[-1]
+    if first == CUT_OFF:
+        return names(value) == frozenset() and value.op != "number" and _close(value, roughly[0])
     if cut == 0 and names(first):
         return is_name(first) and len(roughly) == 1 and same(roughly[0], value)
     if not all(_told_same(each, last) for each in exactly[1:-1]) or not all(_close(last, each) for each in roughly):

@@ -144,6 +144,9 @@ GREEK = {
 }
 
 
+CUT_OFF = name("…")  # what 0.6180339887... is about: its digits go on
+
+
 @lru_cache(maxsize=512)
 def constant_or_name(letter: str) -> Term:
     """The node of a letter that stands alone."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
 from retool_mcore.reward.fold import folded, unquoted, untailed
-from retool_mcore.reward.node import Term
+from retool_mcore.reward.node import CUT_OFF, Term
 from retool_mcore.reward.notes import with_notes, without_words
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
@@ -83,6 +83,7 @@ _ROUGHLY = re.compile(
 _CUT_OFF = re.compile(  # \sqrt2 = 1.414...
     r"(?:=|\\approx|≈)\s?(-?\d{1,9}\.\d{2,40})\s?(?:\.{3}|\\(?:ldots|dots|cdots)(?![a-z]))$"
 )
+_DIGITS_OF = re.compile(r"(-?\d{1,9}\.\d{5,60})\s?\\(?:ldots|dots|cdots)")  # 0.6180339887...
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _PLUS_OR_MINUS = re.compile(r"^plus or minus\s{1,2}(?=\d|\\)", re.IGNORECASE)
 _MINUS = re.compile(
@@ -165,13 +166,16 @@ def _read(text: str) -> Normal:
 def _expression(text: str) -> Normal:
     if len(text) > MAX_ANSWER_CHARS:
         return Normal(text, problem=f"it has {len(text)} characters; {MAX_ANSWER_CHARS} are the most")
+    cut_off = "dots" in text and (match := _DIGITS_OF.fullmatch(text)) is not None
     try:
-        tree = read(text)
+        tree = read(match[1] if cut_off and match else text)
     except Unreadable as problem:
         if (tree := _named_by_text(text)) is not None:
             return Normal(text, False, None, tree)
         words = " ".join(text.casefold().replace(",", " , ").split()) if _NAMED.fullmatch(text) else None
         return Normal(text, words=words, problem=str(problem))
+    if cut_off:
+        return Normal(text, tree=Term("relation", (CUT_OFF, tree), r"\approx"))
     percent = tree.op == "percent"
     return Normal(text, percent, exact(tree.args[0] if percent else tree), tree)
 

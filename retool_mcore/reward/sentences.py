@@ -42,7 +42,7 @@ _COMMANDS = re.compile(r"\\[A-Za-z]+")
 _OPENED = re.compile(r"\\(?:text|textbf|textrm|mathrm|textit)\s?\{[^{}]*$")
 _NO_TAIL = re.compile(
     r"(?:not|no longer|about|either|neither|at (?:least|most)|less|more|greater|fewer|between|approximately|roughly"
-    r"|around|nearly|almost|divisible|the same|never|one of|half|twice|double|in|of|to|on|true that"
+    r"|around|nearly|almost|divisible|the same|never|one of|half|twice|double|in|of|to|true that"
     r"|(?:the )?(?:in)?correct|right|wrong)(?![A-Za-z])",
     re.IGNORECASE,
 )
@@ -70,6 +70,8 @@ _SO = re.compile(
     r"|we (?:get|have|find|obtain))(?:,? that)?,?\s(?:\s?\})?",
     re.IGNORECASE,
 )
+_MAX_SUBJECT = 4  # words, of what is said in words
+_WORDS_ALONE = re.compile(r"[A-Za-z '’-]{3,}\.?")
 _ONLY = re.compile(r"only\s(?=(?:[IVX]{1,4}|\(?[A-J]\)?)$)", re.IGNORECASE)
 _TO_READ = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|#|[\u4e00-\u9fff]|\\text")  # words, no commands
 _OTHER_LABEL = re.compile(r"[A-Za-z]{3,}\s?\}?\s?[:=]")
@@ -131,6 +133,8 @@ def _said(text: str, match: re.Match[str]) -> str | None:
     verb = match[0].split()[0].rstrip(":=")
     if not tail or _COMPARED.search(head) or _DENYING & words or _NO_TAIL.match(tail) or _VERB.search(tail):
         return None
+    if _WORDS_ALONE.fullmatch(tail) and len(words) > _MAX_SUBJECT and "answer" not in words:
+        return None  # a theorem, perhaps
     if verb not in _OF_BEING:
         return tail if words and _COUNT_TAIL.match(tail) else None
     if not words:

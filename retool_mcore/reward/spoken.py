@@ -33,7 +33,7 @@ PHRASES = {
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip
 _WEEK = {"monday": "mon 一", "tuesday": "tue tues 二", "wednesday": "wed 三", "thursday": "thu thur thurs 四",
-         "friday": "fri 五", "saturday": "六", "sunday": "日 天"}  # fmt: skip
+         "friday": "fri 五", "saturday": "sat 六", "sunday": "sun 日 天"}  # fmt: skip
 SAYINGS: dict[str, str] = {
     **dict.fromkeys(("does not exist", "the limit does not exist", "limit does not exist", "不存在"), "dne"),
     **dict.fromkeys(("convergent", "it converges", "series converges", "integral converges", "收敛"), "converges"),

@@ -180,7 +180,7 @@ def same_unit(first: str, second: str) -> bool:
         return False
     if first.startswith("?") and second.startswith("?"):
         mine, theirs = words
-        return mine <= theirs or theirs <= mine
+        return mine <= theirs or theirs <= mine or first.isascii() != second.isascii()  # 苹果 and apples
     if first == second or any(not each or each.startswith("?") for each in (first, second)):
         return True
     generic = [each for each in (first, second) if each in _GENERIC]

@@ -74,6 +74,11 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (r"[1,3]", (r"x^2-4x+3\le0", r"(x-1)(x-3) \le 0"), ("x^2-4x+3<0", r"x^2+4x+3\le0", r"(x-1)(x-3) \ge 0")),
     (r"\overline{AB} = 6", ("AB=6", "|AB|=6", "BA = 6"), ("AC=6", "AB=5", "|AB|=7")),
     (r"\binom{n}{k}", ("{}_nC_k", "^nC_k"), ("{}_kC_n", "{}_nP_k")),
+    (r"\frac{\sqrt{5}-1}{2}", ("0.6180339887...", r"0.6180339887\ldots"),
+     ("0.6180339817...", "0.618...", "1.6180339887...")),
+    (r"\text{12 apples}", ("12个苹果", "She has 12 apples"), ("13个苹果", "12 dozen apples", "half of 12")),
+    (r"\text{Saturday}", ("The party is on Saturday", "Sat."), ("The party is on Sunday", "not Saturday")),
+    ("x=2t+1, y=4t, z=t", ("Solution is: [x=2t+1, y=4t, z=t]",), ("Solution is: [x=2t-1, y=4t, z=t]",)),
     ("2:30", ("2:30 AM",), ("1:15", "4:60", "2:03")),
     (r"\text{II only}", ("only II", "Only II"), ("only I", "only III")),
 ]
