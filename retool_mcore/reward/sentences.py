@@ -26,7 +26,7 @@ _NOUNS_SAID = (
     "answer answers ans solution solutions soln result results output domain range equation equations value values "
     "root roots total sum set interval intervals point points vertex area volume perimeter length probability "
     "maximum minimum max min expression formula function matrix ratio conclusion final inverse derivative "
-    "coordinates zeros pairs triples center focus foci slope product difference quotient"
+    "coordinates zeros pairs triples center focus foci slope product difference quotient day"
 )
 _NOUNS = frozenset(_NOUNS_SAID.split())
 _DENYING_SAID = (
@@ -138,6 +138,6 @@ def _said(text: str, match: re.Match[str]) -> str | None:
     if verb not in _OF_BEING:
         return tail if words and _COUNT_TAIL.match(tail) else None
     if not words:
-        name = head.replace("$", " ").strip()
+        name = "" if _WORDS_ALONE.fullmatch(tail) else head.replace("$", " ").strip()
         return f"{name} = {tail}" if name and len(name) < 20 else tail
     return tail

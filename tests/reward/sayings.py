@@ -81,4 +81,9 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("x=2t+1, y=4t, z=t", ("Solution is: [x=2t+1, y=4t, z=t]",), ("Solution is: [x=2t-1, y=4t, z=t]",)),
     ("2:30", ("2:30 AM",), ("1:15", "4:60", "2:03")),
     (r"\text{II only}", ("only II", "Only II"), ("only I", "only III")),
+    ("-14", (r"\begin{vmatrix}1&2\\8&2\end{vmatrix}",), (r"\begin{vmatrix}1&2\\8&3\end{vmatrix}",)),
+    (r"\begin{vmatrix} a & b \\ c & d \end{vmatrix} = ad - bc", ("ad-bc", "a*d - b*c"), ("ad+bc", "bc-ad")),
+    ("3-4i", (r"\overline{3+4i}",), (r"\overline{3-4i}", r"\overline{4+3i}")),
+    (r"\text{odd}", ("f is odd", "奇函数"), ("f is even", "偶函数")),
+    ("x = 5", ("x is 5",), ("y is 5", "x is 6")),
 ]
