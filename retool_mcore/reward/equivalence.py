@@ -176,7 +176,17 @@ def _is_double(node: Term) -> bool:
 
 def _is_double_pair(node: Term) -> bool:
     """``(\\pm 2, 3)``, two pairs; ``(\\pm 1, \\pm 1)`` may be two or four."""
-    return node.op == "tuple" and node.text == "()" and sum(holds(each, "pm") for each in node.args) == 1
+    return (
+        node.op == "tuple"
+        and node.text == "()"
+        and (sum(holds(each, "pm") for each in node.args) == 1 or _has_both(node))
+    )
+
+
+def _has_both(node: Term) -> bool:
+    r"""``(\pm 1, \mp 1)``, whose signs go together."""
+    signs = {each.text for each in node.args if each.op == "pm"}
+    return signs == {r"\pm", r"\mp"}
 
 
 def _list_name(node: Term) -> Term | None:

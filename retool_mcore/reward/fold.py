@@ -36,7 +36,7 @@ _DEGREES = str.maketrans("²³⁴⁵⁶⁷⁸⁹", "23456789")
 _BOLD_HAT = re.compile(r"\\(?:mathbf|boldsymbol|bm)\s?\{\s?(\\(?:hat|vec)\s?\{?\s?\\?[ijk](?:math)?\s?\}?)\s?\}")
 _CHOICE = re.compile(r"^(\(?[A-J]\)?)：")
 _ABOUT = re.compile(r" ~ (?=-?\d{0,9}\.\d)")  # \sqrt2 ~ 1.414
-_ENDLESS = re.compile(r"(?<=\d)\.{3}")
+_ENDLESS = re.compile(r"(?<=\d)\.{3}|(?<=\+)\s?\.{3}(?=\s?\+)")
 _SIZES = "tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
 _STYLES = "displaystyle|textstyle|scriptstyle|scriptscriptstyle|bfseries|itshape|sffamily|ttfamily|rmfamily|strut|relax"
 _LOOKS = re.compile(

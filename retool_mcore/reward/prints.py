@@ -30,7 +30,7 @@ _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
     r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|eye|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
           "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
@@ -302,6 +302,11 @@ def _diagonal(args: list[str]) -> str | None:
     return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
 
 
+def _identity(args: list[str]) -> str | None:
+    size = int(args[0]) if len(args) == 1 and args[0] in "23456" and args[0] else 0
+    return _diagonal(["1"] * size)
+
+
 def _moment(args: list[str]) -> str | None:
     """``datetime.date(2021, 3, 14)`` as 2021-03-14, ``datetime.time(20, 15)`` as 20:15."""
     if not all(each.isdigit() for each in args) or len(args) not in (2, 3):
@@ -317,6 +322,7 @@ _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     "mpc": _complex,
     "poly1d": _polynomial,
     "diag": _diagonal,
+    "eye": _identity,
     "datetime.date": _moment,
     "datetime.time": _moment,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from retool_mcore.reward.atoms import Atoms
 from retool_mcore.reward.cursor import END
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
+from retool_mcore.reward.series import progression
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
 from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, unit_at
 
@@ -134,6 +135,10 @@ class _Reader(Atoms):
         parts = [node]
         while self._among(SIGNS):
             op = self._take().text
+            if op == "+" and self._is(r"\ldots") and self._peek().text == "+":
+                self._at += 2
+                parts = [progression(parts, self._product())]
+                continue
             right = self._product()
             if op.startswith("\\"):
                 parts = [Term("pm", (nary("add", parts), right), op)]

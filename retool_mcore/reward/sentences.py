@@ -49,6 +49,10 @@ _NO_TAIL = re.compile(
 _BEING_SAID = "is are was were equal equals becomes gives will would should must can comes turns"
 _OF_BEING = frozenset(_BEING_SAID.split())
 _COUNT_TAIL = re.compile(r"(?:exactly )?(?:\d|\$|\\\(|no [a-z]|infinitely many)")
+_MEASURED = re.compile(
+    r"(?:an? |the )?(?:equation|area|volume|length|slope|value|perimeter|radius|diameter|center|vertex|measure)"
+    r"(?: of| equal to| given by)?:?\s(?=[-\d$\\(xy])"
+)
 _IS_IT = re.compile(
     r"(?:\s|~|\\[ ,;]|\\quad)*(?:\\text\s?\{\s{0,2}|(?<=\s))(?:is|are) (?:the |our |an? )?"
     r"(?:(?:final|correct|right|only|desired|required|unique|exact|general|real) )*"
@@ -135,6 +139,8 @@ def _said(text: str, match: re.Match[str]) -> str | None:
         return None
     if _WORDS_ALONE.fullmatch(tail) and len(words) > _MAX_SUBJECT and "answer" not in words:
         return None  # a theorem, perhaps
+    if verb in ("has", "have") and words and (match := _MEASURED.match(tail)):
+        return tail[match.end() :]
     if verb not in _OF_BEING:
         return tail if words and _COUNT_TAIL.match(tail) else None
     if not words:

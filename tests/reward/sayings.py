@@ -86,4 +86,10 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("3-4i", (r"\overline{3+4i}",), (r"\overline{3-4i}", r"\overline{4+3i}")),
     (r"\text{odd}", ("f is odd", "奇函数"), ("f is even", "偶函数")),
     ("x = 5", ("x is 5",), ("y is 5", "x is 6")),
+    ("5050", (r"1+2+\cdots+100", "1+2+...+100", "1 + 2 + 3 + ... + 100"), (r"1+2+\cdots+99", r"1+3+\cdots+100")),
+    ("1023", (r"1+2+4+\cdots+512",), (r"1+2+4+\cdots+500", r"1+2+\cdots+512", r"1+2+5+\cdots+512")),
+    ("n(n+1)", (r"2(1+2+\cdots+n)",), (r"1+2+\cdots+n", r"2(1+3+\cdots+n)")),
+    ("(1, -1), (-1, 1)", (r"(\pm1,\mp1)",), (r"(\pm1,\pm1)", r"(\pm1,\mp2)")),
+    (r"\begin{pmatrix}1&0\\0&1\end{pmatrix}", ("eye(2)", "np.eye(2)"), ("eye(3)", "diag(1, 2)")),
+    ("x^2+y^2=25", ("The circle has equation $x^2+y^2=25$",), ("The circle has equation $x^2+y^2=5$",)),
 ]
