@@ -17,6 +17,7 @@ from retool_mcore.reward.node import (
     nary,
     number,
     put,
+    size,
 )
 from retool_mcore.reward.points import names
 from retool_mcore.reward.series import series
@@ -28,6 +29,7 @@ _ACCENTS = frozenset((
     r"\overline", r"\vec", r"\hat", r"\tilde", r"\dot", r"\ddot", r"\underline", r"\angle", r"\triangle"
 ))  # fmt: skip
 _CLOSED = frozenset("}")
+MAX_CELL = 12  # nodes
 MAX_DETERMINANT = 3  # rows of one that is developed
 END_TERM = Term("")
 _NAME_GOES_ON = ("_", "'", "^", "(")
@@ -353,7 +355,9 @@ class Atoms(Cursor, ABC):
 
 
 def _has_form(row: list[Term]) -> bool:
-    return any(each.op in ("relation", "list", "tuple", "matrix", "set", "unit", "percent") for each in row)
+    """Whether one is no value, or so large that a determinant in a determinant may be in it."""
+    said = ("relation", "list", "tuple", "matrix", "set", "unit", "percent")
+    return any(each.op in said or size(each) > MAX_CELL for each in row)
 
 
 def _determinant(rows: list[list[Term]]) -> Term:

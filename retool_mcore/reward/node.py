@@ -57,6 +57,11 @@ def put(node: Term, letter: Term, value: Term) -> Term:
     return Term(node.op, tuple(put(each, letter, value) for each in node.args), node.text, node.value)
 
 
+def size(node: Term) -> int:
+    """How many nodes a tree has."""
+    return 1 + sum(map(size, node.args))
+
+
 def nary(op: str, parts: list[Term]) -> Term:
     """``op`` of all parts; of a single one, that part."""
     return parts[0] if len(parts) == 1 else Term(op, tuple(parts))

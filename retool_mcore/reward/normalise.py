@@ -36,7 +36,7 @@ _SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers 
 # LaTeX that no stage before the reader changes: numbers, single letters, a few commands. No unit,
 # degree, choice, date, base, count, interval or separator of thousands can be spelt so.
 _LATEX = re.compile(
-    r"(?=[^\\]*(?:\d|\\[a-z]))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
+    r"\A(?=[^\\]*(?:\d|\\[a-z]))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
     r"(?:\d++(?![ \d_])|\.(?=\d)|(?<![A-Za-z])[a-ik-np-z](?![A-Za-z\d'])"
     r"|(?<=[a-z])_"
     r"|[+\-^()={}*|]|/(?!/)|(?<!\{),(?!\d{3})|(?<=[+\-=,*/]) | (?=[+\-=*/\\])|\\[{}]"
@@ -132,6 +132,11 @@ def normalise(answer: str) -> Normal:
         return Normal(plain, number=Fraction(plain))
     if not plain.isdigit() and _LATEX.fullmatch(plain) and "==" not in plain and not _FRACTION.fullmatch(plain):
         return _expression(plain)
+    return staged(answer)
+
+
+def staged(answer: str) -> Normal:
+    """``normalise`` by all of its stages: what it gives for plain LaTeX without them, too."""
     text = _unwrapped(folded(answer))
     for _ in range(MAX_SENTENCES):
         if (said := stated(text)) is None:

@@ -19,10 +19,10 @@ _VALUES |= {word: 10 * at for at, word in enumerate(_TENS.split(), 2)}
 _UNDER = {f"{word}{plural}": at for at, word in enumerate(_PARTS.split(), 2) for plural in ("", "s")}
 _UNDER |= {"halves": 2, "quarter": 4, "quarters": 4}
 _SCALES = {"thousand": 10**3, "million": 10**6}
-_WORDS = r"[A-Za-z]+(?:[ -][A-Za-z]+){0,9}"
+_WORDS = r"[A-Za-z]{1,15}(?:[ -][A-Za-z]{1,15}){0,9}"
 _VALUE = r"\$?\\?-?[\d,./]{1,20}"
-_FIRST = re.compile(rf"({_WORDS})\s?\(({_VALUE})\)")
-_LAST = re.compile(rf"({_VALUE})\s?\(({_WORDS})\)")
+_FIRST = re.compile(rf"\A({_WORDS})\s?\(({_VALUE})\)")
+_LAST = re.compile(rf"\A({_VALUE})\s?\(({_WORDS})\)")
 
 
 def beside_words(text: str) -> str | None:

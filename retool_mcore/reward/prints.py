@@ -59,7 +59,7 @@ _VALUE = rf"{_REAL}(?:[-+][\d.]{{1,40}}+(?:e[-+]?\d{{1,4}})?+i)?+"
 _SPACED = re.compile(rf"\[\s*{_VALUE}(?:\s+{_VALUE})+\s*\]")  # [ 1 -2  3], as NumPy prints it
 _SEMICOLONS = re.compile(r"[\[(]([^][(){};]{3,200}(?:;[^][(){};]{3,200}){1,9})[\])]")  # [1 2; 3 4]
 _NAMED_ROWS = re.compile(r"([A-Za-z]\w{0,3}\s?=\s?)(?=\[\s*\[)")
-_NAMED_VALUE = re.compile(r"[^()=<>!:,;{}\[\]]{1,30}(?:\([^()=,]{1,20}\))?\s?=\s?(?=[^=\s][^=<>]*$)")
+_NAMED_VALUE = re.compile(r"\A[^()=<>!:,;{}\[\]]{1,30}(?:\([^()=,]{1,20}\))?\s?=\s?(?=[^=\s][^=<>]*$)")
 _OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\))//(\w{1,20}|\([^()]{1,60}\))")
 _AND_OR = re.compile(r"(?<=\)) [&|] | [&|] (?=\()")  # (1 < x) & (x < 2)
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")

@@ -18,7 +18,7 @@ _VERB = re.compile(
     r"|the following|described by|(?:located )?at(?=\s?\$?(?:\(|\\left))))?\s{0,2}[:=]?"
 )
 _LABEL = re.compile(
-    r"(?:\\text(?:bf|rm|it)?\s?\{\s?|\*\*)?((?:[A-Za-z]{2,20}\s){0,5}[A-Za-z]{3,20})(?:\s?\}|\*\*)?\s?[:=](?![:=])"
+    r"\A(?:\\text(?:bf|rm|it)?\s?\{\s?|\*\*)?((?:[A-Za-z]{2,20}\s){0,5}[A-Za-z]{3,20})(?:\s?\}|\*\*)?\s?[:=](?![:=])"
     r"\s?(?:\}|\*\*)?"
 )
 # What a label may name: anything else before a colon may be a part of the answer, as in "Bob: 3".
@@ -54,18 +54,18 @@ _MEASURED = re.compile(
     r"(?: of| equal to| given by)?:?\s(?=[-\d$\\(xy])"
 )
 _IS_IT = re.compile(
-    r"(?:\s|~|\\[ ,;]|\\quad)*(?:\\text\s?\{\s{0,2}|(?<=\s))(?:is|are) (?:the |our |an? )?"
-    r"(?:(?:final|correct|right|only|desired|required|unique|exact|general|real) )*"
+    r"(?:\\text\s?\{\s{0,2}|(?<=\s))(?:is|are) (?:the |our |an? )?"
+    r"(?:(?:final|correct|right|only|desired|required|unique|exact|general|real) ){0,2}"
     r"(?:answers?|solutions?(?: sets?)?|results?|roots?|values?)\s?\.?\s?\}?\s?$"
 )
 _BEHIND = re.compile(
-    r"(?:\s|~|\\[ ,;]|\\quad|,|\.)*(?:\\text\s?\{[\s,.]{0,3})?,?\s?"
+    r"(?:\\text\s?\{[\s,.]{0,3})?(?<![A-Za-z])"
     r"(?:as (?:desired|required|claimed|expected|needed)|QED|Q\.E\.D\.?)\.?\s?\}?$"
-    r"|\s{1,3}#\s[A-Za-z][^#\n]{0,60}$"
+    r"|\s#\s[A-Za-z][^#\n]{0,60}$"
 )
 _HAN = "\u4e00-\u9fff"
 _CHINESE = re.compile(
-    rf"(?:\\text\s?\{{\s?)?(?:(?![不非无没若当如除或错约至近])[{_HAN},A-Za-z$ ]){{1,24}}(?:[是为:]|等于|有)[是为:]?"
+    rf"\A(?:\\text\s?\{{\s?)?(?:(?![不非无没若当如除或错约至近])[{_HAN},A-Za-z$ ]){{1,24}}(?:[是为:]|等于|有)[是为:]?"
     rf"\s?(?:\}}\s?)?(?=[^{_HAN}\s=是为:])"
 )
 _SAYS = re.compile(rf"[{_HAN}]")
@@ -78,7 +78,7 @@ _MAX_SUBJECT = 4  # words, of what is said in words
 _WORDS_ALONE = re.compile(r"[A-Za-z '’-]{3,}\.?")
 _ONLY = re.compile(r"only\s(?=(?:[IVX]{1,4}|\(?[A-J]\)?)$)", re.IGNORECASE)
 _TO_READ = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|#|[\u4e00-\u9fff]|\\text")  # words, no commands
-_OTHER_LABEL = re.compile(r"[A-Za-z]{3,}\s?\}?\s?[:=]")
+_OTHER_LABEL = re.compile(r"[A-Za-z]{3}\s?\}?\s?[:=]")
 
 
 def stated(text: str) -> str | None:
@@ -87,6 +87,8 @@ def stated(text: str) -> str | None:
         return None
     if (match := _BEHIND.search(text)) and match.start():
         return text[: match.start()]
+    if " of the answer" in text:
+        return None
     if (match := _IS_IT.search(text)) and match.start() and _says_no_more(text[: match.start()]):
         return text[: match.start()]
     if not text.isascii() and (match := _CHINESE.match(text)) and _SAYS.search(match[0]):
