@@ -319,7 +319,7 @@ def _summed(node: Term) -> Term | None:
     if len(sides) < len(node.args) or len(sides) < 2 or any(each[0].op != "name" for each in sides[:-1]):
         return None
     left, value = sides[-1]
-    known = {each.text for each, _ in sides[:-1]}
+    known = frozenset(each.text for each, _ in sides[:-1])
     if left.op == "name" or names(left) != known or names(value):
         return None
     for letter, said in sides[:-1]:

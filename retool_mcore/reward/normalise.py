@@ -171,9 +171,9 @@ def _read(text: str) -> Normal:
 def _expression(text: str) -> Normal:
     if len(text) > MAX_ANSWER_CHARS:
         return Normal(text, problem=f"it has {len(text)} characters; {MAX_ANSWER_CHARS} are the most")
-    cut_off = "dots" in text and (match := _DIGITS_OF.fullmatch(text)) is not None
+    cut_off = _DIGITS_OF.fullmatch(text) if "dots" in text else None
     try:
-        tree = read(match[1] if cut_off and match else text)
+        tree = read(cut_off[1] if cut_off else text)
     except Unreadable as problem:
         if (tree := _named_by_text(text)) is not None:
             return Normal(text, False, None, tree)

@@ -14,10 +14,12 @@ _ONES = (
 )
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _PARTS = "half third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
-_VALUES = {word: at for at, word in enumerate(_ONES.split())}
-_VALUES |= {word: 10 * at for at, word in enumerate(_TENS.split(), 2)}
-_UNDER = {f"{word}{plural}": at for at, word in enumerate(_PARTS.split(), 2) for plural in ("", "s")}
-_UNDER |= {"halves": 2, "quarter": 4, "quarters": 4}
+_VALUES = {word: at for at, word in enumerate(_ONES.split())} | {
+    word: 10 * at for at, word in enumerate(_TENS.split(), 2)
+}
+_UNDER = {f"{word}{plural}": at for at, word in enumerate(_PARTS.split(), 2) for plural in ("", "s")} | {
+    "halves": 2, "quarter": 4, "quarters": 4
+}  # fmt: skip
 _SCALES = {"thousand": 10**3, "million": 10**6}
 _WORDS = r"[A-Za-z]{1,15}(?:[ -][A-Za-z]{1,15}){0,9}"
 _VALUE = r"\$?\\?-?[\d,./]{1,20}"

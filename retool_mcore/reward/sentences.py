@@ -141,8 +141,8 @@ def _said(text: str, match: re.Match[str]) -> str | None:
         return None
     if _WORDS_ALONE.fullmatch(tail) and len(words) > _MAX_SUBJECT and "answer" not in words:
         return None  # a theorem, perhaps
-    if verb in ("has", "have") and words and (match := _MEASURED.match(tail)):
-        return tail[match.end() :]
+    if verb in ("has", "have") and words and (measured := _MEASURED.match(tail)):
+        return tail[measured.end() :]
     if verb not in _OF_BEING:
         return tail if words and _COUNT_TAIL.match(tail) else None
     if not words:
