@@ -4,7 +4,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from retool_mcore.reward.cursor import END, Cursor
-from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, TRIGONOMETRIC, Term, name, nary, number
+from retool_mcore.reward.node import (
+    CONSTANTS,
+    FUNCTIONS,
+    GREEK,
+    TRIGONOMETRIC,
+    Term,
+    constant_or_name,
+    name,
+    nary,
+    number,
+    put,
+    size,
+)
 from retool_mcore.reward.points import names
 from retool_mcore.reward.series import series
 from retool_mcore.reward.tokens import Token, Unreadable
@@ -14,6 +26,9 @@ _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "s
 _ACCENTS = frozenset((
     r"\overline", r"\vec", r"\hat", r"\tilde", r"\dot", r"\ddot", r"\underline", r"\angle", r"\triangle"
 ))  # fmt: skip
+_CLOSED = frozenset("}")
+MAX_CELL = 12  # nodes
+MAX_DETERMINANT = 3  # rows of one that is developed
 END_TERM = Term("")
 _NAME_GOES_ON = ("_", "'", "^", "(")
 
@@ -49,7 +64,7 @@ class Atoms(Cursor, ABC):
         """A symbol, with its subscript and primes as part of its name."""
         following = self.next
         if following.kind != "number" and following.text not in _NAME_GOES_ON:
-            return Term("constant", text=CONSTANTS[letter]) if letter in CONSTANTS else name(letter)
+            return constant_or_name(letter)
         if letter == "C" and (chosen := self._chosen()) is not None:
             return chosen
         if letter in "CPA" and self._is_pair():
@@ -136,6 +151,9 @@ class Atoms(Cursor, ABC):
     def _group(self) -> Term:
         """An argument: what stands in braces, or one digit or letter, as LaTeX takes it."""
         if self._skip("{"):
+            if (leaf := self._leaf(_CLOSED)) is not None:
+                self._at += 1
+                return leaf
             node = self.listing(ends=("}",))
             self._expect("}")
             return node
@@ -187,6 +205,8 @@ class Atoms(Cursor, ABC):
             return forms[command]()
         if command in (r"\lfloor", r"\lceil", r"\langle"):
             return self._pair(command)
+        if command == r"\overline" and (conjugate := self._conjugate()) is not None:
+            return conjugate
         if command in _ACCENTS:
             said = command + self._raw()
             while command in (r"\angle", r"\triangle") and self.next.kind == "letter" and self.next.glued:
@@ -205,6 +225,17 @@ class Atoms(Cursor, ABC):
         if command == r"\mp" or not command.strip("\\"):
             raise Unreadable("it breaks off")
         raise Unreadable(f"{command} is not known to the reward")
+
+    def _conjugate(self) -> Term | None:
+        r"""``\overline{3+4i}`` with the other sign of i; None where no sum with i stands there."""
+        end, held = 1, set[str]()
+        while self._is("{") and self._peek(end).text not in ("}", "{", ""):
+            held.add(self._peek(end).text)
+            end += 1
+        if "i" not in held or not held & {"+", "-"}:
+            return None
+        imaginary = Term("constant", text="i")
+        return Term("group", (put(self._group(), imaginary, Term("neg", (imaginary,))),))
 
     def _series(self, op: str) -> Term:
         ends = {sign: self._group() for sign in ("_", "^", "_") if self._skip(sign)}
@@ -302,6 +333,8 @@ class Atoms(Cursor, ABC):
         rows = [row for row in rows if row]
         if not rows or len({len(row) for row in rows}) != 1:
             raise Unreadable("the rows of a matrix are not of one length")
+        if kind == "vmatrix" and len(rows) == len(rows[0]) <= MAX_DETERMINANT and not any(map(_has_form, rows)):
+            return Term("group", (_determinant(rows),))
         determinant = "determinant" if kind in ("vmatrix", "Vmatrix") else "matrix"
         return Term("matrix", tuple(each for row in rows for each in row), f"{determinant} {len(rows)}")
 
@@ -317,6 +350,23 @@ class Atoms(Cursor, ABC):
         self._take()
         self._raw()
         return nary("list", rows)
+
+
+def _has_form(row: list[Term]) -> bool:
+    """Whether one is no value, or so large that a determinant in a determinant may be in it."""
+    said = ("relation", "list", "tuple", "matrix", "set", "unit", "percent")
+    return any(each.op in said or size(each) > MAX_CELL for each in row)
+
+
+def _determinant(rows: list[list[Term]]) -> Term:
+    """The value of a determinant, developed by its first row."""
+    if len(rows) == 1:
+        return rows[0][0]
+    parts: list[Term] = []
+    for at, each in enumerate(rows[0]):
+        part = Term("mul", (each, _determinant([row[:at] + row[at + 1 :] for row in rows[1:]])))
+        parts.append(Term("neg", (part,)) if at % 2 else part)
+    return nary("add", parts)
 
 
 def _colon_builder(relation: Term) -> Term:

@@ -4,7 +4,9 @@ Each function gives the form as the other side has it, or the form as it is. The
 truth are each read beside the other as it was written.
 """
 
-from retool_mcore.reward.constants import of_integration
+from math import gcd
+
+from retool_mcore.reward.constants import of_classes, of_integration, of_sympy
 from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
 from retool_mcore.reward.signs import holds
@@ -13,12 +15,13 @@ from retool_mcore.reward.vectors import rows, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
+SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "root", "function"))
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 
 def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     """``node`` as it is read where ``other`` is on the other side."""
-    node = _without_notes(_family(node), _family(other), is_truth)
+    node = _only_element(_without_notes(_family(node), _family(other), is_truth), other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
     if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == "tuple" and _is_one(other):
@@ -40,7 +43,7 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return Term("list" if other.op == "tuple" else other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
-    node = of_integration(node, other)
+    node = of_integration(of_sympy(of_classes(node, other), other), other)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other, is_truth)
@@ -49,6 +52,12 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
     if other.op in _PLACES:
         return _placed(node, other, is_truth)
     return _of_one_letter(node) if node.op == "list" and _lists_roots(other) else node
+
+
+def _only_element(node: Term, other: Term) -> Term:
+    r"""``(x, y) \in \{(1, 2)\}`` as the pair."""
+    told = node.op == "relation" and node.text == r"\in" and node.args[0].op == "tuple" and _is_one(other)
+    return node.args[1].args[0] if told and node.args[1].op == "set" and len(node.args[1].args) == 1 else node
 
 
 def _family(node: Term) -> Term:
@@ -245,6 +254,9 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
         return node.args[1]  # A = [1, 3) beside 1 \le x < 3
     if node.text == "=" and len(node.args) == 2 and _names_matrix(node.args[0]) and other.op == "matrix":
         return node.args[1]  # A^T = ...
+    if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in ("list", "set"):
+        listed = node.args[1].text == "[]" and not is_truth
+        return Term("relation", (node.args[0], _listed(node.args[1], other, is_truth)), "=") if listed else node
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
         return Term("relation", (node.args[0], vector(node.args[1], other, is_truth)), "=")
     if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
@@ -309,13 +321,21 @@ def is_clock(node: Term) -> bool:
     return any(text.isdigit() and (text.startswith("0") or not int(text)) for text in texts)
 
 
+def is_time(node: Term) -> bool:
+    """Whether a truth is a time of day, ``2:30``: a ratio of truth has its lowest terms."""
+    texts = [each.text for each in node.args if each.op == "number"]
+    if len(texts) != 2 or len(node.args) != 2 or not all(map(str.isdigit, texts)) or len(texts[1]) != 2:
+        return False
+    return int(texts[0]) < 24 and int(texts[1]) < 60 and gcd(int(texts[0]), int(texts[1])) > 1
+
+
 def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     """The list that Python prints, ``[1, 2]``, as a set or list where the truth is one."""
     column = node.op == "matrix" and node.text in ("matrix 1", f"matrix {len(node.args)}")
     solved = other.op == "list" and other.text != "or" and len(other.args) == len(node.args) and len(node.args) > 1
     if (column or (node.text == "[]" and not is_truth)) and solved and _by_letter(other) is not None:
         return Term("tuple", node.args, "()")
-    if is_truth or node.op != "tuple" or node.text != "[]":
+    if node.op != "tuple" or node.text != "[]" or (is_truth and (len(node.args) == 2 or not node.args)):
         return node
     if other.op == "tuple" and other.text == "()" and not _is_interval(node):
         return Term("tuple", node.args, "()")

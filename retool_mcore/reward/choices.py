@@ -13,7 +13,7 @@ _LABEL = re.compile(
 )
 _SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
 _CHINESE = re.compile(
-    r"(?:故?应?选择?[::]?\s?|答案[为是]?[::]?\s?|选项)\s?\(?([A-J]{1,6})\)?|([A-J])(?:选?项|是?正确|是正确的)"
+    r"(?:故?应?选择?[::]?\s?|答案[为是]?[::]?\s?|选项)\s?\(?([A-J]{1,6})\)?|([A-J])\s?(?:选?项|是?正确|是正确的)"
 )
 _MARKED = re.compile(r"\\(?:text|textbf|mathbf|mathrm)\s?\{\s?(\(?[A-J]\)?)\s?\}")
 _RUN = re.compile(r"[A-J]{2,10}")

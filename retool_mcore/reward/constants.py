@@ -1,11 +1,11 @@
-"""Constants of integration, whose names are free."""
+"""Letters that are constants: of integration, SymPy's E and I, of a class of remainders."""
 
-from retool_mcore.reward.node import Term, name, put
+from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
 
 _BIG_C = name("C")
-_CONSTANTS = name("c"), name("C_1"), name("c_1")
-_CONSTANT_NAMES = frozenset(f"{letter}{index}" for letter in "cC" for index in ("", "_1", "_2", "_3"))
+_CONSTANTS = name("c"), name("C_1"), name("c_1"), name("K"), name("k")
+_CONSTANT_NAMES = frozenset(f"{letter}{index}" for letter in "cC" for index in ("", "_1", "_2", "_3")) | {"K", "k"}
 _HOLD = ("add", "mul", "name", "relation")  # what a constant may stand in
 _NUMBERED = [(name(f"c_{index}"), name(f"C_{index}")) for index in (1, 2, 3)]
 
@@ -17,7 +17,7 @@ def of_integration(node: Term, other: Term) -> Term:
         if right is node.args[1] and _is_y(node.args[0]) and _is_y(other.args[0]):
             right = _of_solution(right, other.args[1])
         return node if right is node.args[1] else Term("relation", (node.args[0], right), "=")
-    if node.op not in _HOLD or other.op not in _HOLD:
+    if node.op not in _HOLD or other.op not in _HOLD or node is other:
         return node
     mine, theirs = names(node), names(other)
     if mine.isdisjoint(_CONSTANT_NAMES) or theirs.isdisjoint(_CONSTANT_NAMES):
@@ -43,3 +43,41 @@ def _of_solution(node: Term, other: Term) -> Term:
     if len(said) != 1 or len(told) != 1 or said == told or len(mine) < 2 or mine - said != theirs - told:
         return node
     return put(node, name(*said), _BIG_C)
+
+
+_SYMPYS = {"E": Term("constant", text="e"), "I": Term("constant", text="i")}
+
+
+def of_sympy(node: Term, other: Term) -> Term:
+    """``-1 + E`` and ``4·I`` beside a value of ``e`` or ``i``, if no other name is there."""
+    if node.op == "relation" and node.text == "=" and len(node.args) == 2 and other.op != "relation":
+        right = of_sympy(node.args[1], other)
+        return node if right is node.args[1] else Term("relation", (node.args[0], right), "=")
+    held = names(node)
+    if node.op == "name" or not held or not held <= _SYMPYS.keys() or names(other):
+        return node
+    if any(not _holds(other, _SYMPYS[each]) for each in held):
+        return node
+    for each in held:
+        node = put(node, name(each), _SYMPYS[each])
+    return node
+
+
+def _holds(node: Term, constant: Term) -> bool:
+    return node == constant or any(_holds(each, constant) for each in node.args)
+
+
+def of_classes(node: Term, other: Term) -> Term:
+    r"""``x = 7k + 3`` beside ``x \equiv 3 \pmod 7`` as such a class, where 7 and 3 are numbers."""
+    first = node.args[0] if node.op == "list" and len(node.args) == 2 and node.args[1].text == r"\in" else node
+    classes = other.op == "relation" and other.text == r"\equiv" and other.args[-1].op == "mod"
+    if not classes or first.op != "relation" or first.text != "=" or first.args[0] != other.args[0]:
+        return node
+    total = first.args[1]
+    parts = total.args if total.op == "add" else (total,)
+    held = [each for each in parts if names(each)]
+    rest = [each for each in parts if not names(each)]
+    times = held[0].args if len(held) == 1 and held[0].op == "mul" else ()
+    if len(rest) > 1 or len(times) != 2 or times[0].op != "number" or times[1].op != "name":
+        return node
+    return Term("relation", (first.args[0], Term("mod", (rest[0] if rest else number(0), times[0]))), r"\equiv")

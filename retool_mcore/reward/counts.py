@@ -10,7 +10,7 @@ from retool_mcore.reward.node import Term, name, number
 from retool_mcore.reward.tokens import Unreadable
 
 COUNT_LETTERS = ("C", "P", "A")
-_NUMBER = r"(?:\{(\d{1,4})\}|(\d))"
+_NUMBER = r"(?:\{(\d{1,4}|[a-z])\}|([\da-z]))"
 _LETTER = r"(?:\\(?:mathrm|text|operatorname)\{([CPA])\}|([CPA]))"
 _BEFORE = re.compile(rf"(?:\{{\}}|(?<![\w)}}\]]))[_^]{_NUMBER}\s{{0,2}}{_LETTER}_{_NUMBER}")  # {}_{10}P_3
 _RAISED = re.compile(rf"(?<![A-Za-z]){_LETTER}\^{_NUMBER}_{_NUMBER}")  # A^2_5

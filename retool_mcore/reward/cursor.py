@@ -3,10 +3,11 @@
 from collections.abc import Collection
 from fractions import Fraction
 
-from retool_mcore.reward.node import Term, number
+from retool_mcore.reward.node import Term, constant_or_name, number
 from retool_mcore.reward.tokens import Token, Unreadable
 
 END = Token("sign", "")
+LEAVES = ("number", "letter")
 SIGNS_OF_ALL = ("sign", "command")  # what is no number, letter or word
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
          "eleven": 11, "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "hex": 16}  # fmt: skip
@@ -33,6 +34,28 @@ class Cursor:
             return self._tokens[self._at + ahead]
         except IndexError:
             return END
+
+    def _leaf(self, before: frozenset[str]) -> Term | None:
+        """A whole number or letter with one of some signs behind it, of which END is ""; or None.
+
+        It is taken at once: most groups, elements and factors are no more.
+        """
+        at = self._at
+        try:
+            token = self._tokens[at]
+        except IndexError:
+            return None
+        if token.kind not in LEAVES:
+            return None
+        if self._peek().text not in before:
+            return None
+        if token.kind == "letter":
+            self._at = at + 1
+            return constant_or_name(token.text)
+        if token.text.isdecimal():
+            self._at = at + 1
+            return number(token.text)
+        return None
 
     def _take(self) -> Token:
         token = self.next

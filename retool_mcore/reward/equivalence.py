@@ -7,12 +7,13 @@ cannot be read is compared as text. Nothing is equal that was not shown to be.
 This runs in a checker process: values of hostile answers may take long.
 """
 
-from retool_mcore.reward.beside import is_clock, is_membership
+from retool_mcore.reward.beside import is_clock, is_membership, is_time
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
+from retool_mcore.reward.freely import renamed, same_by_cases, same_segment
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.named import are_chances, directed, has_constant_term, is_name, same_letter
-from retool_mcore.reward.node import Term, number, put
+from retool_mcore.reward.node import CUT_OFF, Term, number, put
 from retool_mcore.reward.normalise import Normal, normalise
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quick import FORMS, measured, quick_verdict, tree_of
@@ -55,13 +56,13 @@ def same(a: Term, b: Term) -> bool:
     if a == b:
         return True
     if (a.op == "degree") != (b.op == "degree"):
-        angle, other = (a, b) if a.op == "degree" else (b, a)
-        if other.op == "unit" and not other.text.startswith("?"):
-            return other.text == "radian^1" and same(Term("mul", (angle.args[0], DEGREE)), other.args[0])
-        return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
+        return _same_angle(*(a, b) if a.op == "degree" else (b, a))
     if (a.op in ("unit", "percent") or b.op in ("unit", "percent")) and "relation" not in (a.op, b.op):
         return _same_measured(a, b)
-    if (told := same_sets(a, b)) is not None:
+    told = same_sets(a, b)
+    if told is None and "set" in (a.op, b.op):
+        told = same_by_cases(a, b, _told_same)
+    if told is not None:
         return told
     if (both := equations(a, b)) is not None:
         return _same_elements(*both)
@@ -81,6 +82,13 @@ def same(a: Term, b: Term) -> bool:
     if holds(a, "degree") == holds(b, "degree"):
         return False
     return _same_expressions(_in_radians(a), _in_radians(b))  # 180^\circ - 2x and \pi - 2x
+
+
+def _same_angle(angle: Term, other: Term) -> bool:
+    """Degrees beside a number, which may be radians."""
+    if other.op == "unit" and not other.text.startswith("?"):
+        return other.text == "radian^1" and same(Term("mul", (angle.args[0], DEGREE)), other.args[0])
+    return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
 
 
 def _in_radians(node: Term) -> Term:
@@ -166,7 +174,17 @@ def _is_double(node: Term) -> bool:
 
 def _is_double_pair(node: Term) -> bool:
     """``(\\pm 2, 3)``, two pairs; ``(\\pm 1, \\pm 1)`` may be two or four."""
-    return node.op == "tuple" and node.text == "()" and sum(holds(each, "pm") for each in node.args) == 1
+    return (
+        node.op == "tuple"
+        and node.text == "()"
+        and (sum(holds(each, "pm") for each in node.args) == 1 or _has_both(node))
+    )
+
+
+def _has_both(node: Term) -> bool:
+    r"""``(\pm 1, \mp 1)``, whose signs go together."""
+    signs = {each.text for each in node.args if each.op == "pm"}
+    return signs == {r"\pm", r"\mp"}
 
 
 def _list_name(node: Term) -> Term | None:
@@ -235,6 +253,8 @@ def _same_relations(a: Term, b: Term) -> bool:
             return True
         if first.text in ("=", r"\ne", r"\parallel", r"\perp") and all(map(_told_same, first.args, second.args[::-1])):
             return True
+    if a.text == b.text == "=" and len(a.args) == len(b.args) == 2 and same_segment(a.args[0], b.args[0]):
+        return same(a.args[1], b.args[1])
     if set(first.text.split()) == {":"} == set(second.text.split()):
         return _same_ratio(first, second)
     named = _named_value(a), _named_value(b)
@@ -245,14 +265,14 @@ def _same_relations(a: Term, b: Term) -> bool:
         return same(named[0][1], named[1][1])
     if named[0] and named[1] and (len(a.args) > 2 or len(b.args) > 2):
         return same(named[0][0], named[1][0]) and same(named[0][1], named[1][1])
-    return _same_difference(first, second)
+    return _same_difference(first, second) or any(_same_difference(a, each) for each in renamed(a, b))
 
 
 def _same_ratio(a: Term, b: Term) -> bool:
     """3:4 is 6:8, and 1:2:3 is 2:4:6. A time of day is no ratio."""
     if len(a.args) != len(b.args):
         return False
-    if is_clock(a) or is_clock(b):
+    if is_clock(a) or is_clock(b) or is_time(b):
         return all(map(same, a.args, b.args))
     return all(
         same(Term("mul", (x, b.args[0])), Term("mul", (y, a.args[0])))
@@ -279,6 +299,8 @@ def _holds_form(relation: Term) -> bool:
 
 def _says(answer: Term, truth: Term) -> bool:
     """``m+n = 25+9 = 34`` says 34 where the truth is one number; ``x^2 - 4 = 0`` says nothing."""
+    if answer.op == "list" and truth.op not in FORMS and not names(truth) and (last := _summed(answer)) is not None:
+        return same(last, truth)
     if answer.op == "tuple" and answer.text == "[]":
         named = _named_value(truth)  # z = 1 \pm 2
         values = _spread(named[1] if named else truth)
@@ -287,6 +309,20 @@ def _says(answer: Term, truth: Term) -> bool:
     if answer.op != "relation" or truth.op in FORMS or names(truth) or holds(answer, "matrix"):
         return False
     return _is_value_of(answer, truth, loose=True)
+
+
+def _summed(node: Term) -> Term | None:
+    """What ``m = 40, n = 73, m+n = 113`` says, where it is so; None for anything else."""
+    sides = [each.args for each in node.args if each.op == "relation" and each.text == "=" and len(each.args) == 2]
+    if len(sides) < len(node.args) or len(sides) < 2 or any(each[0].op != "name" for each in sides[:-1]):
+        return None
+    left, value = sides[-1]
+    known = frozenset(each.text for each, _ in sides[:-1])
+    if left.op == "name" or names(left) != known or names(value):
+        return None
+    for letter, said in sides[:-1]:
+        left = put(left, letter, said)
+    return value if not names(left) and _told_same(left, value) else None
 
 
 def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:
@@ -304,6 +340,8 @@ def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:
     cut = signs.index(r"\approx") if r"\approx" in signs else len(signs)
     exactly, roughly = relation.args[: cut + 1], relation.args[cut + 1 :]
     first, last = exactly[0], exactly[-1]
+    if first == CUT_OFF:
+        return names(value) == frozenset() and value.op != "number" and _close(value, roughly[0])
     if cut == 0 and names(first):
         return is_name(first) and len(roughly) == 1 and same(roughly[0], value)
     if not all(_told_same(each, last) for each in exactly[1:-1]) or not all(_close(last, each) for each in roughly):

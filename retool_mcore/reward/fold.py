@@ -19,7 +19,8 @@ _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     ord("∜"): r"\sqrt[4]",
     **dict.fromkeys([*range(0x2000, 0x200B), 0x202F, 0x205F], " "),
     0xBA: "°", 0x2DA: "°", ord("Ø"): "∅", ord("∧"): r"\wedge ", ord("∨"): r"\vee ",
-    ord("∴"): r"\therefore ", ord("⇒"): r"\Rightarrow ",
+    ord("∴"): r"\therefore ", ord("⇒"): r"\Rightarrow ", ord("⟹"): r"\Rightarrow ", ord("•"): " ",
+    0x225C: "=", 0x2254: "=",
     **{code: unicodedata.normalize("NFKC", chr(code)) for code in range(0x1D400, 0x1D800)},
 }  # fmt: skip
 _POWERS = str.maketrans("23", "²³")
@@ -32,12 +33,15 @@ _RAISED_ROOT = re.compile(r"(?<![\w)}\]])([²³⁴-⁹])√")  # ⁴√8
 _DEGREES = str.maketrans("²³⁴⁵⁶⁷⁸⁹", "23456789")
 _BOLD_HAT = re.compile(r"\\(?:mathbf|boldsymbol|bm)\s?\{\s?(\\(?:hat|vec)\s?\{?\s?\\?[ijk](?:math)?\s?\}?)\s?\}")
 _CHOICE = re.compile(r"^(\(?[A-J]\)?)：")
-_ENDLESS = re.compile(r"(?<=\d)\.{3}")
+_ABOUT = re.compile(r" ~ (?=-?\d{0,9}\.\d)")  # \sqrt2 ~ 1.414
+_ENDLESS = re.compile(r"(?<=\d)\.{3}|(?<=\+)\s?\.{3}(?=\s?\+)")
 _SIZES = "tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
 _STYLES = "displaystyle|textstyle|scriptstyle|scriptscriptstyle|bfseries|itshape|sffamily|ttfamily|rmfamily|strut|relax"
 _LOOKS = re.compile(
     rf"\\(?:{_SIZES}|{_STYLES}|tt|sf|mathstrut|centering|noindent|[bB]igg?[lrm]?)(?![a-zA-Z])"
     r"|\\(?:(?:text)?color|colorbox|fcolorbox\{[^{}]{1,40}\})(?:\[[^][{}]{1,20}\])?\s*+\{[^{}]{1,40}\}"
+    r"|\\math(?:open|close|inner)\s?\{\}|\\(?:math(?:ord|op|bin|rel|open|close|inner)|smash)(?=\s?\{)"
+    r"|\\(?:tag|label)\*?\{[^{}]{1,20}\}|\\n(?:o|on)tag(?![a-z])"
     r"|\\[hv]space\*?\{[^{}]{1,20}\}|\\(?:hphantom|vphantom|phantom)\{[^{}]{0,40}\}"
 )
 _JOINER = re.compile(r"\\(?:text|mathrm|textrm)\s?\{\s{0,3}([或和且与及])\s{0,3}\}")
@@ -58,15 +62,23 @@ def folded(text: str) -> str:
         text = _RAISED_ROOT.sub(lambda match: rf"\sqrt[{match[1].translate(_DEGREES)}]", text) if "√" in text else text
         text = _framed(text) if text.lstrip()[:1] == "⎡" else text
         text = _BARRED.sub(lambda match: rf"\overline{{{match[0].replace(chr(0x305), '')}}}", text)
+    if " ~ " in text:
+        text = _ABOUT.sub(r" \\approx ", text)
     if "..." in text:
         text = _ENDLESS.sub(r"\\ldots ", text)  # or it would go with a full stop
-    while (bare := text.rstrip()).endswith(_TAILS):
-        text = next(bare.removesuffix(tail) for tail in _TAILS if bare.endswith(tail))
+    text = untailed(text)
     if "\\hat" in text or "\\vec" in text:
         text = _BOLD_HAT.sub(r"\1", text)
     if "</" in text:
         text = _TAGS.sub("", text)
     return _LOOKS.sub(" ", text) if "\\" in text else text
+
+
+def untailed(text: str) -> str:
+    """The text without signs of its end, such as a tick."""
+    while (bare := text.rstrip()).endswith(_TAILS):
+        text = next(bare.removesuffix(tail) for tail in _TAILS if bare.endswith(tail))
+    return text
 
 
 def _framed(text: str) -> str:

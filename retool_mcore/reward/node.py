@@ -42,6 +42,7 @@ def number(said: str | int) -> Term:
     return Term("number", text=text, value=value * Fraction(10) ** int(exponent) if exponent else value)
 
 
+@lru_cache(maxsize=2048)
 def name(said: str) -> Term:
     """The node of a symbol."""
     return Term("name", text=said)
@@ -54,6 +55,11 @@ def put(node: Term, letter: Term, value: Term) -> Term:
     if not node.args:
         return node
     return Term(node.op, tuple(put(each, letter, value) for each in node.args), node.text, node.value)
+
+
+def size(node: Term) -> int:
+    """How many nodes a tree has."""
+    return 1 + sum(map(size, node.args))
 
 
 def nary(op: str, parts: list[Term]) -> Term:
@@ -141,3 +147,12 @@ GREEK = {
         "circ",
     ]
 }
+
+
+CUT_OFF = name("…")  # what 0.6180339887... is about: its digits go on
+
+
+@lru_cache(maxsize=512)
+def constant_or_name(letter: str) -> Term:
+    """The node of a letter that stands alone."""
+    return Term("constant", text=CONSTANTS[letter]) if letter in CONSTANTS else name(letter)

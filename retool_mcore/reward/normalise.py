@@ -12,23 +12,36 @@ from typing import NamedTuple
 
 from retool_mcore.reward.choices import bare_choice, label
 from retool_mcore.reward.counts import chosen
-from retool_mcore.reward.fold import folded, unquoted
-from retool_mcore.reward.node import Term
+from retool_mcore.reward.fold import folded, unquoted, untailed
+from retool_mcore.reward.node import CUT_OFF, Term
 from retool_mcore.reward.notes import with_notes, without_words
 from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
+from retool_mcore.reward.sentences import stated
 from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time, said_of
 from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
 from retool_mcore.reward.value import exact
 
 MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
 MAX_EXACT_DIGITS = 2000
+MAX_SENTENCES = 4  # one in another: so the answer is: the line y = x
 MAX_WORDS = 6  # of a truth that is words
 NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "nan", "omitted", "notfound"}
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
 _SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers are
+# LaTeX that no stage before the reader changes: numbers, single letters, a few commands. No unit,
+# degree, choice, date, base, count, interval or separator of thousands can be spelt so.
+_LATEX = re.compile(
+    r"\A(?=[^\\]*(?:\d|\\[a-z]))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
+    r"(?:\d++(?![ \d_])|\.(?=\d)|(?<![A-Za-z])[a-ik-np-z](?![A-Za-z\d'])"
+    r"|(?<=[a-z])_"
+    r"|[+\-^()={}*|]|/(?!/)|(?<!\{),(?!\d{3})|(?<=[+\-=,*/]) | (?=[+\-=*/\\])|\\[{}]"
+    r"|\\(?:frac|dfrac|tfrac|sqrt|pi|cdot|times|left(?=[(|])|right(?=[)|])|infty|pm|sin|cos|tan|ln|log|binom|cup"
+    r"|theta|alpha|beta)(?![a-zA-Z]) ?){1,200}+(?<=[\w)}])",
+    re.ASCII,
+)
 _PLAIN = re.compile(rf"({_NUMBER})(?:[eE]([-+]?\d{{1,3}}))?")
 _FRACTION = re.compile(r"([-+]?\d{1,50})\s*+/\s*+(\d{1,50})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})++(?![\d,])|[-+]?\d{1,3}(?: \d{3})++(?:\.\d++)?(?=$)")
@@ -37,7 +50,12 @@ _SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\displaystyle(?![a-zA-Z])")
 _CURRENCY = re.compile(r"\\\$|[$€£¥₹₩₽₫₺₱฿]|\\(?:euro|pounds)(?![a-zA-Z])")
 _WRAPPED = re.compile(
     r"\\(?:boxed|mathbf|textbf|bold|mathrm|text|textrm|textit|mbox|boldsymbol|fbox|underline|emph"
-    r"|textsf|texttt|mathsf|mathtt|textsc|ensuremath|num|framebox)\s*+\{"
+    r"|textsf|texttt|mathsf|mathtt|textsc|ensuremath|num|framebox|mathit|mathnormal|bbox\[[^][{}]{1,30}\])\s*+\{"
+)
+_ONE_LINE = re.compile(  # of a display
+    r"\\begin\{(align\*?|aligned|equation\*?|gather\*?|gathered|split|math|displaymath|center|flushleft)\}"
+    r"((?:(?!\\begin|\\\\).){1,400}?)(?:\\\\\s*)?\\end\{\1\}",
+    re.DOTALL,
 )
 _BARE_BOX = re.compile(r"\\boxed\s*+(-?\d++(?:[.,]\d++)*+)")
 _MARKDOWN = re.compile(r"(\*\*|\*|__|_)(?=[^\s*_])([^*_]{1,200})(?<=\S)\1")  # bold and italic
@@ -60,6 +78,10 @@ _ROUGHLY = re.compile(
     r"(?<=\S)(?:\\ |,)?\s?(?:\((?:\\approx|≈|about|approximately|approx\.?|\\text\{(?:approximately|approx\.?) \})"
     r"|(?:\\text\{)?\s?(?:,|or|\()?\s?(?:approximately|about)\s?\}?)\s{0,2}(-?[\d.]{1,40})\)?$"
 )
+_CUT_OFF = re.compile(  # \sqrt2 = 1.414...
+    r"(?:=|\\approx|≈)\s?(-?\d{1,9}\.\d{2,40})\s?(?:\.{3}|\\(?:ldots|dots|cdots)(?![a-z]))$"
+)
+_DIGITS_OF = re.compile(r"(-?\d{1,9}\.\d{5,60})\s?\\(?:ldots|dots|cdots)")  # 0.6180339887...
 _BEFORE = re.compile(r"^(?:\\text\{\s?)?(?:USD|RMB|CNY|EUR|GBP|INR|JPY|CAD|AUD|CHF|Rs\.?|US)\s{0,3}\}?\s{0,3}(?=\d)")
 _PLUS_OR_MINUS = re.compile(r"^plus or minus\s{1,2}(?=\d|\\)", re.IGNORECASE)
 _MINUS = re.compile(
@@ -71,7 +93,7 @@ _CHANCE = re.compile(
 )
 _LIMIT = re.compile(r"\\(?:lim|i{0,2}int|sum|prod)(?![a-z])(?:_\{[^{}]{1,30}\}|[^<>!=]){1,60}")
 _DENIES = re.compile(
-    r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except)\b|[+≠≤≥]"
+    r"\\(?:ne|neq|le|ge|leq|geq|approx|not)(?![a-z])|\b(?:not|no|or|and|if|when|than|wrong|incorrect|except|for|where|let)\b|[+≠≤≥]"
 )
 _CHOICE = re.compile(
     r"\((?:\\(?:text|mathrm|textbf|mathbf)\{)?([A-Za-z])\}?\)|([A-Z])[.):]|([a-z])\)"
@@ -106,7 +128,18 @@ def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
     if _SHORT.fullmatch(plain := answer.strip()):
         return Normal(plain, number=Fraction(plain))
+    if not plain.isdigit() and _LATEX.fullmatch(plain) and "==" not in plain and not _FRACTION.fullmatch(plain):
+        return _expression(plain)
+    return staged(answer)
+
+
+def staged(answer: str) -> Normal:
+    """``normalise`` by all of its stages: what it gives for plain LaTeX without them, too."""
     text = _unwrapped(folded(answer))
+    for _ in range(MAX_SENTENCES):
+        if (said := stated(text)) is None:
+            break
+        text = _unwrapped(said)
     if _DOLLARS.fullmatch(text):
         return _read(_joined(text))._replace(dollars=True)
     text = bare_choice(_joined(printed(text)).rstrip(".,; "))
@@ -136,13 +169,16 @@ def _read(text: str) -> Normal:
 def _expression(text: str) -> Normal:
     if len(text) > MAX_ANSWER_CHARS:
         return Normal(text, problem=f"it has {len(text)} characters; {MAX_ANSWER_CHARS} are the most")
+    cut_off = _DIGITS_OF.fullmatch(text) if "dots" in text else None
     try:
-        tree = read(text)
+        tree = read(cut_off[1] if cut_off else text)
     except Unreadable as problem:
         if (tree := _named_by_text(text)) is not None:
             return Normal(text, False, None, tree)
         words = " ".join(text.casefold().replace(",", " , ").split()) if _NAMED.fullmatch(text) else None
         return Normal(text, words=words, problem=str(problem))
+    if cut_off:
+        return Normal(text, tree=Term("relation", (CUT_OFF, tree), r"\approx"))
     percent = tree.op == "percent"
     return Normal(text, percent, exact(tree.args[0] if percent else tree), tree)
 
@@ -151,6 +187,8 @@ def _plainer(text: str) -> str:
     """The text with what stands around numbers as mathematics: ``1011 (base 2)``, ``USD 5``."""
     if "base" in text:
         text = _IN_BASE.sub(r"\1_{\2}", text)
+    if "..." in text or "dots" in text:
+        text = _CUT_OFF.sub(r"\\approx \1", text)
     if "approx" in text or "about" in text or ("≈" in text and text[-1] == ")"):
         text = _ROUGHLY.sub(r"\\approx \1", text)
     if "C" in text or "P" in text or "A" in text:
@@ -173,7 +211,7 @@ def _named_by_text(text: str) -> Term | None:
         value = read(tail)
     except Unreadable:
         return None
-    if exact(value) is None:
+    if value.op == "relation":
         return None
     return Term("relation", (Term("name", text=spelling(head.replace("$", " ")).casefold()), value), "=")
 
@@ -270,7 +308,7 @@ def equal_numbers(answer: Normal, truth: Normal) -> bool:
 def _unwrapped(text: str) -> str:
     """Without delimiters, boxes, text commands around all of it, and a full stop behind it."""
     while True:
-        before, text = text, trimmed(unquoted(text.strip()).rstrip(",;.").rstrip())
+        before, text = text, trimmed(unquoted(untailed(text.strip(" ~\n\t\r"))).rstrip(",;.").rstrip())
         if text.endswith("\\"):
             text = text.rstrip("\\ ")  # a new line, or half of a "\\ "
         for opening, closing in _DELIMITERS if text[:1] in ("$", "\\") else ():
@@ -278,12 +316,16 @@ def _unwrapped(text: str) -> str:
             if inside and opening not in text[len(opening) : -len(closing)]:
                 text = text[len(opening) : -len(closing)].strip()
         if text[:1] == "\\":
+            if text[:7] == r"\begin{" and (match := _ONE_LINE.fullmatch(text)):
+                text = match[2].replace("&", "").strip()
             if (match := _WRAPPED.match(text)) and _closes_at_end(text, match.end()):
                 text = text[match.end() : -1].strip()
             elif match := _BARE_BOX.fullmatch(text):
                 text = match[1]
         if text[:1] == "{" and _closes_at_end(text, 1):
             text = bare_braces(text[1:-1].strip())
+        if text[:2] == "**" == text[-2:] and "**" not in text[2:-2]:
+            text = text[2:-2].strip()
         if text[:1] in ("*", "_"):
             if (match := _MARKDOWN.fullmatch(text)) is not None:
                 text = match[2].strip()

@@ -6,6 +6,8 @@ where a text holds its sign.
 
 import re
 
+from retool_mcore.reward.numerals import beside_words
+
 MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
     r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
@@ -14,7 +16,8 @@ _KINDS = (
 )
 _BEFORE = re.compile(
     rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"
-    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?[=^²+*]|[a-z]\s?-\s?\d)",
+    r"\s{0,2}(?:(?:\}|\\[ ,;])\s{0,2}|(?<=\s))(?=[-\d(\[{\\$<]|[a-z]\s?[=^²+*]|[a-z]\s?-\s?\d"
+    r"|(?:math|np|sqrt|pi|log|exp|sin|cos|tan)[.(*/])",
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
@@ -29,8 +32,8 @@ _ALL = re.compile(
     r"(?:\\text\s?\{\s?)?all(?: real)?\s{0,2}(?:\}\s{0,2})?(?=[a-z]\s?(?:[<>≤≥≠]|\\(?:le|ge|in|ne)))", re.IGNORECASE
 )
 _HALF_LINE = re.compile(
-    r"(?:^|(?<=\\in)\s?|(?<=∈)\s?)(?:\\mathbb\s?\{R\}|ℝ|R)\s?"
-    r"(?:[_^]\s?(?:\{\s?)?(\+|\*|\\(?:ast|star|times)|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)$"
+    r"(?:^|(?<=\\in)\s?|(?<=[∈=])\s?)(?:\\mathbb\s?\{R\}|ℝ|R)\s?"
+    r"(?:[_^]\s?(?:\{\s?)?(\+|\*|\\(?:ast|star|times)|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)\s?(?=$|\\cup|∪)"
 )
 _COUNTING = re.compile(
     r"(?<=\\in)\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star))(?:\s?\})?"
@@ -40,31 +43,6 @@ _OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over) (\d{1,9})")
 _HUNDREDTHS = re.compile(r"百分之(\d{1,9}(?:\.\d{1,9})?)")
 _A_CONSTANT = re.compile(r"(?<=\+)\s?(?:\\text\s?\{\s?)?const(?:ant|\.)?(?:\s?\})?$")
 _OR_DECIMAL = re.compile(r"\s?(?:\\text\s?\{\s?\(or\s?\}|\(or )\s?(-?[\d.]{1,40}\\?%?)\)$")
-_NUMERALS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-]
-_SPELT = re.compile(rf"(\d{{1,2}})\s?\(({'|'.join(_NUMERALS)})\)", re.IGNORECASE)  # 7 (seven)
-_NUMERAL_FIRST = re.compile(rf"({'|'.join(_NUMERALS)})( [a-z]{{3,15}})?\s?\((\d{{1,2}})\)", re.IGNORECASE)  # six (6)
 _QUOTIENT = re.compile(  # 17 R 3
     r"(\d{1,9})\s{0,3}(?:\\(?:text|mathrm)\s?\{\s{0,3})?(?:[Rr]\.?|remainder:?|余)(?:\s{0,3}\})?\s{0,3}(\d{1,9})"
 )
@@ -156,10 +134,8 @@ def with_notes(text: str) -> str:
     if (" out of " in text or " over " in text) and (match := _OUT_OF.fullmatch(text)):
         return f"{match[1]}/{match[2]}"
     if text[-1:] == ")":
-        if (match := _SPELT.fullmatch(text)) and int(match[1]) == _NUMERALS.index(match[2].casefold()):
-            return match[1]
-        if (match := _NUMERAL_FIRST.fullmatch(text)) and int(match[3]) == _NUMERALS.index(match[1].casefold()):
-            return rf"{match[3]}\text{{{match[2]}}}" if match[2] else match[3]
+        if (said := beside_words(text)) is not None:
+            return said
         if match := _FRACTION_DECIMAL.fullmatch(text):
             return rf"{match[1]} \approx {match[2]}"
         if match := _DECIMAL_FRACTION.fullmatch(text):

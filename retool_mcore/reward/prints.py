@@ -25,10 +25,10 @@ _NUMBERS = (
 _SEQUENCES = ("array", "tensor", "asarray")
 _PLACES = ("Point", "Point2D", "Point3D", "Tuple", "tuple")
 _CALL = re.compile(
-    rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|binomial|comb|nCr|nPr|perm|factorial"
+    rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
     r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|eye|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
           "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
@@ -57,6 +57,7 @@ _VALUE = rf"{_REAL}(?:[-+][\d.]{{1,40}}+(?:e[-+]?\d{{1,4}})?+i)?+"
 _SPACED = re.compile(rf"\[\s*{_VALUE}(?:\s+{_VALUE})+\s*\]")  # [ 1 -2  3], as NumPy prints it
 _SEMICOLONS = re.compile(r"[\[(]([^][(){};]{3,200}(?:;[^][(){};]{3,200}){1,9})[\])]")  # [1 2; 3 4]
 _NAMED_ROWS = re.compile(r"([A-Za-z]\w{0,3}\s?=\s?)(?=\[\s*\[)")
+_NAMED_VALUE = re.compile(r"\A[^()=<>!:,;{}\[\]]{1,30}(?:\([^()=,]{1,20}\))?\s?=\s?(?=[^=\s][^=<>]*$)")
 _OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\))//(\w{1,20}|\([^()]{1,60}\))")
 _AND_OR = re.compile(r"(?<=\)) [&|] | [&|] (?=\()")  # (1 < x) & (x < 2)
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
@@ -81,6 +82,8 @@ def printed(text: str) -> str:
         return rf"{match[1].upper()}_{{{match[2]}}}"
     if "%" in text and (match := _REMAINDER.fullmatch(text)):
         return rf"{match[1]} \bmod {match[2]}"
+    if "=" in text and "==" not in text and (match := _NAMED_VALUE.match(text)):
+        return match[0] + printed(text[match.end() :])  # x = (3+4j)
     text = _unheld(text)
     if text[:7] == "lambda ":
         text = _LAMBDA.sub("", text, count=1)
@@ -297,6 +300,11 @@ def _diagonal(args: list[str]) -> str | None:
     return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
 
 
+def _identity(args: list[str]) -> str | None:
+    size = int(args[0]) if len(args) == 1 and args[0] in "23456" and args[0] else 0
+    return _diagonal(["1"] * size)
+
+
 def _moment(args: list[str]) -> str | None:
     """``datetime.date(2021, 3, 14)`` as 2021-03-14, ``datetime.time(20, 15)`` as 20:15."""
     if not all(each.isdigit() for each in args) or len(args) not in (2, 3):
@@ -306,11 +314,13 @@ def _moment(args: list[str]) -> str | None:
 
 _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     "Poly": _first,
+    "print": _first,
     "Symbol": _first,
     "Dummy": _first,
     "mpc": _complex,
     "poly1d": _polynomial,
     "diag": _diagonal,
+    "eye": _identity,
     "datetime.date": _moment,
     "datetime.time": _moment,
 }

@@ -6,7 +6,7 @@ Which tokens are a unit is told here too: it depends on both answers.
 import re
 from fractions import Fraction
 
-from retool_mcore.reward.beside import beside, is_point
+from retool_mcore.reward.beside import SUMS, beside, is_point
 from retool_mcore.reward.choices import lists_choices, same_choice
 from retool_mcore.reward.counts import COUNT_LETTERS, counted
 from retool_mcore.reward.decimals import printed, written
@@ -22,10 +22,11 @@ from retool_mcore.reward.residues import proportional_rational, same_rational
 from retool_mcore.reward.spoken import same_time
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
-from retool_mcore.reward.vectors import by_unit_vectors, plain
+from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
 
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
+_FREE = re.compile(r"(?<![a-z\\])[CcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
 _FLOAT = re.compile(r"\.\d{13}")
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
@@ -46,9 +47,13 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
     if normal.tree is None or normal.tree.op == "number" or (other.tree is None and other.number is None):
         return normal
     node, beside_it = plain(normal.tree), plain(tree_of(other))
+    if node.op in SUMS and beside_it.op in SUMS and not _FREE.search(normal.text) and "vec" not in other.text:
+        return normal if node is normal.tree else normal._replace(tree=node, number=exact(node))
     vectors = ("j" in normal.text and "j" in other.text) or ("k" in normal.text and "k" in other.text)
     if vectors and not is_truth:
         node = by_unit_vectors(node, beside_it)
+    if "vec" in other.text and not is_truth:
+        node = by_accents(node, beside_it)
     tree = beside(node, beside_it, is_truth=is_truth)
     return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
 
@@ -105,6 +110,8 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
     if (answer.tree is None and answer.number is None) or (truth.tree is None and truth.number is None):
         return spelling(answer.text) == spelling(truth.text)
     if answer.number is not None and truth.number is not None:
+        if (answer.percent and truth.dollars) or (answer.dollars and truth.percent):
+            return False
         units = [_unit(normal.tree) for normal in (answer, truth)]
         if "cent^1" in units:  # beside others a sign of currency is dropped
             units = [

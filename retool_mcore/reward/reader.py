@@ -8,6 +8,7 @@ Unreadable, so no number inside it can stand for the whole. The grammar, from lo
 from retool_mcore.reward.atoms import Atoms
 from retool_mcore.reward.cursor import END
 from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
+from retool_mcore.reward.series import progression
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
 from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, unit_at
 
@@ -20,6 +21,8 @@ FACTORS = frozenset({*FUNCTIONS, *CONSTANTS, *GREEK}) | frozenset((
     r"\triangle", r"\nabla", r"\partial", r"\tilde", r"\underline", r"\{", r"\boxed", r"\sum", r"\prod",
 ))  # fmt: skip
 TIMES, PLUS = ("*", "/"), ("+", "-")
+_ENDS_ELEMENT = frozenset(("", ",", ")", "]", "}", r"\}", ";"))
+_ENDS_FACTOR = frozenset(("+", "-", "*", "/", "=", "<", ">", "|", "&")) | _ENDS_ELEMENT
 ENDS = frozenset("+-)]},=<>&;:")  # a sign behind which no product goes on
 POSTFIX = ("!", r"\degree", "_")
 SIGNS = frozenset(("+", "-", r"\pm", r"\mp"))
@@ -31,11 +34,12 @@ _SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "without"}
 
 def read(text: str) -> Term:
     """The tree of a whole answer. Raises Unreadable, which says what has no place in it."""
-    reader = _Reader(tokens(text))
+    found = tokens(text)
+    reader = _Reader(found)
     node = reader.listing()
     if reader.next is not END:
         raise Unreadable(f"{reader.next.text!r} has no place in it as mathematics")
-    if _too_deep(node):
+    if len(found) > MAX_TREE_DEPTH // 3 and _too_deep(node):
         raise Unreadable("it is nested too deeply")
     return node
 
@@ -92,6 +96,8 @@ class _Reader(Atoms):
             self._at += 1
 
     def statement(self) -> Term:
+        if (leaf := self._leaf(_ENDS_ELEMENT)) is not None:
+            return leaf
         self._skip(r"\approx")
         first = self._sets()
         if not self._among(RELATIONS):
@@ -127,6 +133,10 @@ class _Reader(Atoms):
         parts = [node]
         while self._among(SIGNS):
             op = self._take().text
+            if op == "+" and self._is(r"\ldots") and self._peek().text == "+":
+                self._at += 2
+                parts = [progression(parts, self._product())]
+                continue
             right = self._product()
             if op.startswith("\\"):
                 parts = [Term("pm", (nary("add", parts), right), op)]
@@ -246,6 +256,8 @@ class _Reader(Atoms):
         return token.kind == "command" and token.text in FACTORS
 
     def _factor(self) -> Term:
+        if (leaf := self._leaf(_ENDS_FACTOR)) is not None:
+            return leaf
         negative = False
         while self._among(PLUS):
             negative ^= self._take().text == "-"

@@ -10,6 +10,7 @@ from typing import Any
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.points import names
+from retool_mcore.reward.quadratics import turning_points
 from retool_mcore.reward.value import constant, exact
 
 # Low end, is it in, high end, is it in. Infinite ends are floats and never in.
@@ -38,7 +39,7 @@ def region(node: Term) -> Region | None:
         found = _region(node)
     except NoValue:
         return None
-    return None if found is None else _merged(found)
+    return None if found is None else merged(found)
 
 
 def same_sets(a: Term, b: Term) -> bool | None:
@@ -141,7 +142,7 @@ def _joined(node: Term) -> Region | None:
         return parts[0] + parts[1]
     if node.op == "intersection":
         return _intersected([parts[0], parts[1]])
-    return _intersected([parts[0], _complement(_merged(parts[1]))])
+    return _intersected([parts[0], _complement(merged(parts[1]))])
 
 
 def _condition(node: Term) -> Region | None:
@@ -166,7 +167,7 @@ def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     if left.op == "abs" or right.op == "abs":
         return _distance(left, sign, right)
     if left.op != "name" or names(right):
-        return None
+        return _of_second_degree(left, sign, right)
     end = _end(right)
     if sign in ("<", r"\le"):
         return [(-_INFINITE, False, end, sign == r"\le" and end != _INFINITE)]
@@ -208,6 +209,24 @@ def _distance(left: Term, sign: str, right: Term) -> Region | None:
     return [(-_INFINITE, False, ends[0], closed), (ends[1], closed, _INFINITE, False)]
 
 
+def _of_second_degree(left: Term, sign: str, right: Term) -> Region | None:
+    r"""``m^2 - 4 > 0`` and ``(x-1)(x-3) \le 0``."""
+    told = turning_points(left, right) if len(names(left) | names(right)) == 1 and sign in _TURNED else None
+    if told is None:
+        return None
+    ends, beyond = [_end(each) for each in told[0]], told[1]
+    closed, above = sign in (r"\le", r"\ge"), sign in (">", r"\ge")
+    found: Region = []
+    lows, highs = [-_INFINITE, *ends], [*ends, _INFINITE]
+    for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        positive = (beyond > 0) == ((len(ends) - at) % 2 == 0)
+        if positive == above and low != high:
+            found.append((low, closed and low != -_INFINITE, high, closed and high != _INFINITE))
+    if closed:
+        found += [(end, True, end, True) for end in ends]
+    return found
+
+
 def _away_from(point: Any) -> Region:
     return [(-_INFINITE, False, point, False), (point, False, _INFINITE, False)]
 
@@ -239,7 +258,7 @@ def _excluding(parts: tuple[Term, ...]) -> list[Term]:
     return said
 
 
-def _merged(found: Region) -> Region:
+def merged(found: Region) -> Region:
     merged: Region = []
     for each in sorted(found, key=lambda one: (one[0], not one[1])):
         if merged and (each[0] < merged[-1][2] or (_same_end(each[0], merged[-1][2]) and (each[1] or merged[-1][3]))):

@@ -27,6 +27,7 @@ _LETTER_DEGREE = re.compile(r"(?<=\d)\s?\^\s?(?:o|\{o\}|\\text\{o\}|\{\\text\{o\
 _END = r"[^][(){}]{1,80}"
 _TURNED = re.compile(rf"[][()]{_END}[][()](?:\s{{0,2}}(?:\\cup|∪|U)\s{{0,2}}[][()]{_END}[][()]){{0,9}}")
 _ONE_TURNED = re.compile(rf"([][()])({_END})([][()])")
+_SIZED = re.compile(r"\\(?:left|right)\s?(?=[][])")
 _UNION = re.compile(r"(?<=[)\]])\s{0,2}U\s{0,2}(?=[(\[])")
 _LOG = re.compile(r"(?<![\w\\])log(2|10)\(")
 _BASED_LOG = re.compile(r"(?<![\w\\])log\(([^(),]{1,30}), ?([^(),]{1,30})\)")
@@ -98,7 +99,7 @@ _SECONDS = re.compile(r"(\d{1,2}:\d\d):00")  # 10:30:00
 _MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
 _MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
 _LEADING = re.compile(
-    r"^(?:=|→|#{1,6}(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
+    r"^(?:=|→|(?:#{1,6}|\*)(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
 )
 
 
@@ -112,7 +113,7 @@ def bare_braces(inner: str) -> str:
         return _factors_or_roots(inner)
     if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
         return inner.replace(":", " =")
-    return rf"\{{{inner}\}}" if _CONDITION.search(inner) and _ORDER.search(inner) else inner
+    return rf"\{{{inner}\}}" if inner[:2] != r"\{" and _CONDITION.search(inner) and _ORDER.search(inner) else inner
 
 
 def _factors_or_roots(inner: str) -> str:
@@ -144,7 +145,7 @@ def trimmed(text: str) -> str:
         if text.startswith(quad) and not text[len(quad) : len(quad) + 1].isalpha():
             text = text[len(quad) :].lstrip()
         text = text.removesuffix(quad).rstrip()
-    return _LEADING.sub("", text) if text[:1] in ("=", "\\", "→", "#") else text
+    return _LEADING.sub("", text) if text[:1] in ("=", "\\", "→", "#", "*") else text
 
 
 def respelled(text: str) -> str:
@@ -174,6 +175,7 @@ def respelled(text: str) -> str:
     if text[-1:] in ")]" and len(text) > 2:
         text = _UNIT_BRACKETS.sub(_unbracketed, text)
     if "]" in text or "[" in text or "U" in text:
+        text = _SIZED.sub("", text) if "\\left" in text else text
         text = _UNION.sub(r" \\cup ", text)
         text = _ONE_TURNED.sub(_unturned, text) if _is_turned(text) else text
     return text

@@ -1,6 +1,7 @@
 r"""Finite sums and products: ``\sum_{k=1}^{20} k^2`` is its value, where its ends are numbers."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 from retool_mcore.reward.node import Term, number, put
 from retool_mcore.reward.points import names
@@ -65,3 +66,35 @@ def _signed(value: int) -> Term:
 
 def _size(node: Term) -> int:
     return 1 + sum(map(_size, node.args))
+
+
+def progression(head: list[Term], last: Term) -> Term:
+    r"""The sum of ``1+2+\cdots+100``, ``1+2+4+\cdots+512`` or ``1+2+\cdots+n``.
+
+    Raises Unreadable where the first terms do not tell how it goes on.
+    """
+    values = [exact(each) for each in head]
+    known = [each for each in values if each is not None]
+    if len(known) == len(values) > 1:
+        first, step, end = known[0], known[1] - known[0], exact(last)
+        even = all(after - before == step for before, after in pairwise(known))
+        if even and known[:2] == [1, 2] and last.op == "name":
+            return Term("div", (Term("mul", (last, Term("add", (last, number(1))))), number(2)))
+        if even and end is not None and step and (count := (end - first) / step + 1).denominator == 1 and count > 0:
+            return _fraction((first + end) * count / 2)
+        ratio = known[1] / first if first else Fraction(0)
+        geometric = len(known) > 2 and all(after == before * ratio for before, after in pairwise(known))
+        if geometric and end is not None and ratio >= 2 and _is_power(end / first, ratio):
+            return _fraction((end * ratio - first) / (ratio - 1))
+    raise Unreadable("how a sum goes on is not told by its first terms")
+
+
+def _is_power(value: Fraction, base: Fraction) -> bool:
+    while value > 1:
+        value /= base
+    return value == 1
+
+
+def _fraction(value: Fraction) -> Term:
+    found = Term("div", (number(abs(value.numerator)), number(value.denominator)))
+    return Term("group", (Term("neg", (found,)) if value < 0 else found,))

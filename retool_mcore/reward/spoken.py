@@ -10,7 +10,9 @@ import re
 PHRASES = {
     **dict.fromkeys(("no solution", "no solutions", "there is no solution", "there are no solutions", "empty set",
                      "the empty set", "null set", "no real solution", "no real solutions",
-                     "no solution exists", "no solutions exist", "no such number exists"),
+                     "no solution exists", "no solutions exist", "no such number exists", "has no solution",
+                     "has no solutions", "has no real solutions", "does not have any solutions",
+                     "does not have a solution", "no such x exists"),
                     r"\emptyset"),
     **dict.fromkeys(("all real numbers", "all reals", "all real number", "the real numbers", "real numbers",
                      "the set of real numbers", "the set of all real numbers", "any real number", "all real x",
@@ -29,12 +31,15 @@ PHRASES = {
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
 }  # fmt: skip
 _WEEK = {"monday": "mon 一", "tuesday": "tue tues 二", "wednesday": "wed 三", "thursday": "thu thur thurs 四",
-         "friday": "fri 五", "saturday": "六", "sunday": "日 天"}  # fmt: skip
+         "friday": "fri 五", "saturday": "sat 六", "sunday": "sun 日 天"}  # fmt: skip
 SAYINGS: dict[str, str] = {
     **dict.fromkeys(("does not exist", "the limit does not exist", "limit does not exist", "不存在"), "dne"),
     **dict.fromkeys(("convergent", "it converges", "series converges", "integral converges", "收敛"), "converges"),
     **dict.fromkeys(("divergent", "it diverges", "series diverges", "integral diverges", "发散"), "diverges"),
     **dict.fromkeys(("is undefined", "it is undefined", "not defined"), "undefined"),
+    "奇数": "odd", "奇函数": "odd", "偶数": "even", "偶函数": "even", "双曲线": "hyperbola", "椭圆": "ellipse",
+    "抛物线": "parabola", "等腰三角形": "isosceles", "等边三角形": "equilateral", "直角三角形": "right",
+    "单调递增": "increasing", "单调递减": "decreasing",
     "true": "yes", "false": "no", "是": "yes", "否": "no", "不是": "no", "正确": "yes", "错误": "no",
     **{f"{on}{day}": day for day in _WEEK for on in ("on ", "on a ", "it is ", "it is a ", "it's ")},
     **{short: day for day, said in _WEEK.items() for short in said.split() if short.isascii()},
@@ -70,8 +75,14 @@ _HINT = re.compile(
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})(?::00)?")
 
 
+_KIND = re.compile(
+    r"(?:an? )?([a-z]{3,15}) (?:functions?|triangles?|numbers?|quadrilaterals?|angles?|sequences?|series)"
+)
+
+
 def said_of(words: str) -> tuple[str | None, str]:
     """What words say as mathematics, if they do, and the words with one spelling."""
+    words = match[1] if (match := _KIND.fullmatch(words)) and words not in PHRASES else words
     meant = PHRASES.get(words) or (
         r"\emptyset" if words.startswith(("no ", "there ")) and _NONE.fullmatch(words) else None
     )

@@ -29,8 +29,8 @@ _TOKEN = re.compile(
     r"|(?P<digits>(?<![A-Za-z])(?:\d[\dA-F]*+|[A-F][\dA-F]++)"
     r"(?=\)?_\{?\(?(?:1[1-6](?!\d)|(?:\\text\{)?(?:sixteen|twelve|eleven|hex))))"
     r"|(?P<number>(?:\d++(?:\.(?!\d*+\\?ldots)\d*+)?|\.\d++)(?:[eE][-+]?\d{1,4}(?![\da-zA-Z]))?)"
-    r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|Bbb|mathcal|mbox|hbox|operatorname\*?|bold"
-    r"|boldsymbol|bm(?![a-z])|textup)\s*+(?=\{|[A-Za-z])"
+    r"|\\(?P<text>text(?:rm|bf|it|tt|sf|normal)?|mathrm|mathbf|mathit|mathsf|mathbb|Bbb|mathcal|mbox|hbox|operatorname\*?"
+    r"|boldsymbol|bold|bm(?![a-z])|textup)\s*+(?=\{|[A-Za-z])"
     r"|(?P<row>\\\\\s*+\[\s*+-?[\d.]{1,6}\s*+[a-z]{2}\s*+\])"
     r"|(?P<command>\\(?:[a-zA-Z]++|.))"
     r"|(?P<letters>[a-zA-Z]++)"
@@ -70,7 +70,7 @@ _COMMANDS = {
     r"\vartheta": r"\theta", r"\reals": r"\R", r"\varnothing": r"\emptyset", r"\land": r"\wedge",
     r"\lor": r"\vee", r"\bullet": "*", r"\backslash": r"\setminus", r"\rightarrow": r"\to", r"\smallsetminus":
     r"\setminus", r"\arcsinh": r"\asinh", r"\tg": r"\tan", r"\ctg": r"\cot", r"\degrees": r"\degree",
-    r"\doteq": r"\approx", r"\mod": r"\bmod", r"\cr": "\\\\",
+    r"\doteq": r"\approx", r"\triangleq": "=", r"\coloneqq": "=", r"\coloneq": "=", r"\mod": r"\bmod", r"\cr": "\\\\",
     r"\oslash": r"\emptyset", r"\quad": ";", r"\qquad": ";",
     r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\iff": r"\iff", r"\sqrt": r"\sqrt", r"\operatorname": "", r"\*": "*",
     r"\/": "", r"\-": "", r"\_": "_", r"\$": "", r"\&": "&", r"\infin": r"\infty", r"\overrightarrow": r"\vec",

@@ -178,7 +178,7 @@ def same_unit(first: str, second: str) -> bool:
         return False
     if first.startswith("?") and second.startswith("?"):
         mine, theirs = words
-        return mine <= theirs or theirs <= mine
+        return mine <= theirs or theirs <= mine or first.isascii() != second.isascii()  # 苹果 and apples
     if first == second or any(not each or each.startswith("?") for each in (first, second)):
         return True
     generic = [each for each in (first, second) if each in _GENERIC]
@@ -201,6 +201,9 @@ def _named(tokens: list[Token], position: int) -> str | None:
         return "?" + lower.removesuffix("s") if noun else None
     if token.kind == "command" and token.text in (r"\min", r"\sec") and position and following not in ("(", "{", "^"):
         return {r"\min": "minute", r"\sec": "second"}[token.text] if _ends(tokens, position + 1) else None
+    if token.kind == "letter" and token.text in _PLAIN_LETTERS and position > 1 and following in ("", "^", "."):
+        over = tokens[position - 2]  # km/h
+        return _MARKED[token.text] if tokens[position - 1].text == "/" and over.text in UNITS else None
     if token.kind != "text" or token.text.lower().strip(" ,.") in _SEPARATORS:
         return None
     if "\u4e00" <= token.text[0] <= "\u9fff":

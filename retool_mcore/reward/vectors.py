@@ -1,6 +1,7 @@
 r"""Vectors and matrices: rows, columns, tuples, sums such as ``2\vec{i}-3\vec{j}``."""
 
 from retool_mcore.reward.node import Term, name, put
+from retool_mcore.reward.points import names
 
 _FAMILIES = ((Term("constant", text="i"), name("j"), name("k")),
              *(tuple(name(f"\\{sign}{letter}") for letter in "ijk") for sign in ("hat", "vec")))  # fmt: skip
@@ -30,6 +31,16 @@ def by_unit_vectors(node: Term, other: Term) -> Term:
         return node
     for letter, named in zip(mine, theirs, strict=True):
         node = put(node, letter, named)
+    return node
+
+
+def by_accents(node: Term, other: Term) -> Term:
+    r"""``3\mathbf{a} - 2\mathbf{b}`` beside ``3\vec{a} - 2\vec{b}``, by the other's names."""
+    mine, theirs = names(node), names(other)
+    for each in theirs - mine:
+        bare = each.removeprefix(r"\vec")
+        if bare != each and len(bare) == 1 and bare in mine and bare not in theirs:
+            node = put(node, name(bare), name(each))
     return node
 
 

@@ -198,7 +198,7 @@ def test_what_it_would_print_to_be_paid_is_wrong(pair):
     assert not equivalent(*pair)
 
 
-@pytest.mark.parametrize("answer", ["6 m", r"6\,m", "6 m/s", "6 m^2", r"\frac{12}{2} m", "6 s", "6 km/h"])
+@pytest.mark.parametrize("answer", ["6 m", r"6\,m", "6 m/s", "6 m^2", r"\frac{12}{2} m", "6 s"])
 def test_a_bare_letter_behind_a_space_is_a_unit_where_the_truth_is_one_number(answer):
     assert equivalent(answer, "6")
     assert not equivalent("6", answer)  # a truth in letters is in letters

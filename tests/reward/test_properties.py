@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from retool_mcore.reward.answer import judgeable
 from retool_mcore.reward.equivalence import equivalent
-from retool_mcore.reward.normalise import normalise, vote
+from retool_mcore.reward.normalise import normalise, staged, vote
+from tests.reward import sayings
 from tests.reward.generated import FAMILIES, Family, fraction, grouped, pairs, scientific
 
 PIECES = [r"\frac", r"\sqrt", "{", "}", "(", ")", "1", "23", "x", "+", "-", "^", "_", ",", r"\{", r"\}", "|", "=", "/"]
@@ -51,3 +52,16 @@ def test_no_text_raises_and_every_text_equals_itself(text: str):
 def test_no_mathematics_raises_and_what_is_read_equals_itself_in_other_spacing(text: str):
     assert equivalent(text, f"{text} ") == bool(normalise(text).text)
     assert not equivalent(text, "7919") and not equivalent("7919", text)
+
+
+def test_plain_latex_is_read_as_all_stages_read_it():
+    draw = random.Random(0)
+    texts = [answer for family in FAMILIES for each in range(6) for answer, _, _ in pairs(family, random.Random(each))]
+    texts += [way for truth, same, other in sayings.TRUTHS for way in (truth, *same, *other)]
+    for _ in range(2000):
+        text = draw.choice(texts)
+        at = draw.randrange(len(text) + 1)
+        texts.append(
+            text[:at] + draw.choice("0123456789xyzabcdehjkmnost+-^()={}*/,._ |'") + text[at + draw.randrange(2) :]
+        )
+    assert [text for text in texts if normalise(text) != staged(text)] == []
