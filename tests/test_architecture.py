@@ -5,6 +5,7 @@ import gc
 import re
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def test_files_and_functions_stay_small():
                 if length > 60:
                     too_long.append(f"{name}::{node.name}: {length} lines")
     assert not too_long
+
+
+def test_a_name_of_a_class_means_one_thing_in_the_package():
+    named = Counter(
+        node.name
+        for path in (ROOT / "retool_mcore").rglob("*.py")
+        for node in _tree(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, times in named.items() if times > 1] == []
 
 
 GUIDES = [*ROOT.glob("*.md"), ROOT / "launch" / "README.md", *(ROOT / "retool_mcore").rglob("README.md")]

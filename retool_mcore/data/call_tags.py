@@ -19,7 +19,7 @@ _LINE_CHARS = 400  # of a line that are looked at before a tag
 
 
 @dataclass(frozen=True)
-class Block:
+class TaggedText:
     """What stands between a call's tags; ``start`` is None without an opening tag.
 
     ``alone``: the opening tag has its line to itself, as that of a call and not of a mention.
@@ -31,7 +31,7 @@ class Block:
     alone: bool = False
 
 
-def blocks(text: str, start: str, end: str) -> Iterator[Block]:
+def blocks(text: str, start: str, end: str) -> Iterator[TaggedText]:
     """The blocks of a text in order, mentioned tags left out.
 
     ``body`` begins after the first start tag that is no mention, and may hold more of them. A block
@@ -50,14 +50,16 @@ def blocks(text: str, start: str, end: str) -> Iterator[Block]:
                 opened = tag.end()
         elif opened is not None:
             if not _is_words(text, opened, tag.start()):
-                yield Block(start, text[opened : tag.start()], closed=True)
+                yield TaggedText(start, text[opened : tag.start()], closed=True)
             opened = None
         elif not _quoted(text, tag.start(), tag.end(), limit) and not _within_words(text, tag.start()):
-            yield Block(None, "", closed=True)
+            yield TaggedText(None, "", closed=True)
     if opened is not None:
         before = text[max(0, opened - len(start) - _LINE_CHARS) : opened - len(start)].rpartition("\n")[2]
         rest = text[opened : opened + _LINE_CHARS].partition("\n")
-        yield Block(start, text[opened:], closed=False, alone=not (before.strip() or rest[0].strip()) and bool(rest[1]))
+        yield TaggedText(
+            start, text[opened:], closed=False, alone=not (before.strip() or rest[0].strip()) and bool(rest[1])
+        )
 
 
 def closes(text: str, start: str, end: str) -> bool:

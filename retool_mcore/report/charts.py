@@ -37,7 +37,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class LegendEntry:
     """An entry of the legend; without a colour it explains a style alone."""
 
     label: str
@@ -76,7 +76,9 @@ class _Axis:
         return (value - self.low) / (self.high - self.low)
 
 
-def line_chart(lines: Sequence[Line], legend: Sequence[Key] = (), *, from_zero: bool = True, title: str) -> Markup:
+def line_chart(
+    lines: Sequence[Line], legend: Sequence[LegendEntry] = (), *, from_zero: bool = True, title: str
+) -> Markup:
     """Lines over steps. Each has at least one point; values are finite."""
     values = [value for line in lines for _, value in line.points]
     steps = [step for line in lines for step, _ in line.points]
@@ -191,7 +193,7 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
 
 
-def _legend(keys: Sequence[Key]) -> list[dict[str, object]]:
+def _legend(keys: Sequence[LegendEntry]) -> list[dict[str, object]]:
     """Where each entry begins; a label that has no room is cut."""
     out: list[dict[str, object]] = []
     at = LEFT

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from retool_mcore.report.charts import Bar, Key, Line, bar_chart, line_chart
+from retool_mcore.report.charts import Bar, LegendEntry, Line, bar_chart, line_chart
 from retool_mcore.report.document import Block, Picture, Pictures, ReportSection, Table, Text
 from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED, Panel
@@ -67,15 +67,15 @@ def _panels(panels: Sequence[Panel], runs: Labelled, kind: str, suffix: str = ""
     return blocks
 
 
-def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Key]]:
+def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[LegendEntry]]:
     """Lines, and what tells them apart.
 
     Of several runs, each has its colour, and metrics differ in dashes; of one run, in colour.
     """
     several = len(runs) > 1
     lines: list[Line] = []
-    of_runs: dict[str, Key] = {}
-    of_metrics: dict[str, Key] = {}
+    of_runs: dict[str, LegendEntry] = {}
+    of_metrics: dict[str, LegendEntry] = {}
     for index, (label, run) in enumerate(runs):
         for number_, (metric, word) in enumerate(panel.lines):
             points = run.series(metric) if run.kind == kind else []
@@ -84,9 +84,9 @@ def _lines(panel: Panel, runs: Labelled, kind: str) -> tuple[list[Line], list[Ke
             look = (index, number_) if several else (number_, 0)
             lines.append(Line(label=f"{label} {word}".strip(), points=points, colour=look[0], style=look[1]))
             if several:
-                of_runs[label] = Key(label=label, colour=index)
+                of_runs[label] = LegendEntry(label=label, colour=index)
             if word:
-                of_metrics[word] = Key(label=word, colour=None if several else number_, style=look[1])
+                of_metrics[word] = LegendEntry(label=word, colour=None if several else number_, style=look[1])
     keys = [*of_runs.values(), *(of_metrics.values() if len(of_metrics) > 1 or not several else ())]
     return lines, keys
 

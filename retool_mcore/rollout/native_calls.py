@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from retool_mcore.data.call_tags import Block, blocks, words
+from retool_mcore.data.call_tags import TaggedText, blocks, words
 from retool_mcore.data.tool import CALL_END, CALL_START, TOOL_NAME
 from retool_mcore.errors import ConfigError
 from retool_mcore.rollout.tool_call import (
@@ -145,11 +145,11 @@ def _list_of(body: str) -> list[dict[str, Any]] | None:
     return calls if calls and all(isinstance(call, dict) for call in calls) else None
 
 
-def _is_xml_call(block: Block) -> bool:
+def _is_xml_call(block: TaggedText) -> bool:
     return block.closed or block.alone or _FUNCTION.match(block.body) is not None
 
 
-def _xml_call(block: Block, repairs: list[str], tools: Sequence[Tool]) -> Call:
+def _xml_call(block: TaggedText, repairs: list[str], tools: Sequence[Tool]) -> Call:
     if not block.closed:
         repairs.append("missing_end_tag")
     function = _FUNCTION.match(block.body)

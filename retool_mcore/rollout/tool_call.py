@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from retool_mcore.data.call_tags import Block, blocks, words
+from retool_mcore.data.call_tags import TaggedText, blocks, words
 from retool_mcore.data.tool import CALL_END, CALL_START, CODE_END, CODE_START, TOOL_NAME
 from retool_mcore.reward.extract import last_answer
 from retool_mcore.rollout.tools import Tool, complaint, names_of
@@ -171,7 +171,7 @@ def _after_start_tags(body: str, start: str) -> list[str]:
     return [body, *(body[tag.end() :] for tag in re.finditer(re.escape(start), body))]
 
 
-def _read_block(block: Block, repairs: list[str], tools: Sequence[Tool]) -> Call:
+def _read_block(block: TaggedText, repairs: list[str], tools: Sequence[Tool]) -> Call:
     if block.start is None:
         raise Malformed("tags", f"the call has no opening tag. Write {_CALL_SHAPE} between the tool call tags")
     if not block.closed:
@@ -183,7 +183,7 @@ def _read_block(block: Block, repairs: list[str], tools: Sequence[Tool]) -> Call
     return read_call(_json_of(body, repairs), repairs, tools)
 
 
-def _is_call(block: Block) -> bool:
+def _is_call(block: TaggedText) -> bool:
     return block.closed or block.alone or _begins_json(block.body)
 
 

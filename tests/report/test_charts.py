@@ -12,7 +12,7 @@ from retool_mcore.report.charts import (
     MOST_POINTS,
     WIDTH,
     Bar,
-    Key,
+    LegendEntry,
     Line,
     bar_chart,
     line_chart,
@@ -55,7 +55,7 @@ def test_ticks_are_round_and_hold_all_values():
 def test_names_cannot_bring_markup_into_a_picture():
     hostile = "</text></svg><script>alert(1)</script>\"'"
     for svg in (
-        line_chart([Line(label=hostile, points=[(1, 1.0)])], [Key(label=hostile, colour=0)], title=hostile),
+        line_chart([Line(label=hostile, points=[(1, 1.0)])], [LegendEntry(label=hostile, colour=0)], title=hostile),
         bar_chart([Bar(label=hostile, value=1.0, text=hostile)], title=hostile),
     ):
         assert "<script" not in svg
