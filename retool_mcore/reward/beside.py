@@ -171,6 +171,8 @@ def _function_of(node: Term, other: Term) -> Term:
     if other.op != "relation" or node.text != "=" or len(node.args) != 2 or other.args[0].op != "name":
         return node
     left, right = node.args
+    if left.op == "mul" and len(left.args) == 2 and other.args[0].text == "_".join(each.text for each in left.args):
+        return Term("relation", (other.args[0], right), "=")  # Sn = 2n
     called = left.op == "mul" and len(left.args) == 2 and left.args[1].op == "group"
     inverse = called and left.args[0] == _INVERSE
     called = inverse or (called and left.args[0].op == "name")

@@ -11,7 +11,7 @@ from retool_mcore.reward.numerals import beside_words
 MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
     r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
-    r"|parabola|circle|ellipse|hyperbola|plane|curve|equation|function|fraction|polynomial|integer"
+    r"|vertex|center|centre|focus|parabola|circle|ellipse|hyperbola|plane|curve|equation|function|fraction|polynomial|integer"
     r"|exactly|only"
 )
 _BEFORE = re.compile(

@@ -109,6 +109,7 @@ _BRACED_SIGN = re.compile(r"(?:\\(?:text|mathrm))?\{([:.])\}")
 _SECONDS = re.compile(r"(\d{1,2}:\d\d):00")  # 10:30:00
 _MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
 _MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
+_BRACED_DICT = re.compile(rf"\\\{{\s?({_PAIR}(?:,\s?{_PAIR}){{1,9}})\\\}}")
 _LEADING = re.compile(
     r"^(?:=|→|(?:#{1,6}|\*)(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
 )
@@ -161,8 +162,9 @@ def trimmed(text: str) -> str:
 
 def respelled(text: str) -> str:
     """The text in the spellings that the reader knows; any other text as it is."""
-    if text.count(":") > 1 and len(text) < 400 and _ITEMS.fullmatch(text):
-        text = text.replace(":", " =")
+    if text.count(":") > 1 and len(text) < 400:
+        text = match[1] if (match := _BRACED_DICT.fullmatch(text)) else text
+        text = text.replace(":", " =") if _ITEMS.fullmatch(text) else text
     if "{:}" in text or "{.}" in text:
         text = _BRACED_SIGN.sub(r"\1", text)
     if "==" in text or "+/-" in text:

@@ -135,4 +135,7 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (r"205\text{ cents}", ("2 dollars and 5 cents", "$2.05"), ("2 dollars and 50 cents",)),
     ("5 feet 6 inches", ("5'6\"", "66 in", "5'6''", "5.5 ft"), ("6'5\"", "56 in", "5'7\"")),
     (r"\text{Monday}", ("Next Monday",), ("Next Tuesday", "not Monday")),
+    ("(2,-5)", (r"\{x: 2, y: -5\}", "vertex (2,-5)"), (r"\{x: -5, y: 2\}", r"\{x: 2\}", "vertex (2,5)")),
+    ("S_n = 2n^2+3n", ("Sn=2n^2+3n",), ("Sn=2n^2-3n", "Tn=2n^2+3n")),
+    ("a_n=2n-1", ("an=2n-1",), ("bn=2n-1", "an=2n+1", "a_{n+1}=2n-1")),
 ]
