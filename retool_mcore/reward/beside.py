@@ -20,8 +20,11 @@ SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "roo
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 
-def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
-    """``node`` as it is read where ``other`` is on the other side."""
+def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
+    """``node`` as it is read where ``other`` is on the other side.
+
+    ``sympys``: its text holds E or I, which may be SymPy's.
+    """
     node = _only_element(without_notes(_family(node), _family(other), is_truth), other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
@@ -44,7 +47,8 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return Term("list" if other.op == "tuple" else other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
-    node = of_integration(of_sympy(of_classes(node, other), other), other)
+    node = of_classes(node, other)
+    node = of_integration(of_sympy(node, other) if sympys else node, other)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other, is_truth)
