@@ -6,8 +6,9 @@ truth are each read beside the other as it was written.
 
 from math import gcd
 
+from retool_mcore.reward.conditions import is_membership, without_notes
 from retool_mcore.reward.constants import of_classes, of_integration, of_sympy
-from retool_mcore.reward.node import Term, name, number, put
+from retool_mcore.reward.node import Term, name, number
 from retool_mcore.reward.points import names
 from retool_mcore.reward.signs import holds
 from retool_mcore.reward.value import exact
@@ -19,9 +20,12 @@ SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "roo
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
 
-def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
-    """``node`` as it is read where ``other`` is on the other side."""
-    node = _only_element(_without_notes(_family(node), _family(other), is_truth), other)
+def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
+    """``node`` as it is read where ``other`` is on the other side.
+
+    ``sympys``: its text holds E or I, which may be SymPy's.
+    """
+    node = _only_element(without_notes(_family(node), _family(other), is_truth), other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
     if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == "tuple" and _is_one(other):
@@ -43,7 +47,8 @@ def beside(node: Term, other: Term, *, is_truth: bool) -> Term:
         return Term("list" if other.op == "tuple" else other.op, pairs)
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
-    node = of_integration(of_sympy(of_classes(node, other), other), other)
+    node = of_classes(node, other)
+    node = of_integration(of_sympy(node, other) if sympys else node, other)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other, is_truth)
@@ -160,63 +165,6 @@ def _is_of_one(node: Term) -> bool:
     return named and said[0].args[0].op == "name" and len({each.args[0] for each in said}) == 1
 
 
-def _without_notes(node: Term, other: Term, is_truth: bool) -> Term:
-    r"""``\frac{x+1}{x-1}, x \ne 1`` without its note, where the other has none."""
-    if node.op != "list" or _excludes(other):
-        return node
-    first, *notes = node.args
-    if node.text == "or" or (_members(node) and not all(map(is_membership, notes))):
-        return _of_members(node, other, is_truth)
-    if first.op == "relation" and first.text != "=":
-        return node  # x > 1, x \ne 3 is a set
-    symbols = names(first)
-    if all((_is_exclusion(each) or _is_counted(each)) and names(each) <= symbols for each in notes):
-        return first
-    if not all(map(is_membership, notes)):
-        return node
-    theirs = _members(other)
-    if not theirs:
-        return first
-    mine = _members(node)
-    if not is_truth and len(mine) == len(theirs) == 1 and theirs[0].text not in names(node):
-        return put(node, mine[0], theirs[0])  # n \in \mathbb{Z} beside k \in \mathbb{Z}
-    return node
-
-
-def _of_members(node: Term, other: Term, is_truth: bool) -> Term:
-    """Several families with one note, ``k \\in \\mathbb{Z}``, in the letter of the other side."""
-    mine, theirs = _members(node), _members(other)
-    if not mine or len(mine) > 1:
-        return node
-    if not theirs:
-        return Term("list", tuple(each for each in node.args if not is_membership(each)), node.text)
-    alone = not is_truth and len(theirs) == 1 and theirs[0].text not in names(node)
-    return put(node, mine[0], theirs[0]) if alone else node
-
-
-def is_membership(node: Term) -> bool:
-    r"""``k \in \mathbb{Z}``, a note of what a letter stands for."""
-    return node.op == "relation" and node.text == r"\in" and node.args[1].op == "space" and node.args[0].op == "name"
-
-
-def _members(node: Term) -> list[Term]:
-    return [each.args[0] for each in node.args if node.op == "list" and is_membership(each)]
-
-
-def _is_exclusion(node: Term) -> bool:
-    return node.op == "relation" and set(node.text.split()) == {r"\ne"}
-
-
-def _is_counted(node: Term) -> bool:
-    r"""``n \ge 1``, a note that n counts from there."""
-    low = node.args[-1] if node.op == "relation" and node.text in (r"\ge", ">") else node
-    return low.op == "number" and low is not node and node.args[0] == name("n") and low.value in (0, 1, 2)
-
-
-def _excludes(node: Term) -> bool:
-    return _is_exclusion(node) or any(map(_excludes, node.args))
-
-
 def is_point(node: Term) -> bool:
     """Whether it is a letter with a pair behind it, ``P(3,4)``: a point, a count or a value."""
     return node.op == "mul" and len(node.args) == 2 and node.args[0].op == "name" and node.args[1].op == "tuple"
@@ -227,6 +175,8 @@ def _function_of(node: Term, other: Term) -> Term:
     if other.op != "relation" or node.text != "=" or len(node.args) != 2 or other.args[0].op != "name":
         return node
     left, right = node.args
+    if left.op == "mul" and len(left.args) == 2 and other.args[0].text == "_".join(each.text for each in left.args):
+        return Term("relation", (other.args[0], right), "=")  # Sn = 2n
     called = left.op == "mul" and len(left.args) == 2 and left.args[1].op == "group"
     inverse = called and left.args[0] == _INVERSE
     called = inverse or (called and left.args[0].op == "name")

@@ -11,9 +11,11 @@ _LABEL = re.compile(
     r"|([A-J])(?:[.)]|:(?=\s)))\s*+(\})?(?:\s|~|\\[ ,;:!]|\\q?quad(?![a-z]))*+"
     r"(?!\([A-J]\)$)(?!(?:or|and)(?![a-z])|\\text\{\s*(?:or|and))(?=[^\s=^_!/*+)\]}<>,;.&|])"
 )
-_SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s|[,;&]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}")
+_SEVERAL = re.compile(
+    r"\(?[A-J]\)?(?:(?:\s|[,;&和与及]|and|\\text\{\s*(?:and)?,?\s*\}){1,4}\(?[A-J]\)?|\([A-J]\)){1,9}"
+)
 _CHINESE = re.compile(
-    r"(?:故?应?选择?[::]?\s?|答案[为是]?[::]?\s?|选项)\s?\(?([A-J]{1,6})\)?|([A-J])\s?(?:选?项|是?正确|是正确的)"
+    r"(?:故?应?选择?[::]?\s?|\[?答案\]?[为是]?[::]?\s?|选项)\s?\(?([A-J](?:[,和]?[A-J]){0,5})\)?|([A-J])\s?(?:选?项|是?正确|是正确的)"
 )
 _MARKED = re.compile(r"\\(?:text|textbf|mathbf|mathrm)\s?\{\s?(\(?[A-J]\)?)\s?\}")
 _RUN = re.compile(r"[A-J]{2,10}")
@@ -37,6 +39,8 @@ def bare_choice(text: str) -> str:
     """The letter of a choice with Chinese words or a list's brackets around it; else the text."""
     if len(text) == 3 and text[0] == "[" and text[2] == "]" and text[1] in "ABCDEFGHIJ":
         return text[1]
+    if text[-2:] == "正确" and text[:1] in "①②③④⑤⑥⑦⑧⑨⑩":
+        text = text[:-2]
     if len(text) < 100 and text[:1] in "①②③④⑤⑥⑦⑧⑨⑩" and _NUMERALS.fullmatch(text):
         return _SIGNS_BETWEEN.sub("", text)
     if text.isascii() or len(text) > 10 or (match := _CHINESE.fullmatch(text)) is None:

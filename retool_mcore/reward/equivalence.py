@@ -7,7 +7,8 @@ cannot be read is compared as text. Nothing is equal that was not shown to be.
 This runs in a checker process: values of hostile answers may take long.
 """
 
-from retool_mcore.reward.beside import is_clock, is_membership, is_time
+from retool_mcore.reward.beside import is_clock, is_time
+from retool_mcore.reward.conditions import is_membership
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.freely import renamed, same_by_cases, same_segment

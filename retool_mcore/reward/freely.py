@@ -32,10 +32,14 @@ def renamed(a: Term, b: Term) -> Iterator[Term]:
     known = {each for side in (mine, theirs) for each in side if _CONSTANT.fullmatch(each)}
     free = [sorted(each for each in side if each in known or each not in other)
             for side, other in ((mine, theirs), (theirs, mine))]  # fmt: skip
+    if _counts(a, free[0]) and _counts(b, free[1]):
+        yield put(b, name(free[1][0]), name(free[0][0]))  # n = 2^k
+        return
+    applied = a.args[0] == b.args[0] and a.args[0].op in ("call", "mul")
     told = 0 < len(free[0]) == len(free[1]) <= _MAX_CONSTANTS and all(map(_FREE.fullmatch, free[0] + free[1]))
     told = told and all(len({each.casefold() for each in side}) == len(side) for side in free)  # no C_1 and c_1
-    if not told or not (all(map(_CONSTANT.fullmatch, free[0])) or all(map(_CONSTANT.fullmatch, free[1]))):
-        return
+    if not told or not any(all(map(_CONSTANT.fullmatch, each)) or (applied and each == ["c"]) for each in free):
+        return  # f(x) = cx
     for order in permutations(free[0]):
         turned = b
         for at, each in enumerate(free[1]):
@@ -43,6 +47,18 @@ def renamed(a: Term, b: Term) -> Iterator[Term]:
         for at, each in enumerate(order):
             turned = put(turned, name(f"?{at}"), name(each))
         yield turned
+
+
+def _counts(relation: Term, free: list[str]) -> bool:
+    """``n = 2^k``: whether one letter of a whole number stands in exponents of numbers alone."""
+    letter = free[0] if len(free) == 1 == len(names(relation.args[1])) else ""
+    return relation.args[0] == name("n") and letter in tuple("kmtrs") and _raises(relation.args[1], letter)
+
+
+def _raises(node: Term, letter: str) -> bool:
+    if node.op == "pow" and not names(node.args[0]):
+        return True
+    return node.op != "name" and all(_raises(each, letter) for each in node.args if names(each))
 
 
 def same_segment(a: Term, b: Term) -> bool:

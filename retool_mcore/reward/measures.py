@@ -27,6 +27,7 @@ _COMPOUNDS = tuple(
     for large, small, times, name in (
         (_HOURS, _MINUTES, 60, "minutes"),
         ("h", "m", 60, "minutes"),
+        ("['′]", "(?:\"|″|''|′′)", 12, "inches"),
         (_MINUTES, _SECONDS, 60, "seconds"),
         (r"(?:days?|天)", _HOURS, 24, "hours"),
         (r"(?:feet|foot|ft)", r"(?:inches|inch|in)", 12, "inches"),
@@ -67,5 +68,7 @@ def compound(text: str) -> str | None:
     plain = " ".join(_WRAPPED.sub(lambda match: f" {match[1] or ''} ", text).split())
     for form, times, small in _COMPOUNDS:
         if match := form.fullmatch(plain):
+            if small == "cents" and len(match[2]) < 3:  # beside 12.50 it is dollars
+                return rf"{int(match[1])}.{int(match[2]):02}\text{{ dollars}}"
             return rf"{int(match[1]) * times + int(match[2])}\text{{ {small}}}"
     return None

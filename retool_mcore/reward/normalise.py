@@ -211,8 +211,8 @@ def _named_by_text(text: str) -> Term | None:
         value = read(tail)
     except Unreadable:
         return None
-    if value.op == "relation":
-        return None
+    if value.op == "relation":  # boys : girls = 3 : 2
+        return value if set(value.text.split()) == {":"} and head.count(":") == len(value.args) - 1 else None
     return Term("relation", (Term("name", text=spelling(head.replace("$", " ")).casefold()), value), "=")
 
 

@@ -11,7 +11,7 @@ from retool_mcore.reward.numerals import beside_words
 MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
     r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
-    r"|parabola|circle|ellipse|hyperbola|plane|curve|equation|function|fraction|polynomial|integer"
+    r"|vertex|center|centre|focus|parabola|circle|ellipse|hyperbola|plane|curve|equation|function|fraction|polynomial|integer"
     r"|exactly|only"
 )
 _BEFORE = re.compile(
@@ -23,11 +23,12 @@ _BEFORE = re.compile(
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
 _EXCEPT = re.compile(
     r"(?:\\text\s?\{\s?)?all real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?,? "
-    r"(?:except|other than|but|not equal to)(?: for)?\s?(?:\}\s?)?(?:[a-z]\s?=\s?)?([-\d][^<>=]{0,80})",
+    r"(?:except|other than|but|not equal to)(?: for)?\s?(?:\}\s?)?((?:[a-z]\s?=\s?)?(?:[-\d]|\\pm)[^<>]{0,80})",
     re.IGNORECASE,
 )
 _LINE_WITHOUT = re.compile(r"(?:\\mathbb\s?\{R\}|ℝ|R)\s?(?:\\setminus|\\backslash|∖|-|\\)\s?\\?\{([^{}]{1,80}?)\\?\}")
 _AND = re.compile(r"\\text\s?\{\s?and\s?\}|(?<![a-z])and(?![a-z])")
+_OF_LETTER = re.compile(r"(?<![A-Za-z\\])[a-z]\s?=\s?")
 _ALL = re.compile(
     r"(?:\\text\s?\{\s?)?all(?: real)?\s{0,2}(?:\}\s{0,2})?(?=[a-z]\s?(?:[<>≤≥≠]|\\(?:le|ge|in|ne)))", re.IGNORECASE
 )
@@ -36,7 +37,8 @@ _HALF_LINE = re.compile(
     r"(?:[_^]\s?(?:\{\s?)?(\+|\*|\\(?:ast|star|times)|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)\s?(?=$|\\cup|∪)"
 )
 _COUNTING = re.compile(
-    r"(?<=\\in)\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star))(?:\s?\})?"
+    r"(?:(?<=\\in)|(?<=∈))\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star)|(?:>|≥|\\geq?(?:slant)?)\s?0)(?:\s?\})?"
+    r"|(?<=∈)\s?N\s?[*+](?=$|\))"
 )
 _NOTE = re.compile(r"[,(]")
 _OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over) (\d{1,9})")
@@ -52,6 +54,7 @@ _DECIMAL_FRACTION = re.compile(rf"(-?\d{{0,9}}\.\d{{1,20}})(?:\s|\\[ ,;]|~){{1,3
 _CASES = re.compile(r"\\begin\{cases\}([^<>≤≥]{1,100}?)\\end\{cases\}")
 _GROUPS = re.compile(r"\\text\s?\{\s?or\s?\}|(?<![A-Za-z])or(?![A-Za-z])|;|或")
 _PARTS = re.compile(r",|\\text\s?\{\s?and\s?\}|(?<![A-Za-z])and(?![A-Za-z])|\\\\")
+_ALIKE = re.compile(r"(?<![\w}])([a-z](?:\s?=\s?[a-z](?![a-z])){1,3})\s?=\s?(-?[\d./]{1,20})(?=[\s,;\\]|$)")  # a=b=1
 _VALUE = re.compile(r"\s?([A-Za-z])\s?=([^=]{1,60})")
 _SO = re.compile(
     r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|finally)\s?,?\s?(?:\}\s?)?(?=[-\d(\[{\\$]|[a-z]\s?=)", re.IGNORECASE
@@ -75,7 +78,10 @@ _CUT = re.compile(r"[,(]|\\(?:text|mathrm|quad)(?![a-z])|\s(?=for |where |with )
 _LAST = ("only", "nly}", "nly)", "ctly", "tly}", "tly)", "act)", "ion)", "y)}", "n)}", "ly }")
 _CHANGING = ("тыс", "мил", "млн", "сот", "полов", "трет", "четверт", "или")  # thousands, halves
 _ANY = r"(?:any |all |some |every |each |an? |an arbitrary )?"
-_OF_NUMBERS = r"(integers?|(?:real )?constants?|reals?|real numbers?)"
+_OF_NUMBERS = (
+    r"((?:non-?negative |positive |whole )?integers?|natural numbers?|(?:real )?constants?|reals?|real numbers?)"
+)
+_WHOLE = re.compile("integer|natural")
 _NUMBER_NOTE = re.compile(
     rf"[,(]?\s?(?:where |with |for |and )?(?:{_ANY}{_OF_NUMBERS} (?:values? of )?([A-Za-z])"
     rf"|([A-Za-z]) (?:is |be |being |= ?){_ANY}{_OF_NUMBERS})\s?\)?"
@@ -85,6 +91,7 @@ _NUMBER_NOTE = re.compile(
 def without_words(text: str) -> str:
     """The answer without a word before it that says what it is: ``the point (3, 7)``."""
     if not text.isascii():
+        text = "-" + text[1:] if text[0] == "负" and text[1:2].isdigit() else text
         text = _foreign_unit(match) if text[-1].isalpha() and (match := _FOREIGN.fullmatch(text)) else text
         text = rf"{match[1]}\%" if (match := _HUNDREDTHS.fullmatch(text)) else text
         text = rf"{match[2]}\text{{{match[3]}/{match[1]}}}" if (match := _EACH.fullmatch(text)) else text
@@ -95,8 +102,9 @@ def without_words(text: str) -> str:
     if text[:1].isdigit() and text[-1:].isdigit() and (match := _QUOTIENT.fullmatch(text)):
         return rf"{match[1]}\text{{ remainder }}{match[2]}"
     if text[:1].isalpha() or text[:1] == "\\":
-        if match := _EXCEPT.fullmatch(text) or _LINE_WITHOUT.fullmatch(text):
-            return rf"\mathbb{{R}} \setminus \{{{_AND.sub(',', match[1])}\}}"
+        bare = " ".join(_TEXT.sub(r" \1 ", text).split()) if "except" in text and "\\text" in text else text
+        if match := _EXCEPT.fullmatch(bare) or _LINE_WITHOUT.fullmatch(text):
+            return rf"\mathbb{{R}} \setminus \{{{_OF_LETTER.sub('', _AND.sub(',', match[1]))}\}}"
         if match := _BEFORE.match(text) or _ALL.match(text) or _LABEL.match(text) or _SO.match(text):
             return text[match.end() :]
         if text[:3] in (r"\SI", r"\qt") and (match := _QUANTITY.fullmatch(text)):
@@ -118,7 +126,7 @@ def _foreign_unit(match: re.Match[str]) -> str:
 
 def with_notes(text: str) -> str:
     r"""``k\pi, where k is an integer`` as ``k\pi, k \in \mathbb{Z}``; equations below as a list."""
-    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "const", "real")):
+    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "const", "real", "natural")):
         text = _with_numbers_note(text)
     if ("\n" in text or "\\\\" in text) and "begin" not in text and len(text) <= MAX_NOTE_CHARS:
         rows = [row.strip(" ,;") for row in _ROWS.split(text)]
@@ -127,7 +135,7 @@ def with_notes(text: str) -> str:
             return ", ".join(rows)
     if text.count("=") > 3 and len(text) <= MAX_NOTE_CHARS:
         return _as_pairs(text)
-    if "\\in" in text and (match := _COUNTING.search(text)) and _NOTE.search(text, 0, match.start()):
+    if ("\\in" in text or "∈" in text) and (match := _COUNTING.search(text)) and _NOTE.search(text, 0, match.start()):
         text = rf"{text[: match.start()]} \mathbb{{N}}{text[match.end() :]}"
     if "R" in text or "ℝ" in text:
         text = _HALF_LINE.sub(_part_of_line, text)
@@ -147,7 +155,7 @@ def _with_numbers_note(text: str) -> str:
     for cut in _CUT.finditer(text):
         plain = " ".join(_TEXT.sub(lambda match: f" {match[1] or ''} ", text[cut.start() :]).split())
         if cut.start() and (match := _NUMBER_NOTE.fullmatch(plain.replace(" ,", ","))):
-            space = "Z" if (match[1] or match[4]).startswith("integer") else "R"
+            space = "Z" if _WHOLE.search(match[1] or match[4]) else "R"
             return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in \mathbb{{{space}}}"
     return _A_CONSTANT.sub(" C", text)
 
@@ -160,9 +168,14 @@ def _part_of_line(match: re.Match[str]) -> str:
     return r"[0, \infty)" if "ge" in sign else r"(0, \infty)"
 
 
+def _each_named(match: re.Match[str]) -> str:
+    return ", ".join(f"{letter.strip()} = {match[2]}" for letter in match[1].split("="))
+
+
 def _as_pairs(text: str) -> str:
     """``x=2, y=3 or x=3, y=2`` as ``(2, 3), (3, 2)``; any other text as it is."""
-    groups = [_PARTS.split(group) for group in _GROUPS.split(_CASES.sub(r"\1", text))]
+    plain = _ALIKE.sub(_each_named, _CASES.sub(r"\1", text))
+    groups = [_PARTS.split(group) for group in _GROUPS.split(plain)]
     found = [[_VALUE.fullmatch(part) for part in group] for group in groups]
     said = [{match[1]: match[2].strip() for match in group if match} for group in found]
     letters = sorted(said[0])

@@ -28,7 +28,7 @@ _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
     r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|diag|eye|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|diag|eye|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
           "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
@@ -47,7 +47,9 @@ _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
 _ASSIGNED = re.compile(r"[A-Za-z]\w{0,9}\s?[=:]")  # x = 2*I
 _ROWS = re.compile(r"\[\s*+(?:\[[^][]{1,400}\][\s,]*+){1,40}\]")
 _WITH_I = re.compile(r"(?:-|[-+]?\d[\d./]{0,20} [-+] )I")  # 3 - I
-_OPERATOR = re.compile(r"\\(?:operatorname|mathrm|text)\s?\{(floor|ceil|ceiling|diag)\}(?=\()")
+_OPERATOR = re.compile(
+    r"\\(?:operatorname|mathrm|text)\s?\{(floor|ceil|ceiling|diag|sqrt|Fraction|Rational|binomial|factorial)\}(?=\()"
+)
 _STRINGS = re.compile(r"""(?<=[\[{(,\s:])(['"])([^'"]{1,80})\1(?=[\]}),:])""")  # ['B', 'C']
 _PAIR = r"[A-Za-z]\w{0,9}:\s?(?:[^(),:{}<>|]|\([^(){}]{0,40}\)){1,60}"
 _DICT = rf"\{{{_PAIR}(?:,\s?{_PAIR}){{0,9}}\}}"
@@ -317,6 +319,10 @@ _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     "print": _first,
     "Symbol": _first,
     "Dummy": _first,
+    "simplify": _first,
+    "nsimplify": _first,
+    "sympify": _first,
+    "expand": _first,
     "mpc": _complex,
     "poly1d": _polynomial,
     "diag": _diagonal,

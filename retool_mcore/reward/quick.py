@@ -27,6 +27,8 @@ from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
 _FREE = re.compile(r"(?<![a-z\\])[CcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
+_THOUSANDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)[kK]")  # 70k, beside a number
+_COUNTS = frozenset(COUNT_LETTERS)
 _FLOAT = re.compile(r"\.\d{13}")
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
 FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
@@ -54,13 +56,13 @@ def _beside(normal: Normal, other: Normal, *, is_truth: bool = False) -> Normal:
         node = by_unit_vectors(node, beside_it)
     if "vec" in other.text and not is_truth:
         node = by_accents(node, beside_it)
-    tree = beside(node, beside_it, is_truth=is_truth)
+    tree = beside(node, beside_it, is_truth=is_truth, sympys="E" in normal.text or "I" in normal.text)
     return normal if tree is normal.tree else normal._replace(tree=tree, number=exact(tree))
 
 
 def _counted(normal: Normal, other: Normal) -> Normal:
     """With ``C(10,3)`` and ``A_5^2`` as numbers, where the other is a value without C or A."""
-    if normal.tree is None or not any(letter in normal.text for letter in COUNT_LETTERS):
+    if normal.tree is None or _COUNTS.isdisjoint(normal.text):
         return normal
     if other.tree is not None and other.tree.op in FORMS and other.tree.op != "relation":
         return normal
@@ -76,6 +78,8 @@ def _measured(normal: Normal, other: Normal, *, is_truth: bool = False) -> Norma
     unit = other.tree.text if other.tree is not None and other.tree.op == "unit" else ""
     if unit.startswith("?") or (not unit and (is_truth or not _is_plain(other))):
         return normal
+    if not unit and not is_truth and (said := _THOUSANDS.fullmatch(normal.text)):
+        return normal._replace(tree=None, number=Fraction(said[1]) * 1000)
     tree = read_measured(normal.text, unit)
     return normal if tree is None or names(tree) else normal._replace(tree=tree, number=exact(tree))
 

@@ -235,6 +235,10 @@ class _Reader(Atoms):
                 right, beside = Term("div", (right, self._factor())), False
                 is_fraction = _proper(right)
                 beside = not is_fraction
+            if is_fraction and right.op == "degree" and _proper(right.args[0]):
+                parts[-1] = Term("degree", (Term("group", (Term("add", (whole, right.args[0])),)),))
+                parts[-1] = parts[-1] if last is whole else Term("neg", (parts[-1],))
+                return
             if is_fraction and _proper(right):
                 mixed = Term("group", (Term("add", (whole, right)),))
                 parts[-1] = mixed if last is whole else Term("neg", (mixed,))

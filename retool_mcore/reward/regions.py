@@ -11,6 +11,7 @@ from retool_mcore.reward.evaluate import NoValue
 from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.points import names
 from retool_mcore.reward.quadratics import turning_points
+from retool_mcore.reward.signs import signed
 from retool_mcore.reward.value import constant, exact
 
 # Low end, is it in, high end, is it in. Infinite ends are floats and never in.
@@ -21,7 +22,7 @@ _LINE: Interval = (-_INFINITE, False, _INFINITE, False)
 SAME = 1e-25
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _WRITTEN = ("number", "neg", "div", "group", "constant", "name", "tuple", "set", "union", "intersection", "without",
-            "relation", "list", "builder", "space")  # fmt: skip
+            "relation", "list", "builder", "space", "pm")  # fmt: skip
 _END_BITS = 60  # of an end; ends of more may differ by less than SAME
 
 
@@ -79,7 +80,7 @@ def _region(node: Term) -> Region | None:
     if node.op == "tuple":
         return _interval(node)
     if node.op == "set":
-        points = [_end(each) for each in node.args]
+        points = [_end(each) for one in node.args for each in _both(one)]
         return [(point, True, point, True) for point in points]
     if node.op in ("union", "intersection", "without"):
         return _joined(node)
@@ -92,6 +93,11 @@ def _region(node: Term) -> Region | None:
         known = _builder(element, condition)
         return known if known is None or len(names(condition)) == 1 else None
     return None
+
+
+def _both(node: Term) -> tuple[Term, ...]:
+    r"""``\pm 3`` as its two values."""
+    return (signed(node, 1), signed(node, -1)) if node.op == "pm" else (node,)
 
 
 def _builder(element: Term, condition: Term) -> Region | None:
@@ -166,6 +172,8 @@ def _inequality(left: Term, sign: str, right: Term) -> Region | None:
     left, right = _root_of(left, right)
     if left.op == "abs" or right.op == "abs":
         return _distance(left, sign, right)
+    if left.op == "name" and sign == r"\ne" and right.op == "pm" and not names(right):
+        return _apart_from([_end(each) for each in _both(right)])
     if left.op != "name" or names(right):
         return _of_second_degree(left, sign, right)
     end = _end(right)
@@ -197,6 +205,8 @@ def _distance(left: Term, sign: str, right: Term) -> Region | None:
         inner, shift = inner.args[0], Term("neg", (inner.args[1],))
     if left.op != "abs" or inner.op != "name" or names(right):
         return None
+    if sign == r"\ne" and _end(right) > 0:
+        return _apart_from([_end(Term("add", (shift, each))) for each in (Term("neg", (right,)), right)])
     if sign not in _TURNED or _end(right) < 0:
         return None
     if not _end(right):
@@ -225,6 +235,12 @@ def _of_second_degree(left: Term, sign: str, right: Term) -> Region | None:
     if closed:
         found += [(end, True, end, True) for end in ends]
     return found
+
+
+def _apart_from(points: list[Any]) -> Region:
+    """The line without two points."""
+    low, high = sorted(points)
+    return [(-_INFINITE, False, low, False), (low, False, high, False), (high, False, _INFINITE, False)]
 
 
 def _away_from(point: Any) -> Region:

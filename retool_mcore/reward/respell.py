@@ -8,7 +8,7 @@ import re
 
 from retool_mcore.reward.measures import compound
 from retool_mcore.reward.piecewise import by_cases
-from retool_mcore.reward.tokens import UNITS
+from retool_mcore.reward.tokens import UNITS, WORDS
 
 _DIGITS = re.compile("[₀-₉]+")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -60,9 +60,20 @@ _ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
 _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
 _TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?"
-_RATIO = re.compile(rf"(-?\d{{1,9}}|[a-z])(?:{_TO}(-?\d{{1,9}}|[a-z])){{1,5}}")
+_RATIO = re.compile(rf"(-?\d{{1,9}}(?:\.\d{{1,9}})?|[a-z])(?:{_TO}(-?\d{{1,9}}(?:\.\d{{1,9}})?|[a-z])){{1,5}}")
 _TO_SIGN = re.compile(_TO)
-_WORDS_BEHIND = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?) ([A-Za-z]{2,15}(?: [A-Za-z]{2,15}){1,4})")
+_COUNT = r"(-?\d{1,15}(?:\.\d{1,9}|\s?/\s?\d{1,9}|\s\d{1,9}/\d{1,9})?)"
+_PART_OF = r"(?:of (?:an? |the |all (?:the )?|her |his |their |its )?)"
+_SEVERAL = r"[A-Za-z]{2,15}(?: [A-Za-z]{2,15})"
+_WORDS_BEHIND = re.compile(rf"{_COUNT} (?:{_PART_OF}((?=[A-Za-z]{{3}}){_SEVERAL}{{0,4}})|({_SEVERAL}{{1,4}}))")
+_ONE_BEHIND = re.compile(rf"{_COUNT} (cup|in)")  # else a union, and i times n
+_EACH = re.compile(
+    r"(\d{1,15}(?:\.\d{1,9})?)\s?/\s?(day|week|month|year|hour|minute|person|child|student|item|box|ticket|pound|each)"
+)
+_PERCENT_OF = re.compile(
+    rf"(?:an? )?(\d{{1,9}}(?:\.\d{{1,9}})?\s?\\?%) (?:{_PART_OF}[A-Za-z]{{3,15}}(?: [A-Za-z]{{2,15}}){{0,4}}"
+    "|increase|profit|chance|probability)"
+)
 _COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
 _NUMERAL = re.compile(r"\\(?:over|under)line\s?\{([\dA-F]{1,40})\}(?=_)")
 _SYSTEM = re.compile(
@@ -98,6 +109,7 @@ _BRACED_SIGN = re.compile(r"(?:\\(?:text|mathrm))?\{([:.])\}")
 _SECONDS = re.compile(r"(\d{1,2}:\d\d):00")  # 10:30:00
 _MILES = re.compile(r"(?<=[\d}\s])mi(?:les?)?\s?/\s?(?:hr?|hour)$")
 _MIXED = re.compile(r"(?<=\d)\s?又\s?(?=\d|\\[dt]?frac)")  # 1又3/5
+_BRACED_DICT = re.compile(rf"\\\{{\s?({_PAIR}(?:,\s?{_PAIR}){{1,9}})\\\}}")
 _LEADING = re.compile(
     r"^(?:=|→|(?:#{1,6}|\*)(?= )|\\(?:Rightarrow|implies|therefore|rightarrow|to)(?![a-z]))\s{0,3}(?=[^\s=])"
 )
@@ -150,8 +162,9 @@ def trimmed(text: str) -> str:
 
 def respelled(text: str) -> str:
     """The text in the spellings that the reader knows; any other text as it is."""
-    if text.count(":") > 1 and len(text) < 400 and _ITEMS.fullmatch(text):
-        text = text.replace(":", " =")
+    if text.count(":") > 1 and len(text) < 400:
+        text = match[1] if (match := _BRACED_DICT.fullmatch(text)) else text
+        text = text.replace(":", " =") if _ITEMS.fullmatch(text) else text
     if "{:}" in text or "{.}" in text:
         text = _BRACED_SIGN.sub(r"\1", text)
     if "==" in text or "+/-" in text:
@@ -215,8 +228,8 @@ def _noted(text: str) -> str:
         text = _NUMERAL.sub(r"\1", text)
     if text[:1].isdigit() and not text[-1:].isdigit() and (told := compound(text)) is not None:
         return told
-    if text[-1:].isalpha() and (match := _WORDS_BEHIND.fullmatch(text)):
-        return rf"{match[1]}\text{{ {match[2]}}}"
+    if (text[:1].isdigit() or text[:2] == "a ") and text[-1:].isalpha():
+        return _with_words_behind(text)
     if "begin" in text:
         text = _LINES.sub(_in_cases, _SYSTEM.sub(_in_cases, text))
         text = by_cases(text) if "cases" in text else text
@@ -228,6 +241,18 @@ def _noted(text: str) -> str:
         text = _FOR_ALL.sub("", _FOR_EACH.sub(", ", text))
     if text[:4] == "\\mid" and text.count("\\mid") == 2:
         text = text.replace("\\mid", "|")
+    return text
+
+
+def _with_words_behind(text: str) -> str:
+    """A unit in words behind a number: ``2/3 of the pizza``, ``18/day``, ``66 in``."""
+    if "%" in text:
+        return match[1] if (match := _PERCENT_OF.fullmatch(text)) else text
+    if match := _EACH.fullmatch(text):
+        return rf"{match[1]}\text{{ per {match[2]}}}"
+    if match := _WORDS_BEHIND.fullmatch(text) or _ONE_BEHIND.fullmatch(text):
+        said = match[match.lastindex or 0]
+        return text if WORDS.keys() & set(said.split()) - {"cup"} else rf"{match[1]}\text{{ {said}}}"
     return text
 
 

@@ -61,12 +61,18 @@ _IS_IT = re.compile(
 _BEHIND = re.compile(
     r"(?:\\text\s?\{[\s,.]{0,3})?(?<![A-Za-z])"
     r"(?:as (?:desired|required|claimed|expected|needed)|QED|Q\.E\.D\.?)\.?\s?\}?$"
+    r"|(?:\\text\s?\{)?\s?\((?:verified|checked|confirmed|computed)(?: [A-Za-z]{1,12}){0,4}\)\.?\s?\}?$"
     r"|\s#\s[A-Za-z][^#\n]{0,60}$"
 )
 _HAN = "\u4e00-\u9fff"
 _CHINESE = re.compile(
-    rf"\A(?:\\text\s?\{{\s?)?(?:(?![不非无没若当如除或错约至近])[{_HAN},A-Za-z$ ]){{1,24}}(?:[是为:]|等于|有)[是为:]?"
+    rf"\A(?:\\text\s?\{{\s?)?(?:(?![不非无没若当如除或错约至近])[{_HAN},A-Za-z$ (){{}}_]){{1,24}}"
+    rf"(?:[是为:]|等于|有)[是为:]?"
     rf"\s?(?:\}}\s?)?(?=[^{_HAN}\s=是为:])"
+)
+_CHINESE_COUNT = re.compile(  # 还剩13个, 最小值-2
+    rf"\A(?:(?![不非无没若当如除或错约至近])[{_HAN},]){{0,12}}"
+    r"(?:剩下?|余下?|需要?|花了?|用了?|走了?|得到?|[大小数总]值)\s?(?=[-$\d])"
 )
 _SAYS = re.compile(rf"[{_HAN}]")
 _SO = re.compile(
@@ -92,6 +98,8 @@ def stated(text: str) -> str | None:
     if (match := _IS_IT.search(text)) and match.start() and _says_no_more(text[: match.start()]):
         return text[: match.start()]
     if not text.isascii() and (match := _CHINESE.match(text)) and _SAYS.search(match[0]):
+        return text[match.end() :]
+    if not text.isascii() and (match := _CHINESE_COUNT.match(text)):
         return text[match.end() :]
     if (match := _SO.match(text)) and not _DENYING & _words(text[match.end() : match.end() + 12]):
         return text[match.end() :].lstrip("} ")

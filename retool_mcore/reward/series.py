@@ -33,6 +33,8 @@ def series(op: str, bound: Term, high: Term, body: Term) -> Term:
     if low is None or high_at is None or low.denominator != 1 or high_at.denominator != 1 or low > high_at:
         raise Unreadable("a sum or product without whole numbers as its ends is not known to the reward")
     count = int(high_at - low) + 1
+    if count > MAX_TERMS and op == "add" and (told := _geometric(bound.args[0], body, int(low), int(high_at))):
+        return told
     if count * _size(body) > MAX_NODES:
         raise Unreadable(f"a sum or product of {count} terms is too long")
     terms = [put(body, bound.args[0], _signed(int(low) + step)) for step in range(count)]
@@ -43,6 +45,46 @@ def series(op: str, bound: Term, high: Term, body: Term) -> Term:
     if count > MAX_TERMS:
         raise Unreadable(f"a sum or product of {count} terms that are no rational numbers is too long")
     return Term("group", (Term(op, tuple(terms)) if count > 1 else terms[0],))
+
+
+def _geometric(index: Term, body: Term, low: int, high: int) -> Term | None:
+    """The sum of ``c r^k`` by its formula, with a rational ``r``; None for anything else."""
+    parts = _factors(body)
+    held = [each for each in parts if _holds(each, index)]
+    if len(held) != 1 or held[0].op != "pow" or _holds(held[0].args[0], index):
+        return None
+    ratio, power = exact(held[0].args[0]), held[0].args[1]
+    terms = power.args if power.op == "add" else (power,)
+    if (
+        ratio is None
+        or ratio in (0, 1)
+        or terms.count(index) != 1
+        or any(_holds(x, index) for x in terms if x != index)
+    ):
+        return None
+    ends = [Term("pow", (held[0].args[0], put(power, index, _signed(at)))) for at in (high + 1, low)]
+    total = Term("group", (Term("add", (ends[0], Term("neg", (ends[1],)))),))
+    rest = [each for each in parts if each is not held[0]]
+    return Term("group", (Term("mul", (*rest, total, _fraction(1 / (ratio - 1)))),))
+
+
+def _factors(node: Term) -> list[Term]:
+    """What a product or quotient is the product of."""
+    if node.op in ("mul", "group"):
+        return [factor for each in node.args for factor in _factors(each)]
+    if node.op != "div":
+        return [node]
+    return _factors(node.args[0]) + [_inverse(each) for each in _factors(node.args[1])]
+
+
+def _inverse(node: Term) -> Term:
+    base, *power = node.args if node.op == "pow" else (node,)
+    over = Term("group", (Term("div", (number(1), base)),))
+    return Term("pow", (over, *power)) if power else over
+
+
+def _holds(node: Term, index: Term) -> bool:
+    return node == index or any(_holds(each, index) for each in node.args)
 
 
 def _levels(node: Term) -> int:

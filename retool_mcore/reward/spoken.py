@@ -41,7 +41,18 @@ SAYINGS: dict[str, str] = {
     "抛物线": "parabola", "等腰三角形": "isosceles", "等边三角形": "equilateral", "直角三角形": "right",
     "单调递增": "increasing", "单调递减": "decreasing",
     "true": "yes", "false": "no", "是": "yes", "否": "no", "不是": "no", "正确": "yes", "错误": "no",
-    **{f"{on}{day}": day for day in _WEEK for on in ("on ", "on a ", "it is ", "it is a ", "it's ")},
+    **{said: f"{first}不{second}条件" for first, second in (("充分", "必要"), ("必要", "充分"))
+       for no in ("不", "而不", "非", "但不", "而非") for end in ("", "条件")
+       for said in (f"{first}{no}{second}{end}",)},
+    **dict.fromkeys(("充要条件", "充要", "充分必要", "充分必要条件", "充分且必要条件"), "充要条件"),
+    **dict.fromkeys(("既不充分也不必要条件", "既不充分也不必要", "既不充分又不必要条件", "既不充分又不必要",
+                     "既非充分也非必要条件", "既非充分又非必要条件", "既非充分又非必要"), "既不充分也不必要条件"),
+    **{said: f"第{place}象限" for place in "一二三四" for said in (f"第{place}象限", f"第{place}", f"在第{place}象限")},
+    **{said: f"quadrant {place}"
+       for place, nth in (("i", "first"), ("ii", "second"), ("iii", "third"), ("iv", "fourth"))
+       for said in (f"{nth} quadrant", f"the {nth} quadrant", f"in quadrant {place}", f"in the {nth} quadrant")},
+    **{f"{on}{day}": day for day in _WEEK
+       for on in ("on ", "next ", "the following ", "on a ", "it is ", "it is a ", "it's ")},
     **{short: day for day, said in _WEEK.items() for short in said.split() if short.isascii()},
     **{week + sign: day for day, said in _WEEK.items() for sign in said.split() if not sign.isascii()
        for week in ("星期", "周", "礼拜")},
@@ -61,6 +72,7 @@ _YEAR = r"(?:,?\s{1,2}(\d{4}))?"
 _MONTH_FIRST = re.compile(rf"{_MONTH}\s{{0,2}}{_DAY}{_YEAR}")
 _DAY_FIRST = re.compile(rf"(?:the\s)?{_DAY}\s{{1,2}}(?:of\s)?{_MONTH}{_YEAR}")
 _MARKED = re.compile(r"\\(?:text|mathrm|textbf)\s?\{([^{}]{0,60})\}|\^\{?(?=(?:st|nd|rd|th))|\\[ ,;]|~")
+_AT = re.compile(r"at (?=\d)")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,3}([ap])\.?\s?m\.?(?![a-z])")
 _ISO = re.compile(r"(\d{4})([-/])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
 _MONTH_DAY_YEAR = re.compile(r"(0?[1-9]|1[0-2])/(1[3-9]|2\d|3[01])/(\d{4})")  # no day that may be a month
@@ -99,6 +111,7 @@ def date_or_time(text: str) -> str | None:
         return f"{_MONTHS[int(match[1]) - 1]} {int(match[2])} {match[3]}"
     plain = " ".join(_MARKED.sub(lambda match: f" {match[1] or ''}", text).casefold().replace("{:}", ":").split())
     plain = re.sub(r"(?<=\d) (?=(?:st|nd|rd|th)\b)", "", plain)
+    plain = _AT.sub("", plain, count=1) if plain[:3] == "at " else plain
     plain = _HALF_OF_DAY.sub(lambda match: " am" if match[1] == "morning" else " pm", plain)
     if match := _CHINESE_HALF.fullmatch(plain):
         plain = f"{match[2]} {'am' if match[1] in ('上午', '早上', '凌晨') else 'pm'}"

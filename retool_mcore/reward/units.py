@@ -60,7 +60,7 @@ _CHANGING = set(
     "hence therefore answer guess error by prime primed complement transposed transpose excluded exclusive each score "
     "scores gross dozens quadrillion quintillion sextillion septillion octillion nonillion decillion lakh crore sine "
     "cosine tangent log logarithm bar dot overline modulus remainder off exactly zeroes nil null something tens ones "
-    "hundreds thousands millions billions".split()
+    "hundreds thousands millions billions too much short".split()
 )
 # One word that says what was done to a value, or which part of one is meant: reduced, thirtieths.
 _DONE = re.compile(
@@ -145,7 +145,8 @@ def bare_unit(tokens: list[Token], unit: str) -> tuple[int, str] | None:
         alone = not tokens[start].glued and set(letters) <= _PLAIN_LETTERS and len(letters) < 3
         if same_unit(named, unit) if unit else alone:
             return start, unit
-        if unit and alone and scale(named, unit) is not None:
+        one = len(letters) == 1 and tokens[start - 1].kind == "number"  # 3500m beside kilometres
+        if unit and (alone or one) and scale(named, unit) is not None:
             return start, named
     return None
 
@@ -213,7 +214,7 @@ def _named(tokens: list[Token], position: int) -> str | None:
     if (
         not words
         or _changes(words)
-        or any(word.lower().strip(",") in _CLAUSES for word in words)
+        or any(word.lower().strip(",()") in _CLAUSES for word in words)
         or any(c in said for c in "=<>\\$")
     ):
         return None
