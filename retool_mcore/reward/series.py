@@ -26,7 +26,7 @@ def series(op: str, bound: Term, high: Term, body: Term) -> Term:
         and bound.args[0].op in ("name", "constant")
     )
     low, high_at = exact(bound.args[1]) if named else None, exact(high)
-    in_letters = high_at is None and (names(high) - names(bound.args[0]) or high == _INDEX_I)
+    in_letters = named and high_at is None and (names(high) - names(bound.args[0]) or high == _INDEX_I)
     if low is not None and low.denominator == 1 and in_letters:
         index = Term("index", text=str(_levels(body)))  # no symbol: its name is free
         return Term("series", (bound.args[1], high, index, put(body, bound.args[0], index)), op)

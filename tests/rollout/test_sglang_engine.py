@@ -182,7 +182,9 @@ async def test_sampled_tokens_of_many_trajectories_are_those_the_engine_continue
 
 
 def plain_request(token_ids: list[int]) -> TurnRequest:
-    return TurnRequest(token_ids=token_ids, max_new_tokens=2, stop_token_ids=[], sampling=Sampling())
+    return TurnRequest(
+        token_ids=token_ids, max_new_tokens=2, stop_token_ids=[], sampling=Sampling(), trajectory_id="one"
+    )
 
 
 async def test_a_request_the_server_refuses_is_an_error_and_no_outage(server):
