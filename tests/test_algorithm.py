@@ -55,7 +55,7 @@ RL = Path(__file__).parents[1] / "configs" / "rl_tiny_cpu.toml"
         ),
         ("clip=[0.2,0.28,1]", "algorithm.clip = [0.2, 0.28, 1.0]: give two numbers above 0, and perhaps one above 1"),
         ("clip=[0.2,0]", "algorithm.clip = [0.2, 0.0]: give two numbers above 0"),
-        ("clip=[0.2]", "algorithm.clip = [0.2]: list should have at least 2 items"),
+        ("clip=[0.2]", "algorithm.clip = [0.2]: 2 or more are needed"),
         ("loss=sapo loss_agg=seq-mean-token-mean tau=[0,1]", "algorithm.tau = [0.0, 1.0]: give two numbers above 0"),
         ("importance_sampling=token importance_bounds=[1.5,2]", "give a number from 0 to 1, and one of at least 1"),
     ],
