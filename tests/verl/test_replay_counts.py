@@ -6,20 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.errors import RolloutError
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 class Verls:
