@@ -10,7 +10,7 @@ from retool_mcore.config.sampling import Rollout
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import GIB, Device
-from retool_mcore.platforms.rollout_engines import CAPTURED, SGLANG, captured
+from retool_mcore.platforms.rollout_engines import SGLANG, captured
 
 WHOLE = Lora()  # all weights are trained
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}  # config.Memory.adam_states: master weight and moments
@@ -154,7 +154,7 @@ def train_memory(
 def captured_by(rollout: Rollout, device: Device) -> int:
     """Requests of the largest decoding step that an engine has in a graph."""
     if device.engine_counts_all:  # no SGLang
-        return CAPTURED if rollout.engine_tp < 4 else 2 * CAPTURED
+        return captured(0, rollout.engine_tp)
     usual = captured(rollout.max_running_requests, rollout.engine_tp)
     return rollout.engine_args.get(SGLANG.graphs_argument or "", usual)
 

@@ -45,17 +45,18 @@ class KeptGaps:
     def _sizes_N(self) -> torch.Tensor:
         return torch.cat([torch.zeros(0), *self._sizes])
 
-    @property
-    def _bins_N(self) -> torch.Tensor:
-        return self._sizes_N.view(torch.int32) >> 16
-
     def histogram(self) -> tuple[torch.Tensor, float]:
         """How many are in each bin, and the largest of all."""
         most = max((float(each.max()) for each in self._sizes if len(each)), default=0.0)
-        return torch.bincount(self._bins_N, minlength=_BINS), most
+        return torch.bincount(_bins_of(self._sizes_N), minlength=_BINS), most
 
     def of_bin(self, number: int) -> torch.Tensor:
-        return self._sizes_N[self._bins_N == number]
+        sizes_N = self._sizes_N
+        return sizes_N[_bins_of(sizes_N) == number]
+
+
+def _bins_of(sizes_N: torch.Tensor) -> torch.Tensor:
+    return sizes_N.view(torch.int32) >> 16
 
 
 class Mismatch:

@@ -15,19 +15,11 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.platforms import get_platform
-from retool_mcore.verl.plugin import assert_loaded
 from tests.verl.loss_scenario import RL
 from tests.verl.test_trainer_wiring import trainer_of, writing_trainer
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 OWN = ("train.mode=async", "cluster.gpus_per_node=4", "rollout.gpus=3")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def verl_imports_here() -> None:
-    get_platform("cpu").activate()
-    assert_loaded()
 
 
 def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
