@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
+from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.data.templates import load_tokenizer
 from retool_mcore.errors import CheckpointError, DataError
+from retool_mcore.model.check import check_model
 from retool_mcore.model.files import read_config
 
 
@@ -114,3 +118,26 @@ def test_a_file_for_the_other_kind_of_run_is_told_with_what_makes_the_right_one(
         DataError, match=r"no column prompt, reward_model; it has messages\. `retool data rl` makes such"
     ):
         list(read_rows(file, ["prompt", "reward_model"]))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "told"),
+    [
+        ("model.embed_tokens.weight", 0.0, "has zeros in model.embed_tokens.weight"),
+        ("model.layers.1.mlp.up_proj.weight", 0.0, "has zeros in model.layers.1.mlp.up_proj.weight"),
+        ("model.layers.0.mlp.down_proj.weight", float("nan"), "that are no numbers in model.layers.0.mlp.down_proj"),
+        ("model.layers.0.mlp.down_proj.weight", 0.0, ""),  # of a layer that was added and is not trained yet
+    ],
+)
+def test_a_model_with_a_hole_in_its_file_is_told_before_training(
+    tensor: str, value: float, told: str, whole: Path, tmp_path: Path
+):
+    """Size and header are those of the whole file. Training would stay at ln(vocabulary)."""
+    model = tmp_path / "model"
+    shutil.copytree(whole, model)
+    tensors = load_file(model / "model.safetensors")
+    tensors[tensor].fill_(value)
+    save_file(tensors, model / "model.safetensors")
+    run = load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"model.path={model}"])
+    with pytest.raises(CheckpointError, match=told) if told else nullcontext():
+        check_model(run)

@@ -10,7 +10,7 @@ from retool_mcore.model.families import check_engine_fields, check_fields, check
 from retool_mcore.model.files import fetch_config, read_config, tensor_files
 from retool_mcore.model.rope import rope_of_config
 from retool_mcore.model.shape import ModelShape, shape_of_config
-from retool_mcore.model.tensors import EMBEDDING, HEAD, check_tensors, same_tensor, trained_tensors
+from retool_mcore.model.tensors import EMBEDDING, HEAD, check_tensors, check_values, same_tensor, trained_tensors
 
 
 def check_model(config: RunConfig) -> None:
@@ -73,7 +73,7 @@ def _check_fields(config: RunConfig, values: dict[str, Any]) -> None:
 
 
 def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
-    """Raise CheckpointError unless the checkpoint's tensors are those that training reads.
+    """Raise CheckpointError unless the checkpoint has the tensors that training reads, with values.
 
     Those of a hub name that is not in the cache are checked when they are loaded.
     """
@@ -82,6 +82,7 @@ def _check_tensors(config: RunConfig, values: dict[str, Any]) -> None:
         return
     folder, files = found
     check_tensors(files, values, config.model.path)
+    check_values(folder, files, trained_tensors(values), config.model.path)
     if HEAD in files and HEAD not in trained_tensors(values) and not same_tensor(folder, files, EMBEDDING, HEAD):
         raise CheckpointError(
             f"{config.model.path} says tie_word_embeddings = true in its config.json, and its {HEAD} differs from "

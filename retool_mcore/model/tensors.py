@@ -16,6 +16,8 @@ from retool_mcore.model.shape import shape_of_config
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
 CHUNK_ROWS = 4096
+SAMPLED_ROWS = 64  # of a matrix, at its beginning and in its middle
+MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")  # of layers that were added to a model and not trained yet
 
 
 def trained_tensors(values: Mapping[str, Any]) -> set[str]:
@@ -60,6 +62,31 @@ def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str)
                 f"the checkpoint {model} {which} {', '.join(told[:3])}{more}, {what} by its config.json (model_type "
                 f"{values['model_type']}). Take a checkpoint and a config.json that belong together, or another model."
             )
+
+
+def check_values(folder: Path, files: Mapping[str, str], names: Collection[str], model: str) -> None:
+    """Raise CheckpointError for a matrix of zeros or of no numbers: a file that is not whole.
+
+    A file with a hole has the size and the header of a whole one. Rows are sampled. ``files``: the
+    file of each name, in ``folder``; one that a hub's cache lacks is fetched later.
+    """
+    import torch
+
+    for file in sorted({files[name] for name in names if (folder / files[name]).exists()}):
+        with safe_open()(folder / file, "pt") as opened:
+            for name in sorted(name for name in names if files[name] == file):
+                matrix = opened.get_slice(name)
+                shape = matrix.get_shape()
+                if len(shape) != 2:
+                    continue
+                parts = [matrix[row : row + SAMPLED_ROWS].float() for row in (0, shape[0] // 2)]
+                empty = not name.endswith(MAY_BE_ZERO) and not any(part.any() for part in parts)
+                if empty or not all(torch.isfinite(part).all() for part in parts):
+                    what = "zeros" if empty else "values that are no numbers"
+                    raise CheckpointError(
+                        f"{folder / file} has {what} in {name}, which {model} cannot be trained from: the file "
+                        "is presumably not whole. Compare its checksum with the source's, and copy or fetch it again."
+                    )
 
 
 def untrained_copies(source: Path, weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

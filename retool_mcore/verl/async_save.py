@@ -43,6 +43,7 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     checkpoint; its learning rates and weight decay are the run's own. Raises CheckpointError.
     """
     engine.lr_scheduler.num_steps = 0  # loading adds the saved updates to it
+    source = getattr(engine.bridge, "safetensor_io", None)
     manager = engine.checkpoint_mananager  # verl's spelling
     contents = manager.checkpoint_load_contents
     try:
@@ -52,6 +53,8 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
             engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents
+        if source is not None:  # exports read the model itself again: this checkpoint makes room for later ones
+            engine.bridge.safetensor_io = source
     if new_seed is not None:
         from verl.workers.engine.megatron.utils import set_random_seed
 

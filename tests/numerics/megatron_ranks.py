@@ -10,6 +10,7 @@ LoraEngine. ``launch`` returns what the actions of each job returned, on the ran
 import json
 import os
 import random
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -219,6 +220,16 @@ class Engine:
 
     def finish_save(self) -> None:
         self.pending.finish()
+
+    def resume(self, folder: str) -> None:
+        """Go on from a checkpoint, which then makes room for later ones."""
+        import torch.distributed as dist
+
+        load_checkpoint(self.engine, folder)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder)
+        dist.barrier()
 
     def load_other_layout(self, folder: str) -> None:
         load_checkpoint(self.engine, folder, new_seed=0)

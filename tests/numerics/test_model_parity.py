@@ -62,11 +62,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    """Case -> log-probabilities of ``sequences``; each is exported after a step at rate 0."""
+    """Case -> log-probabilities of ``sequences``; each is exported after a step at rate 0, and a
+    resume from a checkpoint that is gone by then.
+    """
 
     def job(case: Case) -> dict[str, Any]:
-        saved = str(folder / f"{case.name}_saved")
-        save = [["train", 1, 1], ["start_save", saved], ["finish_save"]] if case.saved else []
+        first, saved = (str(folder / f"{case.name}_{name}") for name in ("first", "saved"))
+        before = [["train", 1, 1], ["start_save", first], ["finish_save"], ["resume", first]]
+        save = [*before, ["start_save", saved], ["finish_save"]] if case.saved else []
         actions = [["logprobs", sequences()], *save]
         more = {"layout": case.layout, "lr": 0.0, "micro_batch_tokens": LONGEST, "asynchronous": True}
         return {"name": case.name, "model": str(folder / case.model), "actions": actions, **more}

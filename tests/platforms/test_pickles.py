@@ -48,6 +48,7 @@ def test_what_a_reader_would_let_call_calls_nothing_within_the_block(tmp_path: P
 def test_a_checkpoints_object_that_calls_is_refused(tmp_path: Path):
     """torch's planner reads objects among the tensors with weights_only=False."""
     engine = SimpleNamespace(
+        bridge=None,
         lr_scheduler=SimpleNamespace(num_steps=7),
         checkpoint_mananager=SimpleNamespace(checkpoint_load_contents=["model"]),
         optimizer=SimpleNamespace(param_groups=[]),
