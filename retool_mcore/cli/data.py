@@ -195,7 +195,7 @@ def gsm8k_large(
     The file is read like GSM8K's own; original_question decides the part of a row.
     """
     from retool_mcore.data.files import write_jsonl
-    from retool_mcore.data.large import build_large, reasons
+    from retool_mcore.data.large_rows import build_large, reasons
     from retool_mcore.data.sources import read_source
     from retool_mcore.sandbox.open import open_sandbox
 

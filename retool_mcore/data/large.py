@@ -14,18 +14,16 @@ Where numbers cannot all be replaced (a count times a price, beside a sum of mon
 can be.
 """
 
-import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from hashlib import blake2b
 from itertools import pairwise
 from math import log10
-from typing import Any
 
-from retool_mcore.data.build import ROWS_AT_ONCE, Builder, Solution, parse_gsm8k
+from retool_mcore.data.build import Solution, parse_gsm8k
 from retool_mcore.data.large_text import (
     Number,
     asks_average,
@@ -38,9 +36,7 @@ from retool_mcore.data.large_text import (
 )
 from retool_mcore.data.parts import ORIGINAL
 from retool_mcore.data.programs import evaluate, literal, operands
-from retool_mcore.data.verify import Rejected, Stage, VerifiedRows
-from retool_mcore.errors import DataError
-from retool_mcore.sandbox.base import Sandbox
+from retool_mcore.data.verify import Rejected, Stage
 
 STAGES: tuple[Stage, ...] = ("source", "calculation", "execution")
 SMALLEST_FACTOR, LARGEST_FACTOR = 1_000, 100_000
@@ -335,61 +331,3 @@ def _texts(solution: Solution) -> list[str]:
     texts = solution.body.replace(">>", "<<").split("<<")[::2]
     assert len(texts) == len(solution.steps) + 1, "parse_gsm8k refuses broken marks"
     return texts
-
-
-async def build_large(
-    rows: Sequence[tuple[str, Mapping[str, Any]]],
-    sandbox: Sandbox,
-    on_row: Callable[[], None] = lambda: None,
-    *,
-    seed: int = 0,
-    draws: int = 1,
-) -> VerifiedRows:
-    """Variants of all rows (where, {question, answer}), each run once as one program.
-
-    Of ``draws`` seeds from ``seed`` on: first all rows with the first one's numbers, in order, then
-    all with the next one's. Raises DataError when a row has another schema, or none survived.
-    """
-    builder = Builder(sandbox, "one", text=True)
-    slots = asyncio.Semaphore(ROWS_AT_ONCE)
-    report = VerifiedRows(STAGES)
-
-    async def made(index: int, where: str, source: Mapping[str, Any], seed: int) -> dict[str, str] | Rejected:
-        async with slots:
-            on_row()
-            try:
-                question, answer = source.get("question"), source.get("answer")
-                if not isinstance(question, str) or not isinstance(answer, str):
-                    raise DataError(
-                        f"{where}: GSM8K rows have the texts question and answer; here: {', '.join(source)}"
-                    )
-                row = variant(question, answer, seed)
-            except Rejected as rejected:
-                return rejected
-            try:
-                await builder.rows(where, index, row)
-            except Rejected as rejected:
-                return Rejected("execution", f"its program: {rejected}")
-            return row
-
-    wanted = [(*row, each) for each in range(seed, seed + draws) for row in rows]
-    results = await asyncio.gather(*(made(index, *each) for index, each in enumerate(wanted)))
-    seen: set[str] = set()
-    for (where, source, of_seed), result in zip(wanted, results, strict=True):
-        if isinstance(result, Rejected):
-            report.reject(where, result, source)
-        elif result["question"] in seen:
-            copy = Rejected("calculation", f"a copy: seed {of_seed} draws the numbers of an earlier one")
-            report.reject(where, copy, source)
-        else:
-            seen.add(result["question"])
-            report.rows.append(result)
-    if not report.rows:
-        raise DataError(f"none of {len(wanted)} problems survived; the first reject: {report.rejects[:1]}")
-    return report
-
-
-def reasons(report: VerifiedRows) -> list[str]:
-    """How many rejects each reason has, the most frequent first."""
-    counts = Counter(str(reject["reason"]).partition(":")[0] for reject in report.rejects)
-    return [f"{count} rejected: {reason}" for reason, count in counts.most_common()]

@@ -23,7 +23,8 @@ class Rejected(Exception):
 
     def __init__(self, stage: Stage, reason: str) -> None:
         super().__init__(f"{stage}: {reason}")
-        self.stage, self.reason = stage, reason
+        self.stage: Stage = stage
+        self.reason = reason
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -12,7 +13,8 @@ from typer.testing import CliRunner
 from retool_mcore.cli.data import app
 from retool_mcore.data.build import build_gsm8k, parse_gsm8k
 from retool_mcore.data.files import read_jsonl
-from retool_mcore.data.large import LARGEST_FACTOR, SMALLEST_FACTOR, build_large, calculated, read, variant
+from retool_mcore.data.large import LARGEST_FACTOR, SMALLEST_FACTOR, calculated, read, variant
+from retool_mcore.data.large_rows import build_large
 from retool_mcore.data.large_text import numbers_in
 from retool_mcore.data.parts import part_of, rows_of_part
 from retool_mcore.data.programs import evaluate
@@ -206,6 +208,11 @@ def test_every_variant_is_right_whole_and_of_the_same_relations(a, b, c, shape, 
         assert written == marked, "the text says what the mark calculates"
 
 
+def here(*_: object, **__: object) -> ThreadPoolExecutor:
+    """In place of processes, which a test's ``variant`` does not reach."""
+    return ThreadPoolExecutor(1)
+
+
 async def test_each_row_runs_in_the_sandbox_and_one_that_fails_is_rejected(monkeypatch):
     rows = [("line 1", {"question": QUESTION, "answer": ANSWER}), ("line 2", {"question": "x", "answer": "y"})]
     async with open_sandbox("local", min_level="rlimits") as sandbox:
@@ -216,7 +223,8 @@ async def test_each_row_runs_in_the_sandbox_and_one_that_fails_is_rejected(monke
         assert built["ground_truth"] == report.rows[0]["answer"].rpartition("#### ")[2] and text["tools"] is None
         wrong = variant(QUESTION, ANSWER, 0)
         wrong["answer"] = re.sub(r"#### \d+", "#### 5", wrong["answer"])
-        monkeypatch.setattr("retool_mcore.data.large.variant", lambda *_: wrong)
+        monkeypatch.setattr("retool_mcore.data.large_rows.variant", lambda *_: wrong)
+        monkeypatch.setattr("retool_mcore.data.large_rows.ProcessPoolExecutor", here)
         with pytest.raises(DataError, match=r"none of 1 problems survived.*its program: answer"):
             await build_large(rows[:1], sandbox)
         with pytest.raises(DataError, match="line 3: GSM8K rows have the texts question and answer; here: problem"):
@@ -230,7 +238,8 @@ async def test_each_draw_has_numbers_of_its_own_and_copies_are_rejected(monkeypa
         report = await build_large(rows, sandbox, seed=1, draws=2)
         assert list(report.rows) == [variant(question, ANSWER, seed) for seed in (1, 2) for question in (QUESTION, ann)]
         one_number = variant(QUESTION, ANSWER, 0)
-        monkeypatch.setattr("retool_mcore.data.large.variant", lambda *_: one_number)
+        monkeypatch.setattr("retool_mcore.data.large_rows.variant", lambda *_: one_number)
+        monkeypatch.setattr("retool_mcore.data.large_rows.ProcessPoolExecutor", here)
         report = await build_large(rows[:1], sandbox, seed=7, draws=3)
     assert list(report.rows) == [one_number]
     assert [reject["reason"].split(":")[1] for reject in report.rejects] == [
