@@ -138,7 +138,7 @@ def sandbox_of(run_config: str) -> Sandbox | None:
     config = settings_of_run(run_config)
     if not config.rollout.tool:
         return None
-    # The numbers are per node. Agent workers are dealt to the nodes in turn: one node may have one more.
+    # The numbers are per node. Agent workers are dealt in turn, so a node may have one more.
     per_node = -(-config.rollout.agent_workers // config.cluster.nodes)
     workers = max(1, config.sandbox.workers // per_node)
     return open_sandbox(
