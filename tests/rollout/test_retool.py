@@ -119,6 +119,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tag", "parts"),
     [("</code>", ["<", "</", "co", "de", ">"]), ("</tool_call>", ["</", "t", "tool", "o", "ool", "_call", "l", ">"])],

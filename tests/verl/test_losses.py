@@ -310,6 +310,7 @@ def kept(kind: str, low: float, high: float) -> torch.Tensor:
     return (judged_BT <= high) & MASK_BT.bool()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "low", "high"), REJECTIONS)
 def test_what_engine_and_actor_disagree_on_is_rejected(
     kind: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
