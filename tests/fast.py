@@ -8,6 +8,7 @@ sandbox's executions are processes. A test that fails without one fails here.
 that a thread starts.
 """
 
+import gc
 import multiprocessing.util
 import os
 import sys
@@ -43,6 +44,10 @@ def _refuse_spawn(*arguments: Any) -> int:
 def pytest_configure() -> None:
     multiprocessing.util.spawnv_passfds = _refuse_spawn
     sys.addaudithook(_refuse)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # else every collection looks through all that torch and verl have imported
 
 
 @pytest.hookimpl(wrapper=True)

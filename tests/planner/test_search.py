@@ -130,6 +130,7 @@ def test_an_actor_that_may_stay_stays_where_the_engine_does_not_need_its_room():
     assert many.memory.offload_idle, "1,024 long responses an engine wait for its cache"
 
 
+@pytest.mark.slow
 def test_the_optimizer_goes_to_the_host_only_where_nothing_else_fits():
     assert {plan.memory.optimizer_on_cpu for plan in found("rl_qwen2.5_32b_h200x8")} == {0.0}
     assert {plan.memory.optimizer_on_cpu for plan in found("rl_qwen2.5_32b_h200x8", hardware="h100x8")} == {1.0}
