@@ -7,6 +7,8 @@ import sys
 os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from retool_mcore.platforms.cpu.platform import STUBS
 
@@ -18,6 +20,12 @@ from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.run.network import INTERFACES, RAY_ON_LOOPBACK, RAY_SECRETS
+
+# What Hypothesis says of a busy machine is no fault of the code. Examples share a test's fixtures.
+hypothesis_settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+hypothesis_settings.load_profile("tests")
 
 OF_A_RUN = ("RAY_AUTH_MODE", *RAY_ON_LOOPBACK, *RAY_SECRETS, *INTERFACES)
 

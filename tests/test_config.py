@@ -34,6 +34,11 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
     [
         (RL, "sandbox.sessions=1", "sandbox.sessions = 1 is below sandbox.workers = "),
         (RL, "sandbox.sessions=95", "sandbox.sessions = 95 on each of 1 nodes, and 96 trajectories can be at work"),
+        (
+            RL,
+            ("cluster.nodes=2", "rollout.agent_workers=3", "sandbox.sessions=63"),
+            "over 2 of rollout.agent_workers a node. Each keeps its interpreter to its end. Set at least 64",
+        ),
         (SFT, "train.stepss=3", "train.stepss is not a setting; did you mean steps?"),
         (SFT, "train.steps=many", 'train.steps = "many": input should be a valid integer'),
         (SFT, "train.steps=0", "train.steps = 0: input should be greater than 0"),

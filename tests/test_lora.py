@@ -58,6 +58,7 @@ def test_experts_get_no_adapters(tmp_path: Path):
     check(tmp_path, {}, RANK, DENSE)
 
 
+@pytest.mark.slow
 def test_verl_is_told_of_adapters_and_of_whole_weights_for_its_engines():
     pytest.importorskip("verl", reason="verl is not installed")
     platform = get_platform("cpu")

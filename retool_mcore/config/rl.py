@@ -318,8 +318,8 @@ class RlConfig(RunConfig):
         t, r, nodes = self.train, self.rollout, self.cluster.nodes
         batches = 1.0 if t.mode == "sync" else 1.0 + t.prefetch_batches
         at_work = math.ceil(t.prompts_per_step * batches) * r.group_size
-        per_node = max(1, r.agent_workers // nodes)
-        needed = math.ceil(at_work / (per_node * nodes)) * per_node
+        per_node = math.ceil(r.agent_workers / nodes)
+        needed = math.ceil(at_work / r.agent_workers) * per_node
         if self.sandbox.sessions < needed:
             raise ValueError(
                 f"sandbox.sessions = {self.sandbox.sessions} on each of {nodes} nodes, and {at_work} trajectories can "

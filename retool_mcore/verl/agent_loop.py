@@ -138,8 +138,8 @@ def sandbox_of(run_config: str) -> Sandbox | None:
     config = settings_of_run(run_config)
     if not config.rollout.tool:
         return None
-    # The numbers are per node, and verl spreads its agent workers evenly over the nodes.
-    per_node = max(1, config.rollout.agent_workers // config.cluster.nodes)
+    # The numbers are per node. Agent workers are dealt in turn, so a node may have one more.
+    per_node = -(-config.rollout.agent_workers // config.cluster.nodes)
     workers = max(1, config.sandbox.workers // per_node)
     return open_sandbox(
         config.sandbox.where,

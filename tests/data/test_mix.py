@@ -45,7 +45,7 @@ def test_rows_are_dealt_by_weight(tmp_path):
     assert {row["data_source"] for _, row in read_rows(out, ("data_source",))} == {"a", "b"}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @example(sizes=[1] * 4, weights=[Fraction(1, 10), Fraction(6, 5), Fraction(22, 5), Fraction(175, 18)], rows=101, seed=0)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=2, max_size=4),

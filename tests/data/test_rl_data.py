@@ -148,6 +148,7 @@ def test_bad_rows_are_rejected_and_counted_when_asked(tmp_path):
     assert all(row["reason"].startswith("bad row: ") for row in rejects)
 
 
+@pytest.mark.slow
 def test_a_problem_of_a_hundred_megabytes_is_rejected_and_cut_in_the_report(tmp_path):
     rows = named({"problem": "P?", "answer": "1"}, {"problem": "word " * 20_000_000, "answer": "1"})
     report = convert_rl(rows, "x")

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.data import files
@@ -26,7 +26,7 @@ ROW = st.fixed_dictionaries(
 
 
 @given(st.lists(ROW, min_size=1, max_size=12), st.integers(1, 5))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_file_written_in_parts_is_the_file_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], part: int
 ):

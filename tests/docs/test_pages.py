@@ -270,6 +270,7 @@ def test_every_setting_that_a_page_names_is_one(page: Path):
 DRY = [line for _, line in ALL if re.match(r"retool (?:rl|sft) configs/(?!mine).* --dry-run$", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", list(dict.fromkeys(DRY)))
 def test_a_dry_run_of_a_page_is_one(line: str, monkeypatch: pytest.MonkeyPatch):
     if importlib.util.find_spec("verl") is None:

@@ -91,6 +91,7 @@ def test_the_interval_holds_the_mean_and_narrows_with_problems():
     assert many["mean@4/high"] - many["mean@4/low"] < few["mean@4/high"] - few["mean@4/low"]
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     draw = random.Random(0)
     covered = 0

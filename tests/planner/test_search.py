@@ -37,6 +37,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("rl_*_*x*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_rl_configuration_is_nearly_the_best_there_is(path: Path):
     config = load_config(RlConfig, path)
@@ -107,6 +108,7 @@ def test_engines_on_npus_are_proposed_no_more_than_verls_scripts_have():
     assert max(each.rollout.engine_memory_fraction for each in configs if isinstance(each, RlConfig)) == 0.75
 
 
+@pytest.mark.slow
 def test_recomputation_follows_the_memory_there_is():
     few = {plan.memory.recompute for plan in found("rl_qwen2.5_7b_h200x8")[:6]}
     assert "full" not in few and {"none", "auto"} <= few, "a 7B model on 140 GiB need not recompute everything"
@@ -128,6 +130,7 @@ def test_an_actor_that_may_stay_stays_where_the_engine_does_not_need_its_room():
     assert many.memory.offload_idle, "1,024 long responses an engine wait for its cache"
 
 
+@pytest.mark.slow
 def test_the_optimizer_goes_to_the_host_only_where_nothing_else_fits():
     assert {plan.memory.optimizer_on_cpu for plan in found("rl_qwen2.5_32b_h200x8")} == {0.0}
     assert {plan.memory.optimizer_on_cpu for plan in found("rl_qwen2.5_32b_h200x8", hardware="h100x8")} == {1.0}

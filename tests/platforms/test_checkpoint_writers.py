@@ -7,7 +7,7 @@ import pytest
 from retool_mcore.platforms.engine_patches import ENGINE_PATCHES
 from tests.platforms.writers import write
 
-pytestmark = pytest.mark.usefixtures("verl_on_cpu", "patched")
+pytestmark = [pytest.mark.usefixtures("verl_on_cpu", "patched"), pytest.mark.slow]  # threads start the writers
 PATCH = next(patch for patch in ENGINE_PATCHES if patch.target.endswith("write_preloaded_data_multiproc"))
 
 

@@ -54,7 +54,7 @@ def parallel(monkeypatch):
 def each_layout(test):
     """Run ``test(lengths, fp8, cp, tp)`` on many of them."""
     drawn = given(some_lengths, st.booleans(), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]))
-    return settings(deadline=None, max_examples=60)(drawn(test))
+    return settings(max_examples=60)(drawn(test))
 
 
 def test_rows_lengths_and_positions_are_verls(parallel):
@@ -201,7 +201,7 @@ def test_a_batch_on_the_device_stays_there():
     assert sent["input_ids"].values().data_ptr() == batch["input_ids"].values().data_ptr()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(some_lengths, st.data())
 def test_rows_are_selected_as_verl_selects_them(lengths, data):
     row = st.integers(0, len(lengths) - 1)

@@ -35,7 +35,7 @@ def batch_of(rows, **told):
 @pytest.mark.parametrize("told", [{}, {"max_response_len": 40}], ids=["longest", "as told"])
 @pytest.mark.parametrize("width", [(), (3,)], ids=["one number", "three numbers"])
 def test_a_padded_output_and_its_gradient_are_verls_to_the_bit(width, told):
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(some_rows)
     def compare(rows):
         total = sum(map(sum, rows))
@@ -92,7 +92,7 @@ def test_a_padded_batch_is_left_to_verl():
     assert pad(torch.arange(6.0), batch).tolist() == [[0, 1, 0], [4, 0, 0]]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
 def test_outputs_of_micro_batches_come_back_in_order_as_verls_do(lengths, data):
     order = data.draw(st.permutations(range(len(lengths))))

@@ -145,9 +145,9 @@ def test_a_hostile_answer_is_wrong_in_time(answer):
 
 
 def test_an_answer_of_a_megabyte_is_wrong_at_once():
-    started = time.monotonic()
+    started = time.process_time()
     assert judge("1+" * 500_000, "5").how == "too long"
-    assert time.monotonic() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_a_hanging_check_is_given_up_on_and_told():

@@ -65,6 +65,7 @@ def sources(pattern: re.Pattern[str]) -> list[str]:
     return [*sorted(characters), *pieces, "1,", "1 ", r"\ ", r"\text{", "<answer>", "```py\n", "1,234"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_pattern_takes_linear_time_on_100_kb_of_its_own_characters(name: str):
     pattern = PATTERNS[name]

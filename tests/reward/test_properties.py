@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**32)
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 @given(seed=SEEDS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_ways_are_equal_exactly_if_their_values_are(family: Family, seed: int):
     for answer, truth, equal in pairs(family, random.Random(seed)):
         assert equivalent(answer, truth) == equal, (answer, truth)
@@ -29,7 +29,7 @@ def test_ways_are_equal_exactly_if_their_values_are(family: Family, seed: int):
 
 @pytest.mark.parametrize("family", [scientific, grouped, fraction], ids=lambda family: family.__name__)
 @given(seed=SEEDS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_all_ways_of_a_rational_number_are_one_vote(family: Family, seed: int):
     _, ways = family(random.Random(seed))
     plain = [way for way in ways if not normalise(way).percent and "=" not in way]
@@ -37,7 +37,7 @@ def test_all_ways_of_a_rational_number_are_one_vote(family: Family, seed: int):
 
 
 @given(st.text(alphabet=r"0123456789abcix+-*/^_=<>(){}[]|,.;:!%$\ ~" + "'\n", max_size=60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_no_text_raises_and_every_text_equals_itself(text: str):
     normal = normalise(text)
     assert equivalent(text, f" {text} ") == bool(normal.text)
@@ -48,7 +48,7 @@ def test_no_text_raises_and_every_text_equals_itself(text: str):
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_no_mathematics_raises_and_what_is_read_equals_itself_in_other_spacing(text: str):
     assert equivalent(text, f"{text} ") == bool(normalise(text).text)
     assert not equivalent(text, "7919") and not equivalent("7919", text)

@@ -1,6 +1,7 @@
 """Hooks of a user's tool that hang, raise or do not listen cost one call or one trajectory."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
@@ -38,13 +39,14 @@ class Deaf(Counter):
 
     timeout_s = 0.2
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = asyncio.Event()
+
     async def call(self, arguments: Mapping[str, Any], state: Any) -> str:
-        until = time.monotonic() + 3.0
-        while time.monotonic() < until:
-            try:
-                await asyncio.sleep(3.0)
-            except asyncio.CancelledError:
-                continue
+        while not self.told.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.told.wait()
         return "late"
 
 
@@ -71,9 +73,10 @@ async def test_a_start_that_hangs_is_a_call_that_took_too_long(tokenizer: Any):
 
 
 async def test_a_tool_that_swallows_cancellation_is_left_alone(tokenizer: Any):
-    started = time.monotonic()
-    trajectory = await play(tokenizer, Deaf(), ask("count", n=1), ANSWER)
-    assert time.monotonic() - started < 2.5 and trajectory.answer == "1379"
+    deaf = Deaf()
+    trajectory = await play(tokenizer, deaf, ask("count", n=1), ANSWER)
+    deaf.told.set()
+    assert trajectory.answer == "1379"
     assert shown(trajectory)[0].startswith("[stopped at the time limit, after 0.")
     assert trajectory.faults == {"count.call/HookAbandoned": 1}
 
@@ -122,9 +125,10 @@ async def test_a_huge_text_is_cut_before_it_is_cleaned(tokenizer: Any):
         async def call(self, arguments: Mapping[str, Any], state: Any) -> str:
             return "first " + "<tool_call> " * 5_500_000 + " last"
 
-    started = time.monotonic()
+    started = time.process_time()
     trajectory = await play(tokenizer, Huge(), ask("count", n=1), ANSWER)
-    assert time.monotonic() - started < 2.0, "4.4 s of the event loop when the 66 MB were cleaned first"
+    spent_s = time.process_time() - started
+    assert spent_s < 2.0, "4.4 s of the event loop when the 66 MB were cleaned first"
     [text] = shown(trajectory)
     assert text.startswith("first ") and text.endswith(" last") and "tokens cut here" in text
 

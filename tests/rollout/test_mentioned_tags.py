@@ -99,9 +99,9 @@ def test_where_a_turn_is_cut_is_where_its_call_is_read(text: str):
 
 @pytest.mark.parametrize("text", ["x </c>", "`<c>", "<c>", "</c>`", "<c>x</c>", "a, "])
 def test_no_text_takes_long(text: str):
-    started = time.perf_counter()
+    started = time.process_time()
     list(blocks(text * 20_000, "<c>", "</c>"))
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 @pytest.fixture(scope="module")

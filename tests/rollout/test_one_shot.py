@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.data.chat import neutralise, render
@@ -62,7 +62,7 @@ def written(thought: str, text: str, thinking: bool) -> tuple[str, str]:
     return (thought.strip("\n"), text.lstrip("\n")) if thinking else ("", text)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(
     question=plain,
     turns=st.lists(st.tuples(plain, plain, st.lists(st.tuples(plain, plain), min_size=1, max_size=3)), max_size=3),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.data.chat import render
@@ -73,7 +73,7 @@ def test_no_text_raises(text: str):
         assert parse_retool(whole).kind in {"tool_call", "answer", "text", "malformed"}
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(st.text(alphabet="</code>\n =-x", max_size=30), st.sampled_from(["", "\n", "\n\n", ">", ".", " "]))
 def test_whatever_token_completes_the_tag_the_engine_stops_on_it(merging_tokenizer, before: str, after: str):
     """Token by token through a block that is completed once: the stop is on the completing token
@@ -119,11 +119,12 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tag", "parts"),
     [("</code>", ["<", "</", "co", "de", ">"]), ("</tool_call>", ["</", "t", "tool", "o", "ool", "_call", "l", ">"])],
 )
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(data=st.data())
 def test_by_token_ids_the_tag_is_where_it_is_in_the_text(tag: str, parts: list[str], data):
     tokens = data.draw(st.lists(st.sampled_from([*PIECES, "t", *parts * 3]), max_size=14))

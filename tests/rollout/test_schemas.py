@@ -116,9 +116,9 @@ def test_ordinary_schemas_are_taken_and_told_as_before():
 )  # fmt: skip
 def test_no_arguments_keep_the_loop_busy_or_escape(schema: dict[str, Any], arguments: Any):
     check_tool("x", tool(**schema))
-    started = time.monotonic()
+    started = time.process_time()
     found = complaint(tool(**schema), arguments)
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
     assert found is None or found.startswith("arguments")
 
 

@@ -17,7 +17,7 @@ goes on.
 import asyncio
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.errors import SandboxUnavailable
@@ -256,7 +256,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     script=st.lists(st.lists(PIECES, min_size=1, max_size=4).map("".join), min_size=1, max_size=12),
     budget=st.integers(1, 400),

@@ -233,9 +233,9 @@ LONG = [
 @pytest.mark.parametrize("text", LONG, ids=["llama3", "mistral", "open", "qwen3_coder"])
 def test_no_text_of_a_native_form_takes_long_or_raises(text: str):
     for read in READERS.values():
-        started = time.perf_counter()
+        started = time.process_time()
         assert read(text).kind in {"tool_call", "answer", "text", "malformed"}
-        assert time.perf_counter() - started < 2.0
+        assert time.process_time() - started < 2.0
 
 
 def test_a_turn_that_the_template_does_not_end_is_ended_by_eos_token():

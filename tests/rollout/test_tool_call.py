@@ -172,9 +172,9 @@ def test_two_escapes_of_one_character_are_decoded_together():
     ids=lambda text: f"{text[:60]}..{len(text)}",
 )
 def test_no_text_takes_long(text: str):
-    started = time.perf_counter()
+    started = time.process_time()
     parse_hermes(text)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_all_calls_of_a_turn_are_read_in_order():

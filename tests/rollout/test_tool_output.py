@@ -6,7 +6,7 @@ import re
 from unicodedata import normalize
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.rollout.protocol import Hermes, Retool
@@ -21,7 +21,7 @@ def count(tokenizer, text: str) -> int:
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(outputs, st.integers(10, 40))
 def test_head_and_tail_fit_the_budget_and_the_rest_is_counted(tokenizer, text: str, max_tokens: int):
     shown, cut_tokens = cut_middle(text, max_tokens, tokenizer)

@@ -273,11 +273,11 @@ while True:
 
 
 async def test_a_printing_loop_does_not_starve_the_neighbour(sandbox: LocalSandbox):
-    noisy = asyncio.ensure_future(sandbox.execute("while True: print('x' * 1000)", run_timeout_s=1.5))
+    noisy = asyncio.ensure_future(sandbox.execute("while True: print('x' * 1000)", run_timeout_s=3))
     await asyncio.sleep(0.3)
     quiet = await sandbox.execute("1 + 1")
-    assert (quiet.stdout, (await noisy).status) == ("2\n", "time_limit")
-    assert quiet.queue_s < 0.5
+    assert quiet.stdout == "2\n" and not noisy.done()
+    assert (await noisy).status == "time_limit"
 
 
 # Each flag alone: the filter's answer (ENOSYS) comes before the kernel's own, which would be EPERM

@@ -306,7 +306,7 @@ async def test_a_call_that_is_given_up_frees_its_place():
             isinstance(got, asyncio.CancelledError) for got in await asyncio.gather(*calls, return_exceptions=True)
         )
         server.run = ran
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):  # a place that is not freed stays taken
             assert (await sandbox.execute("1")).ok
 
 

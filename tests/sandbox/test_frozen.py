@@ -52,13 +52,13 @@ async def test_a_forged_end_of_a_cell_gains_no_time(level: Level):
     async with await open_at(level, workers=1, sessions=1) as sandbox:
         work = "deadline = time.process_time() + 1.0\nwhile time.process_time() < deadline: pass\nprint('worked')"
         forged = await sandbox.execute(DONE.format(cell=1) + work, session="t")
-        assert forged.run_s < 0.5 and "worked" not in forged.stdout
+        assert forged.run_s < 1.0 and "worked" not in forged.stdout, "the work alone takes a second"
         await asyncio.sleep(1.0)
         second = await sandbox.execute("print('second')", session="t")
         assert second.stdout.endswith("second\n"), "the first cell's own end does not end the second"
         assert second.run_s > 0.5 and second.cpu_s > 0.5, "the work is charged where it was done"
         forged = await sandbox.execute(DONE.format(cell=3) + "while True: pass", session="t")
-        assert forged.run_s < 0.5
+        assert forged.run_s < 1.0
         assert (await sandbox.execute("1", session="t", run_timeout_s=0.5)).status == "time_limit"
 
 
@@ -72,9 +72,9 @@ async def test_a_session_tells_the_cpu_time_of_each_cell(level: Level):
 
 @pytest.mark.parametrize("level", LEVELS_THAT_FORK)
 async def test_asking_for_the_full_image_gives_no_second_time_limit(level: Level):
-    ask = "import os, struct, time\ntime.sleep(0.7)\nos.write(3, struct.pack('=cI', b'H', 0))\ntime.sleep(60)"
+    ask = "import os, struct, time\ntime.sleep(2.5)\nos.write(3, struct.pack('=cI', b'H', 0))\ntime.sleep(60)"
     async with await open_at(level, workers=1) as sandbox:
-        result = await sandbox.execute(ask, run_timeout_s=1.0)
-        assert result.status == "time_limit" and 0.9 < result.run_s < 1.6
+        result = await sandbox.execute(ask, run_timeout_s=3.0)
+        assert result.status == "time_limit" and 2.9 < result.run_s < 5.0
         legitimate = await sandbox.execute("print(__import__('numpy').arange(3).sum())")
         assert legitimate.stdout == "3\n"

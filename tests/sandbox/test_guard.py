@@ -170,14 +170,13 @@ async def test_beyond_the_bound_calls_are_told_to_come_back(sandbox: LocalSandbo
 
 
 async def test_where_all_connections_are_busy_a_newcomer_is_answered_at_once(sandbox: LocalSandbox):
-    slow = {"code": "import time; time.sleep(1.5)", "language": "python"}
+    slow = {"code": "import time; time.sleep(3)", "language": "python"}
     async with served(sandbox, Connections(4)) as url, httpx.AsyncClient(base_url=url) as http:
         calls = [asyncio.ensure_future(http.post("/run_code", json=slow, timeout=30)) for _ in range(4)]
         await asyncio.sleep(0.5)
-        started = time.monotonic()
         answers = [await http.post("/run_code", json={**RUN, "stdin": "x" * 200_000}) for _ in range(3)]
         assert [(answer.status_code, answer.headers["retry-after"]) for answer in answers] == [(503, "1")] * 3
-        assert time.monotonic() - started < 0.5
+        assert not any(call.done() for call in calls), "the newcomers waited for a connection"
         assert [(await call).status_code for call in calls] == [200] * 4
 
 
@@ -281,9 +280,9 @@ def test_the_guess_of_the_image_takes_no_time_whatever_the_source():
     guess = ImportGuess(Interpreter().heavy)
     for part in (":import ", "numpy ", "import numpy1 ", "\n", " ", "import "):
         for size in (30_000, 1 << 20):
-            started = time.perf_counter()
+            started = time.process_time()
             guess(part * (size // len(part)))
-            assert time.perf_counter() - started < 0.05
+            assert time.process_time() - started < 0.05
 
 
 @pytest.mark.parametrize(
@@ -304,12 +303,15 @@ def test_the_guess_of_the_image(code: str, heavy: bool):
 
 
 async def stalls_of(call: asyncio.Future[object]) -> float:
-    """The longest time that the event loop served nobody else while ``call`` was under way."""
-    longest_s, loop = 0.0, asyncio.get_running_loop()
+    """The longest work that the event loop did for nobody else while ``call`` was under way.
+
+    Its thread's own: on a busy machine it also waits for a core.
+    """
+    longest_s = 0.0
     while not call.done():
-        before = loop.time()
+        before = time.thread_time()
         await asyncio.sleep(0.002)
-        longest_s = max(longest_s, loop.time() - before)
+        longest_s = max(longest_s, time.thread_time() - before)
     return longest_s
 
 

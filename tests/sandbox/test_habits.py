@@ -144,7 +144,7 @@ async def test_a_figure_is_one_line_of_text(interpreter: LocalSandbox):
 # ------------------------------------------------------------------------------ the rewriter
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(st.lists(PIECES, max_size=12), st.sampled_from(["", "    ", " "]))
 def test_the_number_of_lines_is_kept(lines: list[str], indent: str):
     source = "\n".join(indent + line for line in lines)
@@ -152,7 +152,7 @@ def test_the_number_of_lines_is_kept(lines: list[str], indent: str):
         assert rewrite.text.count("\n") == source.count("\n")
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(st.lists(PIECES, max_size=8))
 def test_valid_python_is_never_changed(lines: list[str]):
     source = "\n".join(lines)
@@ -203,7 +203,7 @@ def terminal(text: str) -> str:
     return "\n".join(lines)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(st.text(alphabet="ab é🎉\r\n", max_size=60), st.lists(st.integers(0, 120)))
 def test_lines_are_folded_as_by_a_terminal_however_they_arrive(text: str, cuts: list[int]):
     data = text.encode()
@@ -214,7 +214,7 @@ def test_lines_are_folded_as_by_a_terminal_however_they_arrive(text: str, cuts: 
     assert output.text() == (terminal(text), 0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.text(alphabet="abcdef ", max_size=5), min_size=40, max_size=80))
 def test_a_long_line_is_folded_before_it_is_cut(parts: list[str]):
     whole = "\r".join(parts)

@@ -150,22 +150,22 @@ async def test_a_result_does_not_wait_for_the_deletion_but_the_worker_does(
     session: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     """A flood of links took as long to delete as to make: 18.9 s at a limit of 10."""
+    deleted: list[Path] = []
 
     def remove_slowly(path: Path, *, max_entries: int | None = None) -> bool:
         if path.name.startswith("left-"):
             time.sleep(2)
+            deleted.append(path)
         return remove_directory(path, max_entries=max_entries)
 
     monkeypatch.setattr("retool_mcore.sandbox.slots.remove_directory", remove_slowly)
     async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1, sessions=1) as sandbox:
         await sandbox.execute("1")
         flood = "import os\ni = 0\nwhile True: i += 1; os.symlink('x', str(i))"
-        started = time.monotonic()
         assert (await sandbox.execute(flood, run_timeout_s=0.5, session=session)).status == "time_limit"
-        took_s = time.monotonic() - started
+        assert deleted == [], "it was waited for"
         after = await sandbox.execute("6 * 7", session=session)
         assert after.stdout == "42\n" and after.queue_s > 1.5
-        assert took_s < 2
     assert not sandbox.num_cleaning
 
 

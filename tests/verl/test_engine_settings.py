@@ -52,6 +52,7 @@ def worker_with(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return worker
 
 
+@pytest.mark.slow
 def test_an_export_of_the_actor_claims_no_fp8(adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     actors = adapter.model_config
     actors.hf_config.save_pretrained(tmp_path / "before")

@@ -47,8 +47,12 @@ def test_a_request_has_each_number_under_its_own_name(seeds: bool):
 
 @pytest.mark.parametrize(
     ("nodes", "processes", "of_node", "of_process"),
-    [(1, 4, (16, 12), (4, 4)), (2, 4, (16, 40), (8, 20)), (1, 8, (4, 0), (1, 0)), (4, 2, (6, 5), (6, 6))],
-)
+    [
+        (1, 4, (16, 12), (4, 4)), (2, 4, (16, 40), (8, 20)), (1, 8, (4, 0), (1, 0)), (4, 2, (6, 5), (6, 6)),
+        (1, 3, (8, 11), (2, 3)),  # what is left over stays unused
+        (2, 5, (16, 40), (5, 13)),  # the node of three processes has no more than the node of two
+    ],
+)  # fmt: skip
 def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
     nodes: int,
     processes: int,

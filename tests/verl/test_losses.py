@@ -118,6 +118,7 @@ DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_the_divergence_in_the_loss_is_the_chosen_estimate(kind: str):
     def objective(new_BT: torch.Tensor) -> torch.Tensor:
@@ -310,6 +311,7 @@ def kept(kind: str, low: float, high: float) -> torch.Tensor:
     return (judged_BT <= high) & MASK_BT.bool()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "low", "high"), REJECTIONS)
 def test_what_engine_and_actor_disagree_on_is_rejected(
     kind: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +342,7 @@ REJECTED_IN = [(kind, loss_agg) for kind in ("token_k2", "seq_max_k2") for loss_
 REJECTED_IN.remove(("token_k2", "seq-mean-token-mean"))  # is refused: tests/test_algorithm.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", [False, True], ids=["actor", "rollout"])
 @pytest.mark.parametrize(("kind", "loss_agg"), REJECTED_IN)
 def test_what_is_rejected_still_counts_in_every_mean(

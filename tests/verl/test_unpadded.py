@@ -105,6 +105,7 @@ SIGNALS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SIGNALS, ids=lambda settings: " ".join(settings).replace("algorithm.", ""))
 def test_every_signal_and_its_metrics_are_verls(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, model: str):
     from retool_mcore.verl import blocks
