@@ -6,8 +6,9 @@ truth are each read beside the other as it was written.
 
 from math import gcd
 
-from retool_mcore.reward.conditions import is_membership, without_notes
+from retool_mcore.reward.conditions import is_membership, is_start, without_notes
 from retool_mcore.reward.constants import of_classes, of_integration, of_sympy
+from retool_mcore.reward.families import as_family
 from retool_mcore.reward.node import Term, name, number
 from retool_mcore.reward.points import names
 from retool_mcore.reward.signs import holds
@@ -16,6 +17,7 @@ from retool_mcore.reward.vectors import rows, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
+COUNTED = ("list", "set", "builder")
 SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "root", "function"))
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
@@ -25,6 +27,12 @@ def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
 
     ``sympys``: its text holds E or I, which may be SymPy's.
     """
+    node, other = _alike(node), _alike(other)
+    if node.op in COUNTED or other.op in COUNTED:
+        mine, theirs = as_family(node), as_family(other)
+        if mine.op == theirs.op == "family":
+            return mine
+        node, other = (each if found.op == "family" else found for each, found in ((node, mine), (other, theirs)))
     node = _only_element(without_notes(_family(node), _family(other), is_truth), other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
@@ -71,11 +79,28 @@ def _family(node: Term) -> Term:
         return node
     element, condition = node.args
     parts = condition.args if condition.op == "list" and condition.text != "or" else (condition,)
-    notes = tuple(each for each in parts if is_membership(each) and each.args[0] != element)
+    held = names(element) if element.op != "name" else frozenset()
+    notes = tuple(
+        each
+        for each in parts
+        if (is_membership(each) and each.args[0] != element) or (is_start(each) and names(each) <= held)
+    )
     said = [each for each in parts if each not in notes]
     if notes and len(said) == 1 and said[0].op == "relation" and said[0].text == "=" and said[0].args[0] == element:
         element, said = said[0].args[-1], []
     return Term("list", (element, *notes)) if notes and not said else node
+
+
+def _alike(node: Term) -> Term:
+    r"""``a = b \in \{1, 2\}`` as the pairs (1, 1), (2, 2)."""
+    if node.op != "relation" or not node.text.startswith("=") or not node.text.endswith(r"\in"):
+        return node
+    *letters, values = node.args
+    alike = len(set(letters)) == len(letters) and all(each.op == "name" for each in letters)
+    if not alike or values.op != "set" or set(node.text.split()) != {"=", r"\in"} or node.text.count(r"\in") > 1:
+        return node
+    pairs = tuple(Term("tuple", (each,) * len(letters), "()") for each in values.args)
+    return pairs[0] if len(pairs) == 1 else Term("list", pairs)
 
 
 def _mixed(node: Term) -> Term:
@@ -213,6 +238,8 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
         return (
             node.args[1] if node.args[1].op not in _OF_SETS or not names(node.args[1]) else node
         )  # A \\cap B = (1, 2)
+    if node.text == ":" and other.text == "=" and node.args[0] == other.args[0] and node.args[0].op == "name":
+        return Term("relation", node.args, "=")  # x: 7 beside x = 7
     if node.text == ":" and other.text == "=" and not names(node) and not is_clock(node):
         return Term("div", node.args)  # 4:5 beside \\frac{AB}{CD} = 4/5
     if set(node.text.split()) == {"="} and other.op in _PLACES:

@@ -4,8 +4,10 @@ from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
 
 _BIG_C = name("C")
-_CONSTANTS = name("c"), name("C_1"), name("c_1"), name("K"), name("k")
+_BIG_K = name("K")
+_CONSTANTS = tuple(map(name, ("c", "C", "C_1", "c_1", "C_0", "c_0", "K", "k", "D", "A", "B")))
 _CONSTANT_NAMES = frozenset(f"{letter}{index}" for letter in "cC" for index in ("", "_1", "_2", "_3")) | {"K", "k"}
+_ADDED = _CONSTANT_NAMES | {"C_0", "c_0", "D", "A", "B"}
 _HOLD = ("add", "mul", "name", "relation")  # what a constant may stand in
 _NUMBERED = [(name(f"c_{index}"), name(f"C_{index}")) for index in (1, 2, 3)]
 
@@ -20,12 +22,13 @@ def of_integration(node: Term, other: Term) -> Term:
     if node.op not in _HOLD or other.op not in _HOLD or node is other:
         return node
     mine, theirs = names(node), names(other)
-    if mine.isdisjoint(_CONSTANT_NAMES) or theirs.isdisjoint(_CONSTANT_NAMES):
+    if mine.isdisjoint(_ADDED) or theirs.isdisjoint(_CONSTANT_NAMES):
         return node
-    if node.op == other.op == "add" and _BIG_C in other.args and "C" not in mine:
-        for constant in _CONSTANTS:
-            if constant in node.args and not theirs & {constant.text} and len(mine & _CONSTANT_NAMES) == 1:
-                return put(node, constant, _BIG_C)
+    if node.op == other.op == "add":
+        added = _BIG_C if _BIG_C in other.args else _BIG_K if _BIG_K in other.args and "C" not in mine else None
+        for constant in _CONSTANTS if added and added.text not in mine else ():
+            if constant in node.args and (mine & _ADDED) - theirs == {constant.text}:
+                return put(node, constant, added)
     for small, big in _NUMBERED:
         if small.text in mine and big.text in theirs and big.text not in mine and small.text not in theirs:
             node = put(node, small, big)

@@ -11,6 +11,7 @@ from retool_mcore.reward.beside import is_clock, is_time
 from retool_mcore.reward.conditions import is_membership
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
+from retool_mcore.reward.families import same_families
 from retool_mcore.reward.freely import renamed, same_by_cases, same_segment
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.named import are_chances, directed, has_constant_term, is_name, same_letter
@@ -60,6 +61,8 @@ def same(a: Term, b: Term) -> bool:
         return _same_angle(*(a, b) if a.op == "degree" else (b, a))
     if (a.op in ("unit", "percent") or b.op in ("unit", "percent")) and "relation" not in (a.op, b.op):
         return _same_measured(a, b)
+    if a.op == b.op == "family":
+        return same_families(a, b, _told_same)
     told = same_sets(a, b)
     if told is None and "set" in (a.op, b.op):
         told = same_by_cases(a, b, _told_same)
@@ -89,6 +92,8 @@ def _same_angle(angle: Term, other: Term) -> bool:
     """Degrees beside a number, which may be radians."""
     if other.op == "unit" and not other.text.startswith("?"):
         return other.text == "radian^1" and same(Term("mul", (angle.args[0], DEGREE)), other.args[0])
+    if other.op == "percent":
+        return False
     return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
 
 

@@ -45,6 +45,7 @@ _LOOKS = re.compile(
     r"|\\[hv]space\*?\{[^{}]{1,20}\}|\\(?:hphantom|vphantom|phantom)\{[^{}]{0,40}\}"
 )
 _JOINER = re.compile(r"\\(?:text|mathrm|textrm)\s?\{\s{0,3}([或和且与及])\s{0,3}\}")
+_LETTER_LABEL = re.compile(r"\\(?:text|mathrm|textbf|textit)\s?\{\s?([A-Za-z])\s?([:=])\s?\}")  # \text{x: }7
 _CORNERS = str.maketrans("⎡⎢⎣⎤⎥⎦", "[[[]]]")
 _QUOTES = ("'", '"', "`")
 _FENCES = ("```", "'''", '"""')
@@ -69,6 +70,8 @@ def folded(text: str) -> str:
     text = untailed(text)
     if "\\hat" in text or "\\vec" in text:
         text = _BOLD_HAT.sub(r"\1", text)
+    if ":" in text or "=" in text:
+        text = _LETTER_LABEL.sub(r"\1\2 ", text) if "\\text" in text or "\\math" in text else text
     if "</" in text:
         text = _TAGS.sub("", text)
     return _LOOKS.sub(" ", text) if "\\" in text else text

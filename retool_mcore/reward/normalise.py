@@ -371,6 +371,7 @@ def _words(text: str) -> str | None:
         return next(filter(None, match.groups())).upper()
     if len(text) == 1 and text in "ABCDE":
         return text
+    text = text[:-1] if text[-1] == "!" and text[:-1].lower() in ("yes", "no", "true", "false") else text
     if not _LETTERS.fullmatch(text):
         return text if text in PHRASES or text in SAYINGS else None
     if text.lower() in ("no", "ok"):

@@ -37,10 +37,10 @@ _HALF_LINE = re.compile(
     r"(?:[_^]\s?(?:\{\s?)?(\+|\*|\\(?:ast|star|times)|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)\s?(?=$|\\cup|∪)"
 )
 _COUNTING = re.compile(
-    r"(?:(?<=\\in)|(?<=∈))\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star)|(?:>|≥|\\geq?(?:slant)?)\s?0)(?:\s?\})?"
-    r"|(?<=∈)\s?N\s?[*+](?=$|\))"
+    r"(?:(?<=\\in)|(?<=∈))\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?"
+    r"([*+0]|\\(?:ast|star)|(?:>|≥|\\geq?(?:slant)?)\s?[01])(?:\s?\})?|(?<=∈)\s?N\s?([*+])(?=$|\))"
 )
-_NOTE = re.compile(r"[,(]")
+_NOTE = re.compile(r"[,(|:]|\\mid")
 _OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over) (\d{1,9})")
 _HUNDREDTHS = re.compile(r"百分之(\d{1,9}(?:\.\d{1,9})?)")
 _A_CONSTANT = re.compile(r"(?<=\+)\s?(?:\\text\s?\{\s?)?const(?:ant|\.)?(?:\s?\})?$")
@@ -78,10 +78,9 @@ _CUT = re.compile(r"[,(]|\\(?:text|mathrm|quad)(?![a-z])|\s(?=for |where |with )
 _LAST = ("only", "nly}", "nly)", "ctly", "tly}", "tly)", "act)", "ion)", "y)}", "n)}", "ly }")
 _CHANGING = ("тыс", "мил", "млн", "сот", "полов", "трет", "четверт", "или")  # thousands, halves
 _ANY = r"(?:any |all |some |every |each |an? |an arbitrary )?"
-_OF_NUMBERS = (
-    r"((?:non-?negative |positive |whole )?integers?|natural numbers?|(?:real )?constants?|reals?|real numbers?)"
-)
-_WHOLE = re.compile("integer|natural")
+_OF_NUMBERS = r"((?:non-?negative |positive )?integers?|whole numbers?|natural numbers?|(?:real )?constants?|reals?|real numbers?)"
+_SPACES = (("negative", r"\Nzero "), ("positive", r"\Npos "), ("whole", r"\Nzero "), ("natural", r"\mathbb{N}"),
+           ("integer", r"\mathbb{Z}"))  # fmt: skip
 _NUMBER_NOTE = re.compile(
     rf"[,(]?\s?(?:where |with |for |and )?(?:{_ANY}{_OF_NUMBERS} (?:values? of )?([A-Za-z])"
     rf"|([A-Za-z]) (?:is |be |being |= ?){_ANY}{_OF_NUMBERS})\s?\)?"
@@ -126,7 +125,7 @@ def _foreign_unit(match: re.Match[str]) -> str:
 
 def with_notes(text: str) -> str:
     r"""``k\pi, where k is an integer`` as ``k\pi, k \in \mathbb{Z}``; equations below as a list."""
-    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "const", "real", "natural")):
+    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "const", "real", "natural", "whole")):
         text = _with_numbers_note(text)
     if ("\n" in text or "\\\\" in text) and "begin" not in text and len(text) <= MAX_NOTE_CHARS:
         rows = [row.strip(" ,;") for row in _ROWS.split(text)]
@@ -136,7 +135,9 @@ def with_notes(text: str) -> str:
     if text.count("=") > 3 and len(text) <= MAX_NOTE_CHARS:
         return _as_pairs(text)
     if ("\\in" in text or "∈" in text) and (match := _COUNTING.search(text)) and _NOTE.search(text, 0, match.start()):
-        text = rf"{text[: match.start()]} \mathbb{{N}}{text[match.end() :]}"
+        first = match[1] or match[2]
+        space = r"\Nzero" if first == "0" or (first[-1] == "0" and first[0] != ">") else r"\Npos"
+        text = rf"{text[: match.start()]} {space} {text[match.end() :]}"
     if "R" in text or "ℝ" in text:
         text = _HALF_LINE.sub(_part_of_line, text)
     if (" out of " in text or " over " in text) and (match := _OUT_OF.fullmatch(text)):
@@ -155,8 +156,9 @@ def _with_numbers_note(text: str) -> str:
     for cut in _CUT.finditer(text):
         plain = " ".join(_TEXT.sub(lambda match: f" {match[1] or ''} ", text[cut.start() :]).split())
         if cut.start() and (match := _NUMBER_NOTE.fullmatch(plain.replace(" ,", ","))):
-            space = "Z" if _WHOLE.search(match[1] or match[4]) else "R"
-            return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in \mathbb{{{space}}}"
+            said = match[1] or match[4]
+            space = next((space for kind, space in _SPACES if kind in said), r"\mathbb{R}")
+            return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in {space}"
     return _A_CONSTANT.sub(" C", text)
 
 

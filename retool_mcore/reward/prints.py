@@ -7,6 +7,7 @@ It becomes the LaTeX that says the same, before anything else reads an answer. A
 import re
 from collections.abc import Callable
 
+from retool_mcore.reward import generators
 from retool_mcore.reward.piecewise import as_set
 
 _MAX_CALLS = 60
@@ -28,7 +29,7 @@ _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
     r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|diag|eye|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
 _NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
           "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
@@ -41,6 +42,7 @@ _UNIT_I = re.compile(rf"({_REAL}\s?[-+]\s?)(?:[ij]\s?(\d[\d.]{{0,40}})|(\d[\d.]{
 _UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:(?:_\d{3}){1,30}|(?:'\d{3}){1,30})(?:\.\d{1,40})?")
 _READ_IN_BASE = re.compile(r"int\(['\"]([\dA-Za-z]{1,160})['\"], (?:base=)?(\d{1,2})\)")
 _REMAINDER = re.compile(r"(\d{1,40}) ?% ?(\d{1,40})")
+_METHOD = re.compile(r"(?<=[\w)\]])\.(?:doit|simplify|tolist|item|expand|factor)\(\)$")  # Sum(k, (k, 1, 5)).doit()
 _LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: ")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
@@ -86,7 +88,8 @@ def printed(text: str) -> str:
         return rf"{match[1]} \bmod {match[2]}"
     if "=" in text and "==" not in text and (match := _NAMED_VALUE.match(text)):
         return match[0] + printed(text[match.end() :])  # x = (3+4j)
-    text = _unheld(text)
+    text = _unheld(_METHOD.sub("", text) if text[-1:] == ")" else text)
+    text = generators.comprehended(text) if " for " in text else text
     if text[:7] == "lambda ":
         text = _LAMBDA.sub("", text, count=1)
     if "(" in text or "." in text:
@@ -246,6 +249,8 @@ def _turned(name: str, args: list[str]) -> str | None:
     plain = [each for each in args if "=" not in each or each[0] in "([{"]  # without precision=53
     if name in (*_NUMBERS.split("|"), "Fraction", "Rational", "S", "array") and len(plain) == 1:
         return plain[0].strip("'\"")
+    if name in ("sum", "prod", "Sum", "Product", "len"):
+        return generators.turned(name, args)
     if name in _SPECIAL:
         return _SPECIAL[name](args)
     if name in _JOINED:

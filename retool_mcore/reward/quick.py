@@ -26,12 +26,13 @@ from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
 
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
-_FREE = re.compile(r"(?<![a-z\\])[CcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
+_FREE = re.compile(r"(?<![a-z\\])[A-DcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
 _THOUSANDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)[kK]")  # 70k, beside a number
 _COUNTS = frozenset(COUNT_LETTERS)
 _FLOAT = re.compile(r"\.\d{13}")
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
-FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
+FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "family",
+         "pm")  # fmt: skip
 
 
 def measured(answer: Normal, truth: Normal) -> tuple[Normal, Normal]:

@@ -7,7 +7,7 @@ Unreadable, so no number inside it can stand for the whole. The grammar, from lo
 
 from retool_mcore.reward.atoms import Atoms
 from retool_mcore.reward.cursor import END
-from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
+from retool_mcore.reward.node import CONSTANTS, CUT_OFF, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
 from retool_mcore.reward.series import progression
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
 from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, unit_at
@@ -75,6 +75,9 @@ class _Reader(Atoms):
         while not self._is(*ends) and (word := self._separator()):
             words.add(word)
             if self.next is END or self._is(*ends):
+                break
+            if self._is(r"\ldots") and (self._peek() is END or self._peek().text in ends) and self._skip(r"\ldots"):
+                parts.append(CUT_OFF)  # 1, 2, 4, \ldots
                 break
             parts.append(self.statement())
         self._depth -= 1

@@ -90,10 +90,11 @@ _FOR = re.compile(
     r"(?:for|where|with|if|when|provided that)(?: any| all| some)?"
     rf"(?: integers?)?\s{{0,2}}\}}|(?<=[\s\d)}}])(?:for|where|with))\s{{0,2}}(?={_BOUND})"
 )
-_FOR_EACH = re.compile(  # 2^k \text{ for } k \ge 1
-    r"(?:\\quad|\\[ ,;]|,|\s){0,4}(?:\\text\s?\{[\s,]{0,2}(?:for|where|with)(?: any| all)?\s{0,2}\}"
-    r"|(?<=[\s\d)}])(?:for|where))"
-    r"\s{0,2}(?=[a-z]\s?(?:>|≥|\\geq?(?:slant)?(?![a-z]))\s?\d{1,9}$)"
+_ANY = r"(?: any| all| some| every| each| an?)?(?: (?:positive |non-?negative )?(?:integers?|whole numbers?))?"
+_FOR_EACH = re.compile(  # 2^k \text{ for some integer } k \ge 1
+    rf"(?:\\quad|\\[ ,;]|,|\s){{0,4}}(?:\\text\s?\{{[\s,]{{0,2}}(?:for|where|with){_ANY}\s{{0,2}}\}}"
+    rf"|(?<=[\s\d)}}])(?:for|where|with){_ANY})"
+    r"\s{0,2}\$?(?=[a-z]\s?(?:>|≥|\\geq?(?:slant)?(?![a-z]))\s?\d{1,9}\$?$)"
 )
 _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: real)?(?:\s?\}\s?[a-z]| [a-z]\s?\})$")
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")

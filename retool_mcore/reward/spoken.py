@@ -92,12 +92,30 @@ _KIND = re.compile(
 )
 
 
+# What stands behind "yes" or "no" in a sentence, and what would say more or less than that.
+_CLAUSE = re.compile(r"(yes|no)[,;.]? ((?:[a-z'’]{1,15} ?){1,9})")
+_LIMITING = frozenset("but unless if except only or maybe perhaps yes when sometimes usually partly although".split())
+_NEGATING = frozenset("not no never cannot can't none impossible neither nor false untrue".split())
+
+
+def _answered(words: str) -> str | None:
+    """Yes of ``yes it is``, no of ``no it does not``; None where the clause does not say the same."""
+    match = _CLAUSE.fullmatch(words)
+    if match is None:
+        return None
+    said = match[2].replace("’", "'").split()
+    denied = any(each in _NEGATING or each.endswith("n't") for each in said)
+    return match[1] if denied == (match[1] == "no") and not _LIMITING & set(said) else None
+
+
 def said_of(words: str) -> tuple[str | None, str]:
     """What words say as mathematics, if they do, and the words with one spelling."""
     words = match[1] if (match := _KIND.fullmatch(words)) and words not in PHRASES else words
     meant = PHRASES.get(words) or (
         r"\emptyset" if words.startswith(("no ", "there ")) and _NONE.fullmatch(words) else None
     )
+    if words[:4] == "yes " or words[:3] == "no ":
+        words = _answered(words) or words
     return meant, SAYINGS.get(words, words)
 
 
