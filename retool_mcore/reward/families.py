@@ -28,6 +28,7 @@ _WHOLE = frozenset("knmij")  # and that do so between two ends, too
 _STARTS = {"Z": None, "N": None, "N0": 0, "N1": 1}
 _SHIFTS = (0, 1, -1, 2, -2)
 _ANY = Term("")
+_COUNTED = ("list", "set", "builder")
 
 
 class _Bounds(NamedTuple):
@@ -74,6 +75,16 @@ def as_family(node: Term) -> Term:
     said = tuple(put(each, bounds.letter, index) for each in _each_sign(elements))
     kind = "Z" if low is None and bounds.space in ("Z", "") else "N?" if low is None else "N"
     return Term("family", (subject, *said), kind)
+
+
+def counted(node: Term, other: Term) -> tuple[Term, Term]:
+    """Both as families where both are some; a family of few numbers as the set of its values."""
+    if node.op not in _COUNTED and other.op not in _COUNTED:
+        return node, other
+    mine, theirs = as_family(node), as_family(other)
+    if mine.op == theirs.op == "family":
+        return mine, theirs
+    return node if mine.op == "family" else mine, other if theirs.op == "family" else theirs
 
 
 def _each_sign(elements: tuple[Term, ...]) -> Iterator[Term]:
@@ -181,7 +192,7 @@ def _whole(value: int) -> Term:
 
 
 def _endless(node: Term) -> Term:
-    r"""``1, 2, 4, 8, \ldots`` and ``\{3, 7, 11, \ldots\}``, three terms at least, by their formula."""
+    r"""``1, 2, 4, 8, \ldots`` and ``\{3, 7, 11, \ldots\}``, of three terms or more, by formula."""
     if node.op not in ("list", "set") or len(node.args) < 4 or node.args[-1] != CUT_OFF:
         return node
     values = [exact(each) for each in node.args[:-1]]

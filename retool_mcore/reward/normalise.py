@@ -377,6 +377,8 @@ def _words(text: str) -> str | None:
     if text.lower() in ("no", "ok"):
         return text.lower()
     runs = _RUN.findall(text)
+    if "and" in runs and all(run == "and" or (len(run) == 1 and run.islower()) for run in runs):
+        return None  # i and -i
     if not any(len(run) > 2 or (len(run) == 2 and run[0].isupper()) for run in runs):
         return None
     if any(run in WORDS for run in runs) and text.casefold() not in PHRASES:

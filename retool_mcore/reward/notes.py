@@ -22,10 +22,18 @@ _BEFORE = re.compile(
 )
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
 _EXCEPT = re.compile(
-    r"(?:\\text\s?\{\s?)?all real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?,? "
+    r"(?:\\text\s?\{\s?)?all (?:real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?|\$?[a-z]\$?),? "
     r"(?:except|other than|but|not equal to)(?: for)?\s?(?:\}\s?)?((?:[a-z]\s?=\s?)?(?:[-\d]|\\pm)[^<>]{0,80})",
     re.IGNORECASE,
 )
+_COMPARED = re.compile(
+    r"(?:\\text\s?\{\s?)?([a-z])(?:\s?\})?(?:\\text\s?\{)? (?:is |are |must be |has to be )?(?:strictly )?"
+    r"(greater than or equal to|less than or equal to|at least|at most|no more than|no less than|greater than"
+    r"|less than|more than)(?:\s?\})? ?([-\d\\][^A-Za-z,;<>=]{0,30})"
+)
+_SIGNS_SAID = {"greater than or equal to": ">=", "at least": ">=", "no less than": ">=",
+               "less than or equal to": "<=", "at most": "<=", "no more than": "<=",
+               "greater than": ">", "more than": ">", "less than": "<"}  # fmt: skip
 _LINE_WITHOUT = re.compile(r"(?:\\mathbb\s?\{R\}|ℝ|R)\s?(?:\\setminus|\\backslash|∖|-|\\)\s?\\?\{([^{}]{1,80}?)\\?\}")
 _AND = re.compile(r"\\text\s?\{\s?and\s?\}|(?<![a-z])and(?![a-z])")
 _OF_LETTER = re.compile(r"(?<![A-Za-z\\])[a-z]\s?=\s?")
@@ -41,7 +49,7 @@ _COUNTING = re.compile(
     r"([*+0]|\\(?:ast|star)|(?:>|≥|\\geq?(?:slant)?)\s?[01])(?:\s?\})?|(?<=∈)\s?N\s?([*+])(?=$|\))"
 )
 _NOTE = re.compile(r"[,(|:]|\\mid")
-_OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over) (\d{1,9})")
+_OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over|in) (\d{1,9})")
 _HUNDREDTHS = re.compile(r"百分之(\d{1,9}(?:\.\d{1,9})?)")
 _A_CONSTANT = re.compile(r"(?<=\+)\s?(?:\\text\s?\{\s?)?const(?:ant|\.)?(?:\s?\})?$")
 _OR_DECIMAL = re.compile(r"\s?(?:\\text\s?\{\s?\(or\s?\}|\(or )\s?(-?[\d.]{1,40}\\?%?)\)$")
@@ -60,14 +68,14 @@ _SO = re.compile(
     r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|finally)\s?,?\s?(?:\}\s?)?(?=[-\d(\[{\\$]|[a-z]\s?=)", re.IGNORECASE
 )
 _CHINESE = re.compile(
-    r"(?:\\text\s?\{\s?)?(?:(?:所以|因此|[故则])?答案?[是为]?:?|(?:(?![不非无没若当如除或错约至近])[\u4e00-\u9fff]){1,8}[是为]:?|一?共有?|总共有?|合计|等于|(?:面积|体积|周长)?之?比值?[为是]:?)\s?(?:\}\s?)?(?=[-\d\\$])"
+    r"(?:\\text\s?\{\s?)?(?:(?:所以|因此|[故则])?答案?[是为]?:?|(?:(?![不非无没若当如除或错约至近])[\u4e00-\u9fff]){1,8}[是为]:?|(?:所以|因此)?一?共有?|总共有?|合计|等于|(?:面积|体积|周长)?之?比值?[为是]:?)\s?(?:\}\s?)?(?=[-\d\\$])"
 )
 _CURVE = re.compile(
     r"(?:\\text\s?\{\s?)?(?:抛物线|双曲线|椭圆|直线|切线|圆|曲线)?[A-Z]?的?(?:标准|普通|直角坐标|轨迹)?(?:方程)?[是为]?:?\s?(?:\}\s?)?"
     r"(?=[-\da-z(\\])"
 )
 _EACH = re.compile(r"每(秒|分钟?|小时|天)(\d{1,9}(?:\.\d{1,9})?)([\u4e00-\u9fff]{1,4})")
-_FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20})")
+_FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20}|[つ개명살])")
 _ONLY = re.compile(r"(?:\s|~|\\[ ,;])?\s?(?:\\text\s?\{\s?)?\(?(?:only|exactly|exact|only solution)\)?\s?\}?$")
 
 _QUANTITY = re.compile(r"\\(?:SI|qty)\s?\{([^{}]{1,60})\}\s?\{([A-Za-z/^\d. ]{1,30})\}")
@@ -78,7 +86,9 @@ _CUT = re.compile(r"[,(]|\\(?:text|mathrm|quad)(?![a-z])|\s(?=for |where |with )
 _LAST = ("only", "nly}", "nly)", "ctly", "tly}", "tly)", "act)", "ion)", "y)}", "n)}", "ly }")
 _CHANGING = ("тыс", "мил", "млн", "сот", "полов", "трет", "четверт", "или")  # thousands, halves
 _ANY = r"(?:any |all |some |every |each |an? |an arbitrary )?"
-_OF_NUMBERS = r"((?:non-?negative |positive )?integers?|whole numbers?|natural numbers?|(?:real )?constants?|reals?|real numbers?)"
+_OF_NUMBERS = (
+    r"((?:non-?negative |positive )?integers?|(?:whole|natural) numbers?|(?:real )?constants?|reals?|real numbers?)"
+)
 _SPACES = (("negative", r"\Nzero "), ("positive", r"\Npos "), ("whole", r"\Nzero "), ("natural", r"\mathbb{N}"),
            ("integer", r"\mathbb{Z}"))  # fmt: skip
 _NUMBER_NOTE = re.compile(
@@ -102,6 +112,8 @@ def without_words(text: str) -> str:
         return rf"{match[1]}\text{{ remainder }}{match[2]}"
     if text[:1].isalpha() or text[:1] == "\\":
         bare = " ".join(_TEXT.sub(r" \1 ", text).split()) if "except" in text and "\\text" in text else text
+        if (" than " in text or " at " in text) and (match := _COMPARED.fullmatch(text)):
+            return f"{match[1]} {_SIGNS_SAID[match[2]]} {match[3]}"
         if match := _EXCEPT.fullmatch(bare) or _LINE_WITHOUT.fullmatch(text):
             return rf"\mathbb{{R}} \setminus \{{{_OF_LETTER.sub('', _AND.sub(',', match[1]))}\}}"
         if match := _BEFORE.match(text) or _ALL.match(text) or _LABEL.match(text) or _SO.match(text):
@@ -140,7 +152,7 @@ def with_notes(text: str) -> str:
         text = rf"{text[: match.start()]} {space} {text[match.end() :]}"
     if "R" in text or "ℝ" in text:
         text = _HALF_LINE.sub(_part_of_line, text)
-    if (" out of " in text or " over " in text) and (match := _OUT_OF.fullmatch(text)):
+    if (" out of " in text or " over " in text or " in " in text) and (match := _OUT_OF.fullmatch(text)):
         return f"{match[1]}/{match[2]}"
     if text[-1:] == ")":
         if (said := beside_words(text)) is not None:

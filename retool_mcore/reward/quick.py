@@ -82,7 +82,8 @@ def _measured(normal: Normal, other: Normal, *, is_truth: bool = False) -> Norma
     if not unit and not is_truth and (said := _THOUSANDS.fullmatch(normal.text)):
         return normal._replace(tree=None, number=Fraction(said[1]) * 1000)
     tree = read_measured(normal.text, unit)
-    return normal if tree is None or names(tree) else normal._replace(tree=tree, number=exact(tree))
+    value = tree.args[-1] if tree is not None and tree.op == "relation" else tree
+    return normal if tree is None or value is None or names(value) else normal._replace(tree=tree, number=exact(tree))
 
 
 def _is_plain(normal: Normal) -> bool:
@@ -118,6 +119,8 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
         if (answer.percent and truth.dollars) or (answer.dollars and truth.percent):
             return False
         units = [_unit(normal.tree) for normal in (answer, truth)]
+        if (answer.percent and units[1]) or (truth.percent and units[0]):
+            return False
         if "cent^1" in units:  # beside others a sign of currency is dropped
             units = [
                 unit or ("dollar^1" if each.dollars else "") for unit, each in zip(units, (answer, truth), strict=True)

@@ -56,7 +56,11 @@ def read_measured(text: str, unit: str) -> Term | None:
         node = reader.listing()
     except Unreadable:
         return None
-    return Term("unit", (node,), unit) if reader.next is END and not _too_deep(node) else None
+    if reader.next is not END or _too_deep(node):
+        return None
+    if node.op == "relation":  # F = 9.8 N
+        return Term("relation", (*node.args[:-1], Term("unit", (node.args[-1],), unit)), node.text)
+    return Term("unit", (node,), unit)
 
 
 class _Reader(Atoms):

@@ -56,10 +56,10 @@ _LABELLED = re.compile(
 )  # A=(1,2), B=(3,4)
 _LABEL_SIGN = re.compile(r"(?<=[A-Z])\s?=\s?(?=\()")
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
-_ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
+_ORDER = re.compile(r"[<>≤≥≠]|!=|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
 _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
-_TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?"
+_TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to|比)\s?"
 _RATIO = re.compile(rf"(-?\d{{1,9}}(?:\.\d{{1,9}})?|[a-z])(?:{_TO}(-?\d{{1,9}}(?:\.\d{{1,9}})?|[a-z])){{1,5}}")
 _TO_SIGN = re.compile(_TO)
 _COUNT = r"(-?\d{1,15}(?:\.\d{1,9}|\s?/\s?\d{1,9}|\s\d{1,9}/\d{1,9})?)"
@@ -102,6 +102,7 @@ _RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
     r"(?<=[\w}])(?:\s|~|\\quad|\\[ ,;:]){0,4}"
     r"\(([a-z]\s?(?:[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt)(?![a-z]))[^()]{1,30})\)$"
 )
+_IN = re.compile(r"\A([a-z]) in (?=[\[({\\])")  # x in [1, 2]
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _MAPPED = re.compile(r"([A-Za-z])\s?:\s?([a-z])\s?(?:\\mapsto|↦)\s?")  # f: x \mapsto x^2
@@ -126,6 +127,8 @@ def bare_braces(inner: str) -> str:
         return _factors_or_roots(inner)
     if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
         return inner.replace(":", " =")
+    if inner in ("∅", r"\emptyset", r"\varnothing"):
+        return r"\{\emptyset\}"
     return rf"\{{{inner}\}}" if inner[:2] != r"\{" and _CONDITION.search(inner) and _ORDER.search(inner) else inner
 
 
@@ -168,8 +171,7 @@ def respelled(text: str) -> str:
         text = text.replace(":", " =") if _ITEMS.fullmatch(text) else text
     if "{:}" in text or "{.}" in text:
         text = _BRACED_SIGN.sub(r"\1", text)
-    if "==" in text or "+/-" in text:
-        text = text.replace("==", "=").replace("+/-", r"\pm ")
+    text = _in_ascii(text)
     if text[:1] == "<" and _ANGLES.fullmatch(text):
         text = rf"\langle {text[1:-1]} \rangle"
     if r".\overline" in text:
@@ -192,6 +194,17 @@ def respelled(text: str) -> str:
         text = _SIZED.sub("", text) if "\\left" in text else text
         text = _UNION.sub(r" \\cup ", text)
         text = _ONE_TURNED.sub(_unturned, text) if _is_turned(text) else text
+    return text
+
+
+def _in_ascii(text: str) -> str:
+    """Signs of several characters: ``==``, ``+/-``, ``->``, and ``x in [1, 2]``."""
+    if text[1:5] == " in ":
+        text = _IN.sub(r"\1 \\in ", text)
+    if "->" in text:
+        text = text.replace("->", r"\to ")
+    if "==" in text or "+/-" in text:
+        text = text.replace("==", "=").replace("+/-", r"\pm ")
     return text
 
 
@@ -223,7 +236,7 @@ def _noted(text: str) -> str:
         text = _LABEL_SIGN.sub("", text)
     if "10" in text and ("x" in text or "X" in text):
         text = _SCIENTIFIC.sub(r"\\times ", text)
-    if "to" in text and _RATIO.fullmatch(text):
+    if ("to" in text or "比" in text) and _RATIO.fullmatch(text):
         return _TO_SIGN.sub(":", text)
     if "line" in text:
         text = _NUMERAL.sub(r"\1", text)

@@ -196,7 +196,7 @@ def _text(command: str, content: str, glued: bool) -> Token:
         len(plain) == 1
         and plain.isalpha()
         and plain not in UNIT_LETTERS
-        and not "\u4e00" <= plain <= "\u9fff"
+        and plain < "\u3040"  # no kana, Han or Hangul
         and not (command == "text" and plain.isupper())
     ):
         return Token("letter", plain, glued)
@@ -221,7 +221,7 @@ def _units() -> dict[str, str]:
         "dm, km kms kilometer kilometers kilometre kilometres, meter meters metre metres, inch inches, ft foot feet, "
         "yd yard yards, mile miles, kg kgs kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound "
         "pounds, oz ounce "
-        "ounces, ton tons, ml milliliter milliliters, liter liters litre litres, gallon gallons, "
+        "ounces, ton tons, ml mL milliliter milliliters, liter liters litre litres, gallon gallons, "
         "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
         "mph, kph, cent cents, dollar dollars usd USD, euro euros EUR, "
         "rupee rupees INR, yuan CNY RMB, degree degrees deg, radian radians rad, unit units, "
