@@ -18,6 +18,7 @@ from retool_mcore.reward.vectors import rows, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
+_SUMS = ("add", "mul", "neg")
 SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "root", "function"))
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
@@ -241,10 +242,9 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in ("list", "set"):
         listed = node.args[1].text == "[]" and not is_truth
         return Term("relation", (node.args[0], _listed(node.args[1], other, is_truth)), "=") if listed else node
-    if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
-        return Term("relation", (node.args[0], vector(node.args[1], other, is_truth)), "=")
-    if _is_vector(node) and _is_vector(other) and node.args[1].op != other.args[1].op:
-        return Term("relation", (node.args[0], vector(node.args[1], other.args[1], is_truth)), "=")
+    theirs = other.args[1] if _is_vector(other) else other
+    if _names_value(node) and (theirs.op in _PLACES or (theirs.op in _SUMS and node.args[1].op in _PLACES)):
+        return Term("relation", (node.args[0], vector(node.args[1], theirs, is_truth)), "=")
     if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
         return (
             node.args[1] if node.args[1].op not in _OF_SETS or not names(node.args[1]) else node
@@ -271,8 +271,11 @@ def _beside_equation(node: Term, other: Term) -> Term:
 
 def _is_vector(node: Term) -> bool:
     """``v = (1, 2)``, also as a column."""
-    named = node.op == "relation" and node.text == "=" and len(node.args) == 2 and node.args[0].op == "name"
-    return named and node.args[1].op in _PLACES
+    return _names_value(node) and node.args[1].op in _PLACES
+
+
+def _names_value(node: Term) -> bool:
+    return node.op == "relation" and node.text == "=" and len(node.args) == 2 and node.args[0].op == "name"
 
 
 def _all_same(node: Term, other: Term) -> Term:

@@ -215,7 +215,7 @@ def _same_elements(a: Term, b: Term) -> bool:
         return len(mine) == len(theirs) and all(map(_told_same, mine, theirs))
     if a.op == b.op == "list":
         if len(mine) != len(theirs) or ((a.text == "or") != (b.text == "or") and solves(a) and solves(b)):
-            return False  # x=1 or y=2 is no x=1, y=2
+            return False  # x=1 or y=2 is no x=1, y=2, and A or C is no A, C
         for each in mine:
             found = next((index for index, other in enumerate(theirs) if _told_same(each, other)), None)
             if found is None:

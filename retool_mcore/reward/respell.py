@@ -102,6 +102,11 @@ _RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
     r"(?<=[\w}])(?:\s|~|\\quad|\\[ ,;:]){0,4}"
     r"\(([a-z]\s?(?:[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt)(?![a-z]))[^()]{1,30})\)$"
 )
+_JOIN = r"(?:∪|∩|\\cup(?![a-z])|\\cap(?![a-z]))"
+_BARE_SET = re.compile(
+    rf"(?:(?<=∪)|(?<=∩)|(?<=∪ )|(?<=∩ )|(?<=cup)|(?<=cup )|(?<=cap)|(?<=cap )|^)"
+    rf"\{{([^{{}}]{{1,60}})\}}(?=\s?{_JOIN}|$)"
+)  # {5} \cup (2,3)
 _IN = re.compile(r"\A([a-z]) in (?=[\[({\\])")  # x in [1, 2]
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
@@ -172,6 +177,8 @@ def respelled(text: str) -> str:
     if "{:}" in text or "{.}" in text:
         text = _BRACED_SIGN.sub(r"\1", text)
     text = _in_ascii(text)
+    if "}" in text and ("∪" in text or "cup" in text or "∩" in text or "cap" in text):
+        text = _BARE_SET.sub(r"\\{\1\\}", text)
     if text[:1] == "<" and _ANGLES.fullmatch(text):
         text = rf"\langle {text[1:-1]} \rangle"
     if r".\overline" in text:

@@ -216,6 +216,13 @@ def _logs(a: Term, b: Term) -> tuple[bool, ...]:
     return (False, True) if has_log(a) or has_log(b) else (False,)
 
 
+def has_odd_root(node: Term) -> bool:
+    """Whether letters stand in a root of odd degree, which negative numbers have, too."""
+    if node.op == "root" and node.args[1].op == "number" and node.args[1].value % 2 == 1 and names(node.args[0]):
+        return True
+    return any(map(has_odd_root, node.args))
+
+
 def has_log(node: Term) -> bool:
     return (node.op == "function" and node.text == "log") or any(map(has_log, node.args))
 
@@ -241,6 +248,7 @@ def _values(a: Term, b: Term, ten: bool, *, apart: bool = True) -> Iterator[tupl
     both = bool(symbols) and (folds(a) or folds(b))
     stepped = steps(a) or steps(b)
     far = max(largest(a), largest(b)) if both or stepped else 0
+    odd = has_odd_root(a) or has_odd_root(b)  # (x-1)^{1/3} is real on one side alone
     for point, signed in points(symbols, stepped, both, far):
         try:
             coarse = Evaluator(_DIGITS[0], point, ten)
@@ -253,7 +261,7 @@ def _values(a: Term, b: Term, ten: bool, *, apart: bool = True) -> Iterator[tupl
                     raise NoValue
                 coarse = Evaluator(_DIGITS[0] + more, point, ten)
                 few = coarse.value(a), coarse.value(b)
-            if signed and coarse.left_reals:
+            if coarse.left_reals and (signed or odd):
                 continue
             if apart and _apart(*few, mpmath.mpf(10) ** -(_APART + more)):
                 yield few, None, more
