@@ -31,10 +31,17 @@ NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "n
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
 _SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers are
+_WRITTEN = re.compile(
+    r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?[eE][-+]?[0-9]{1,3}|[-+]?[0-9]{1,18}/[0-9]{1,18}"
+)  # 1e-7, 3/4
+_BY_THOUSANDS = re.compile(r"[0-9]{1,3}(,|,\\! ?|\{,\}|\\,)[0-9]{3}(?:\1[0-9]{3}){0,9}")
+_CHAINED = re.compile(  # 1 < x \leq 2
+    r"(?:-?[0-9]{1,9}|[xyz])(?: ?(?:<|>|\\[lg]eq? |\\[lg]eq?(?=-?\d)) ?(?:-?[0-9]{1,9}|[xyz])){1,2}(?<=[\dxyz])"
+)
 # LaTeX that no stage before the reader changes: numbers, single letters, a few commands. No unit,
 # degree, choice, date, base, count, interval or separator of thousands can be spelt so.
 _LATEX = re.compile(
-    r"\A(?=[^\\]*(?:\d|\\[a-z]))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
+    r"\A(?=[^\\]*(?:\d|\\[a-z]|\\\{-?\d))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
     r"(?:\d++(?![ \d_])|\.(?=\d)|(?<![A-Za-z])[a-ik-np-z](?![A-Za-z\d'])"
     r"|(?<=[a-z])_"
     r"|[+\-^()={}*|]|/(?!/)|(?<!\{),(?!\d{3})|(?<=[+\-=,*/]) | (?=[+\-=*/\\])|\\[{}]"
@@ -128,6 +135,14 @@ def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
     if _SHORT.fullmatch(plain := answer.strip()):
         return Normal(plain, number=Fraction(plain))
+    if plain[:1].isdigit() and plain[-1:].isdigit():
+        if _WRITTEN.fullmatch(plain) and (number := plain_number(plain)) is not None:
+            return Normal(plain, number=number)
+        if match := _BY_THOUSANDS.fullmatch(plain):
+            digits = plain.replace(match[1], "")
+            return Normal(digits, number=Fraction(digits))
+    if _CHAINED.fullmatch(plain):
+        return _expression(plain)
     if not plain.isdigit() and _LATEX.fullmatch(plain) and "==" not in plain and not _FRACTION.fullmatch(plain):
         return _expression(plain)
     return staged(answer)
