@@ -221,6 +221,8 @@ class Atoms(Cursor, ABC):
             return Term("function", (self._primary(),), command[1:])
         if command in GREEK:
             return self._named(command)
+        if command in _SPACES and self._is("_"):
+            return self._named(_SPACES[command])  # \mathbb{Z}_6
         if command in _SPACES:
             return Term("space", text=_SPACES[command])
         if command == r"\mp" or not command.strip("\\"):

@@ -59,6 +59,8 @@ def same(a: Term, b: Term) -> bool:
     a, b = _bare(a), _bare(b)
     if a == b:
         return True
+    if "or" in (a.text, b.text):
+        a, b = (_spread(each) if each.op == "list" and each.text == "or" else each for each in (a, b))
     if (a.op == "degree") != (b.op == "degree"):
         return _same_angle(*(a, b) if a.op == "degree" else (b, a))
     if (a.op in ("unit", "percent") or b.op in ("unit", "percent")) and "relation" not in (a.op, b.op):

@@ -19,11 +19,11 @@ from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
 from retool_mcore.reward.sentences import stated
+from retool_mcore.reward.spelling import MAX_ANSWER_CHARS, spelling
 from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time, said_of
-from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
+from retool_mcore.reward.tokens import WORDS, Unreadable
 from retool_mcore.reward.value import exact
 
-MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
 MAX_EXACT_DIGITS = 2000
 MAX_SENTENCES = 4  # one in another: so the answer is: the line y = x
 MAX_WORDS = 6  # of a truth that is words
@@ -75,8 +75,6 @@ _RUN = re.compile(r"[A-Za-z]++")
 _IT_IS = re.compile(r"^it(?: is|['’]s) (?!not )(?=[a-z])")
 _ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
 _AND = re.compile(r",|&|(?<=[a-z.,] )and(?= [a-z])")  # Alice, Bob; Alice and Bob
-_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
-_COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 MAX_NAME_CHARS = 60
 _IN_BASE = re.compile(
     r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
@@ -243,33 +241,6 @@ def vote(answer: str | None) -> str:
     if normal.number is not None:
         return str(normal.number) + ("%" if normal.percent else "")
     return normal.words if normal.words is not None else spelling(normal.text)
-
-
-def spelling(text: str) -> str:
-    r"""The text with one spelling of each sign: no spaces, no ``\left``, no ``\dfrac``."""
-    if len(text) > MAX_ANSWER_CHARS:
-        return text
-    try:
-        found = tokens(_COLUMNS.sub(r"\\begin{array}", _prose(text)))
-    except Unreadable:
-        return text
-    said: list[str] = []
-    for index, each in enumerate(found):
-        text = each.text.lower().replace(" ", "") if each.kind in ("text", "word") else each.text
-        if text == "{" and each.kind == "sign" and index + 2 < len(found) and found[index + 2].text == "}":
-            text = "" if len(found[index + 1].text) == 1 else text
-        elif text == "}" and each.kind == "sign" and index > 1 and found[index - 2].text == "{":
-            text = "" if len(found[index - 1].text) == 1 else text
-        elif each.kind == "number" and index and found[index - 1].kind == "number":
-            text = " " + text
-        said.append(text)
-    return "".join(said)
-
-
-def _prose(text: str) -> str:
-    """A text with words without their case. Letters that stand alone are names and keep it."""
-    words = _PROSE.findall(text)
-    return _PROSE.sub(lambda match: match[0].lower(), text) if len(words) > 2 else text
 
 
 def judgeable(truth: str) -> str | None:

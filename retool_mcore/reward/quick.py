@@ -13,12 +13,13 @@ from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.floats import apart
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, name, nary
-from retool_mcore.reward.normalise import Normal, equal_numbers, spelling
+from retool_mcore.reward.normalise import Normal, equal_numbers
 from retool_mcore.reward.points import names
 from retool_mcore.reward.radicals import same_radicals
 from retool_mcore.reward.reader import read_measured
 from retool_mcore.reward.regions import is_written, same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
+from retool_mcore.reward.spelling import spelling
 from retool_mcore.reward.spoken import same_time
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact

@@ -88,6 +88,7 @@ WORDS = {
     "abs": r"\abs", "gcd": r"\gcd", "lcm": r"\lcm", "max": r"\max", "min": r"\min", "theta": r"\theta",
     "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\lg",
     "percent": r"\%", "pct": r"\%", "arcctg": r"\arccot", "arccot": r"\arccot", "det": r"\det", "mod": r"\bmod",
+    "asinh": r"\asinh", "acosh": r"\arccosh", "atanh": r"\arctanh", "acot": r"\arccot", "coth": r"\coth",
     "arctg": r"\arctan", "cis": r"\cis", "union": r"\cup",
 }  # fmt: skip
 

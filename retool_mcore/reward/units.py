@@ -128,6 +128,14 @@ def _joins(tokens: list[Token], at: int) -> bool:
     return all(each.kind == "text" and _known(each.text) is not None for each in around)
 
 
+def per(unit: str) -> str:
+    """One over a unit: ``lb^-1`` of ``lb^1``."""
+    if unit.startswith("?"):
+        return unit
+    parts = [part.partition("^") for part in unit.split()]
+    return " ".join(f"{base}^{-int(power)}" for base, _, power in parts)
+
+
 def bare_unit(tokens: list[Token], unit: str) -> tuple[int, str] | None:
     """Where letters at the end spell a unit, and which: ``m`` in ``6 m``; None where they do not.
 
@@ -182,6 +190,9 @@ def same_unit(first: str, second: str) -> bool:
     if first.startswith("?") and second.startswith("?"):
         mine, theirs = words
         return mine <= theirs or theirs <= mine or first.isascii() != second.isascii()  # 苹果 and apples
+    if any(each.startswith(("dollar^1 ", "euro^1 ")) for each in (first, second)):
+        plain = [each.removeprefix("dollar^1 ").removeprefix("euro^1 ") for each in (first, second)]
+        return plain[0] == plain[1] or not all((first, second))  # a sign of currency is dropped: $3 per pound
     if first == second or any(not each or each.startswith("?") for each in (first, second)):
         return True
     generic = [each for each in (first, second) if each in _GENERIC]
