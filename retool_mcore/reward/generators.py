@@ -31,6 +31,8 @@ def turned(name: str, args: list[str]) -> str | None:
     if len(args) != 1:
         return None
     inner = _inside(args[0])
+    if inner == args[0] and not (_FOR.fullmatch(inner) or _ONLY_RANGE.fullmatch(inner)):
+        return None  # sum(x)
     if name == "len":
         found = _items(inner)
         return None if found is None else str(len(found))
@@ -54,7 +56,7 @@ def comprehended(text: str) -> str:
 
 def _inside(text: str) -> str:
     """What a list, set or tuple around all of a text holds."""
-    whole = len(text) > 2 and _CLOSES.get(text[0]) == text[-1] and text[0] not in text[1:]
+    whole = len(text) > 2 and text[0] != "{" and _CLOSES.get(text[0]) == text[-1] and text[0] not in text[1:]
     return text[1:-1].strip() if whole else text
 
 
