@@ -231,7 +231,7 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``5 = x`` as ``x = 5``; beside a value ``2:3`` as 2/3, ``x \equiv 5 \pmod 7`` as 5 mod 7."""
     if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
         return Term("relation", node.args[::-1], "=")
-    node = _function_of(node, other)
+    node = _function_of(_angle(node, other), other)
     if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
         node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
     node = _ratio_behind_names(node)
@@ -260,6 +260,13 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _angle(node: Term, other: Term) -> Term:
+    r"""``A = 60^\circ`` beside ``\angle A = 60^\circ`` by that name."""
+    if other.op != "relation" or node.args[0].op != "name" or other.args[0].text != rf"\angle{node.args[0].text}":
+        return node
+    return Term("relation", (other.args[0], *node.args[1:]), node.text)
 
 
 def _beside_equation(node: Term, other: Term) -> Term:

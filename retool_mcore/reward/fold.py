@@ -48,6 +48,7 @@ _LOOKS = re.compile(
 _JOINER = re.compile(r"\\(?:text|mathrm|textrm)\s?\{\s{0,3}([或和且与及])\s{0,3}\}")
 _LETTER_LABEL = re.compile(r"\\(?:text|mathrm|textbf|textit)\s?\{\s?([A-Za-z])\s?([:=])\s?\}")  # \text{x: }7
 _LINE_WITHOUT = re.compile(r"(?:\AR|(?<=[= ])R|\\mathbb\{R\}) \\ (?=[\[({\\])")  # R \ [-1, 1]
+_AND_BEHIND = re.compile(r"(\\text\s?\{\s?[A-Za-z][A-Za-z ]{1,30}?) and ?\}")  # 12\text{ boys and }8
 _CORNERS = str.maketrans("⎡⎢⎣⎤⎥⎦", "[[[]]]")
 _QUOTES = ("'", '"', "`")
 _FENCES = ("```", "'''", '"""')
@@ -72,6 +73,8 @@ def folded(text: str) -> str:
     text = untailed(text)
     if "\\hat" in text or "\\vec" in text:
         text = _BOLD_HAT.sub(r"\1", text)
+    if " and}" in text or " and }" in text:
+        text = _AND_BEHIND.sub(r"\1} \\text{ and }", text)
     if ":" in text or "=" in text:
         text = _LETTER_LABEL.sub(r"\1\2 ", text) if "\\text" in text or "\\math" in text else text
     if "R \\ " in text or "R} \\ " in text:

@@ -54,6 +54,7 @@ def _known(word: str) -> bool:
 def _spelt(words: list[str]) -> Fraction | None:
     if words[-3:] == ["and", "a", "half"] and (whole := _spelt(words[:-3])) is not None:
         return whole + Fraction(1, 2)
+    words = words[1:] if words[:1] == ["a"] and len(words) > 1 else words  # a hundred
     under = _UNDER[words[-1]] if words and words[-1] in _UNDER else 1
     words = words[:-1] if under > 1 else words
     total = part = 0

@@ -74,6 +74,9 @@ _PERCENT_OF = re.compile(
     rf"(?:an? )?(\d{{1,9}}(?:\.\d{{1,9}})?\s?\\?%) (?:{_PART_OF}[A-Za-z]{{3,15}}(?: [A-Za-z]{{2,15}}){{0,4}}"
     "|increase|profit|chance|probability)"
 )
+_PERCENT_TEXT = re.compile(
+    r"(\d{1,9}(?:\.\d{1,9})?\s?\\?%)\s?\\text\s?\{\s?(?:increase|profit|chance|probability)\s?\}"
+)
 _COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
 _NUMERAL = re.compile(r"\\(?:over|under)line\s?\{([\dA-F]{1,40})\}(?=_)")
 _SYSTEM = re.compile(
@@ -249,7 +252,7 @@ def _noted(text: str) -> str:
         text = _NUMERAL.sub(r"\1", text)
     if text[:1].isdigit() and not text[-1:].isdigit() and (told := compound(text)) is not None:
         return told
-    if (text[:1].isdigit() or text[:2] == "a ") and text[-1:].isalpha():
+    if (text[:1].isdigit() or text[:2] == "a ") and (text[-1:].isalpha() or (text[-1:] == "}" and "%" in text)):
         return _with_words_behind(text)
     if "begin" in text:
         text = _LINES.sub(_in_cases, _SYSTEM.sub(_in_cases, text))
@@ -268,7 +271,7 @@ def _noted(text: str) -> str:
 def _with_words_behind(text: str) -> str:
     """A unit in words behind a number: ``2/3 of the pizza``, ``18/day``, ``66 in``."""
     if "%" in text:
-        return match[1] if (match := _PERCENT_OF.fullmatch(text)) else text
+        return match[1] if (match := _PERCENT_OF.fullmatch(text) or _PERCENT_TEXT.fullmatch(text)) else text
     if match := _EACH.fullmatch(text):
         return rf"{match[1]}\text{{ per {match[2]}}}"
     if match := _WORDS_BEHIND.fullmatch(text) or _ONE_BEHIND.fullmatch(text):

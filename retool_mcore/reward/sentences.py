@@ -87,7 +87,8 @@ _SO = re.compile(
 )
 _MAX_SUBJECT = 4  # words, of what is said in words
 _WORDS_ALONE = re.compile(r"[A-Za-z '’-]{3,}\.?")
-_ONLY = re.compile(r"only\s(?=(?:[IVX]{1,4}|\(?[A-J]\)?)$)", re.IGNORECASE)
+_ONE = r"(?:[IVX]{1,4}|\(?[A-J]\)?)"
+_ONLY = re.compile(rf"only\s(?={_ONE}(?:(?:, and|,| and) {_ONE}){{0,5}}$)", re.IGNORECASE)
 _TO_READ = re.compile(
     r"(?<![A-Za-z\\])[A-Za-z]{2}|#|[\u0400-\u052f\u0900-\u0dff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|\\text"
 )  # words, no commands
