@@ -1,4 +1,4 @@
-r"""Families of numbers, sums in Python, sentences in other languages: what eight draws found.
+r"""Families of numbers, sums in Python, sentences in other languages: what ten draws found.
 
 Each line has a truth, ways of it that were once judged wrong, and answers that are not it.
 """
@@ -202,5 +202,21 @@ TRUTHS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
      ("3.75 dollars per pound", r"\$3.75/lb", "3.75/lb"),
      ("$37.5", "3.75 pounds", "$3.57", "375", "$3.75 per ounce")),
     (r"\frac{2}{5} \text{ or } 40\%", ("40%",), ("40", "0.04", "2/5 or 60%", "1/5", "4%")),
+    (r"240\text{ km}", ("They drove 240 km",), ("240 m", "24 km", "240 miles", "240 km/h", "240,000")),
+    ("2^{10}-1",
+     ("sum(2**k for k in range(10))",),
+     ("1024", "2^{9}", "2^{10}+1", "2^{10-1}", "sum(2**k for k in range(11))")),
+    (r"12\text{ boys and }8\text{ girls}",
+     ("12 boys, 8 girls",),
+     ("8 boys and 12 girls", "12 boys", "20", "12 girls and 8 boys")),
+    (r"10\%\text{ increase}", ("10% increase", r"10\% increase"), ("10% decrease", "20% increase")),
+    ("100", ("a hundred (100)",), ("1000", "10", "101", "99", "100!")),
+    (r"x=\frac{\pi}{4}+k\pi, k\in\mathbb{Z}",
+     (r"x=-\frac{3\pi}{4}+k\pi, k\in\mathbb{Z}",),
+     (r"x=\frac{\pi}{4}+2k\pi, k\in\mathbb{Z}", r"x=-\frac{\pi}{4}+k\pi, k\in\mathbb{Z}", r"x=\frac{\pi}{4}",
+      r"x=\frac{\pi}{4}+k, k\in\mathbb{Z}", r"x=\frac{\pi}{4}+k\pi, k\in\mathbb{N}")),
+    (r"\angle A=60^\circ", (r"A=60^\circ",), ("120°", r"\angle B=60^\circ", "30°", "60°, 120°", "60'")),
+    (r"\text{I and III}", ("only I and III",), ("I and II", "III", "I, II, III", "I or III")),
+    ("2.449489742783178", ("2.44948974278318",), ("2.449", "2.4495", r"\sqrt5", "2.449489742783", r"\sqrt{6.0001}")),
 ]
 # fmt: on
