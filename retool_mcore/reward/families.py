@@ -79,12 +79,21 @@ def as_family(node: Term) -> Term:
 
 def counted(node: Term, other: Term) -> tuple[Term, Term]:
     """Both as families where both are some; a family of few numbers as the set of its values."""
-    if node.op not in _COUNTED and other.op not in _COUNTED:
+    if not (_may_count(node) or _may_count(other)):
         return node, other
     mine, theirs = as_family(node), as_family(other)
     if mine.op == theirs.op == "family":
         return mine, theirs
     return node if mine.op == "family" else mine, other if theirs.op == "family" else theirs
+
+
+def _may_count(node: Term) -> bool:
+    """Whether it may be a family: most lists and sets are told by a look."""
+    if node.op not in _COUNTED:
+        return False
+    if node.op == "builder" or node.args[-1:] == (CUT_OFF,):
+        return True
+    return node.op == "list" and any(each.op == "relation" and each.text != "=" for each in node.args)
 
 
 def _each_sign(elements: tuple[Term, ...]) -> Iterator[Term]:
@@ -103,7 +112,7 @@ def _parts(node: Term) -> tuple[tuple[Term, ...], list[Term]] | None:
         if element.op == "name" and len(named) == 1 and len(named[0].args) == 2 and names(named[0].args[1]):
             element = named[0].args[1]
             notes = [each for each in notes if each is not named[0]]
-        return (element,), notes
+        return None if element.op == "name" else ((element,), notes)  # a set of numbers x
     if node.op != "list":
         return None
     notes = [each for each in node.args if _is_note(each)]

@@ -10,7 +10,7 @@ import re
 MAX_ITEMS = 60  # of what is written one by one
 _RANGE = r"range\(\s?([^(),]{1,30}?)\s?(?:,\s?([^(),]{1,30}?)\s?)?(?:,\s?(-?\d{1,4})\s?)?\)"
 _FOR = re.compile(
-    rf"(.{{1,200}}?)\sfor\s([A-Za-z_]\w{{0,9}})\sin\s(?:{_RANGE}|[\[(]([^][(){{}}]{{1,200}})[\])])"
+    rf"\A(.{{1,200}}?)\sfor\s([A-Za-z_]\w{{0,9}})\sin\s(?:{_RANGE}|[\[(]([^][(){{}}]{{1,200}})[\])])"
     r"(?:\sif\s(.{1,60}))?",
     re.DOTALL,
 )

@@ -18,7 +18,7 @@ import mpmath
 
 from retool_mcore.reward.decimals import DECIMAL, PRINTED_DIGITS, is_float, written
 from retool_mcore.reward.evaluate import MAX_EXPONENT, Evaluator, NoValue
-from retool_mcore.reward.node import Term
+from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.points import folds, largest, names, points, steps
 
 MAX_BITS = 4000  # of an exact number
@@ -154,6 +154,8 @@ def _parts(node: Term) -> tuple[Term, Term] | None:
     """The real and the imaginary part of a complex number as written; None for anything else."""
     while node.op == "group":
         node = node.args[0]
+    if node.op in ("mul", "neg"):
+        node = Term("add", (number(0), node))  # 1.732j
     if node.op != "add" or len(node.args) != 2:
         return None
     real, other = node.args
