@@ -10,7 +10,6 @@ from retool_mcore.reward.node import Term
 PRINTED_DIGITS = 15  # with so many it may be a float as Python prints it, off by one in the last digit
 DECIMAL = re.compile(r"(?<!\d)(\d*+)\.(\d++)(?:[eE]([-+]?\d{1,4}))?")  # (?<!\d): a search takes linear time
 _STEPS = 2  # floats beside the one that Python computes: its order of operations is not the truth's
-_ROUNDED = Fraction(1, 10**15)  # relative, of a float that is printed with 15 digits
 _CLOSE = 1e-12  # relative; what Python computes may have lost all digits, and then says nothing
 
 
@@ -37,17 +36,6 @@ def printed(decimal: str, value: Fraction, node: Term) -> bool:
     if abs(abs(value) - int(digits[1] + digits[2]) * unit) <= unit:
         return True
     return _is_float(decimal, float(abs(value)), node)
-
-
-def both_floats(first: str, second: str) -> bool:
-    """Whether two decimals have the digits of floats: SymPy prints 15, Python up to 17."""
-    digits = [len(match[1] + match[2]) for match in map(DECIMAL.fullmatch, (first, second)) if match]
-    return len(digits) == 2 and digits[0] != digits[1] and all(each >= PRINTED_DIGITS for each in digits)
-
-
-def near_floats(first: Fraction, second: Fraction) -> bool:
-    """Whether two floats are one but for the last of 15 digits."""
-    return first * second > 0 and abs(first - second) <= _ROUNDED * max(abs(first), abs(second))
 
 
 def is_float(decimal: Term, value: Any, node: Term) -> bool:

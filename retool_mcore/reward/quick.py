@@ -9,7 +9,7 @@ from fractions import Fraction
 from retool_mcore.reward.beside import SUMS, beside, is_point
 from retool_mcore.reward.choices import lists_choices, same_choice
 from retool_mcore.reward.counts import COUNT_LETTERS, counted
-from retool_mcore.reward.decimals import both_floats, near_floats, printed, written
+from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.floats import apart
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, name, nary
@@ -266,8 +266,6 @@ def _told_labels(answer: Normal, truth: Normal) -> bool | None:
 
 def _printed(answer: Normal, truth: Normal) -> bool:
     """Whether one is a float as Python prints it and the other the fraction that it stands for."""
-    if answer.number and truth.number and both_floats(written(tree_of(answer)), written(tree_of(truth))):
-        return near_floats(answer.number, truth.number)
     for decimal, other in ((answer, truth), (truth, answer)):
         if "." not in written(tree_of(other)) and decimal.number and other.number and decimal.number * other.number > 0:
             return printed(written(tree_of(decimal)), other.number, tree_of(other))
