@@ -28,7 +28,8 @@ from typing import IO, Any, Literal
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import ConfigError, RewardError
 from retool_mcore.reward.equivalence import quick_verdict
-from retool_mcore.reward.normalise import MAX_ANSWER_CHARS, judgeable, normalise
+from retool_mcore.reward.normalise import judgeable, normalise
+from retool_mcore.reward.spelling import MAX_ANSWER_CHARS
 
 __all__ = ["Checkers", "Verdict", "is_equivalent", "judge", "judge_many", "judgeable"]
 DEFAULT_TIMEOUT_S: float = Reward.model_fields["timeout_s"].default

@@ -26,6 +26,7 @@ _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "s
 _ACCENTS = frozenset((
     r"\overline", r"\vec", r"\hat", r"\tilde", r"\dot", r"\ddot", r"\underline", r"\angle", r"\triangle"
 ))  # fmt: skip
+_SPACES = {"\\" + letter: letter for letter in "RZNQC"} | {r"\Nzero": "N0", r"\Npos": "N1"}  # numbers from 0 and from 1
 _CLOSED = frozenset("}")
 MAX_CELL = 12  # nodes
 MAX_DETERMINANT = 3  # rows of one that is developed
@@ -220,8 +221,10 @@ class Atoms(Cursor, ABC):
             return Term("function", (self._primary(),), command[1:])
         if command in GREEK:
             return self._named(command)
-        if command in (r"\R", r"\Z", r"\N", r"\Q", r"\C"):
-            return Term("space", text=command[1:])
+        if command in _SPACES and self._is("_"):
+            return self._named(_SPACES[command])  # \mathbb{Z}_6
+        if command in _SPACES:
+            return Term("space", text=_SPACES[command])
         if command == r"\mp" or not command.strip("\\"):
             raise Unreadable("it breaks off")
         raise Unreadable(f"{command} is not known to the reward")

@@ -6,8 +6,10 @@ truth are each read beside the other as it was written.
 
 from math import gcd
 
-from retool_mcore.reward.conditions import is_membership, without_notes
+from retool_mcore.reward.conditions import is_membership, is_start, without_notes
 from retool_mcore.reward.constants import of_classes, of_integration, of_sympy
+from retool_mcore.reward.decimals import written
+from retool_mcore.reward.families import counted
 from retool_mcore.reward.node import Term, name, number
 from retool_mcore.reward.points import names
 from retool_mcore.reward.signs import holds
@@ -16,6 +18,7 @@ from retool_mcore.reward.vectors import rows, vector
 
 _OF_SETS = ("union", "intersection", "without")
 _PLACES = ("tuple", "matrix")
+_SUMS = ("add", "mul", "neg")
 SUMS = frozenset(("number", "name", "constant", "neg", "add", "div", "pow", "root", "function"))
 _INVERSE = Term("pow", (name("f"), Term("neg", (number(1),))))
 
@@ -25,18 +28,18 @@ def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
 
     ``sympys``: its text holds E or I, which may be SymPy's.
     """
+    node, other = counted(_alike(node), _alike(other))
+    if node.op == "family":
+        return node
     node = _only_element(without_notes(_family(node), _family(other), is_truth), other)
     if node.op == "list" and node.text == "and" and other.op not in ("list", "set"):
         node = _mixed(node)
-    if node.op == "set" and not is_truth and len(node.args) == 1 and node.args[0].op == "tuple" and _is_one(other):
-        node = node.args[0]  # the one solution that a solver prints
-    if other.op == "set" and is_truth and len(other.args) == 1 and other.args[0].op == "tuple" and _is_one(node):
-        other = other.args[0]
+    node = _only_pair(node, other) if not is_truth else node
+    other = _only_pair(other, node) if is_truth else other
     if other.op == "relation" and other.text == r"\in" and other.args[0].op == "name" and other.args[-1].op == "set":
         other = other.args[-1] if node.op == "tuple" else other  # [1, 2] beside x \in \{1, 2\}
-    named = other.op == "relation" and other.text == "=" and (other.args[0].op == "name" or _is_named_tuple(other))
-    if node.op in _PLACES and named:
-        other = other.args[-1]  # v = (1, 2)
+    if node.op in _PLACES:
+        node, other = _unnamed(node, other, is_truth)
     if node.op == "matrix" and len(node.args) == 1 and other.op not in ("relation", "list", "set", *_PLACES):
         return node.args[0]  # [[34]]
     if node.op == "binomial" and other.op == "matrix" and other.text == "matrix 2" and len(other.args) == 2:
@@ -48,7 +51,7 @@ def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
     if node.op == "set" and len(node.args) == 1 and _is_value(other):
         return node.args[0]
     node = of_classes(node, other)
-    node = of_integration(of_sympy(node, other) if sympys else node, other)
+    node = of_integration(of_sympy(node, other) if sympys else node, other, is_truth)
     node = _by_names(node, other)
     if node.op == "relation":
         return _stated(node, other, is_truth)
@@ -57,6 +60,21 @@ def beside(node: Term, other: Term, *, is_truth: bool, sympys: bool) -> Term:
     if other.op in _PLACES:
         return _placed(node, other, is_truth)
     return _of_one_letter(node) if node.op == "list" and _lists_roots(other) else node
+
+
+def _only_pair(node: Term, other: Term) -> Term:
+    """``{(1, 2)}``, the one solution that a solver prints, as the pair."""
+    only = node.op == "set" and len(node.args) == 1 and node.args[0].op == "tuple"
+    return node.args[0] if only and _is_one(other) else node
+
+
+def _unnamed(node: Term, other: Term, is_truth: bool) -> tuple[Term, Term]:
+    """A pair beside that of ``v = (1, 2)``, or of ``(x, y) = (1, 2)``, which is no interval."""
+    both = _is_named_tuple(other)
+    if not both and (other.op != "relation" or other.text != "=" or other.args[0].op != "name"):
+        return node, other
+    listed = both and not is_truth and node.op == "tuple" and node.text == "[]"
+    return Term("tuple", node.args, "()") if listed else node, other.args[-1]
 
 
 def _only_element(node: Term, other: Term) -> Term:
@@ -71,11 +89,28 @@ def _family(node: Term) -> Term:
         return node
     element, condition = node.args
     parts = condition.args if condition.op == "list" and condition.text != "or" else (condition,)
-    notes = tuple(each for each in parts if is_membership(each) and each.args[0] != element)
+    held = names(element) - {element.text}
+    notes = tuple(
+        each
+        for each in parts
+        if (is_membership(each) and each.args[0] != element) or (is_start(each) and names(each) <= held)
+    )
     said = [each for each in parts if each not in notes]
     if notes and len(said) == 1 and said[0].op == "relation" and said[0].text == "=" and said[0].args[0] == element:
         element, said = said[0].args[-1], []
     return Term("list", (element, *notes)) if notes and not said else node
+
+
+def _alike(node: Term) -> Term:
+    r"""``a = b \in \{1, 2\}`` as the pairs (1, 1), (2, 2)."""
+    if node.op != "relation" or not node.text.startswith("=") or not node.text.endswith(r"\in"):
+        return node
+    *letters, values = node.args
+    alike = len(set(letters)) == len(letters) and all(each.op == "name" for each in letters)
+    if not alike or values.op != "set" or set(node.text.split()) != {"=", r"\in"} or node.text.count(r"\in") > 1:
+        return node
+    pairs = tuple(Term("tuple", (each,) * len(letters), "()") for each in values.args)
+    return pairs[0] if len(pairs) == 1 else Term("list", pairs)
 
 
 def _mixed(node: Term) -> Term:
@@ -196,7 +231,7 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     r"""``5 = x`` as ``x = 5``; beside a value ``2:3`` as 2/3, ``x \equiv 5 \pmod 7`` as 5 mod 7."""
     if node.text == "=" and len(node.args) == 2 and node.args[1].op == "name" and not names(node.args[0]):
         return Term("relation", node.args[::-1], "=")
-    node = _function_of(node, other)
+    node = _function_of(_angle(node, other), other)
     if node.text == ": =" and node.args[0].op == "name" and len(names(node)) > 1 and _is_curve(node.args[1]):
         node = Term("relation", node.args[1:], "=")  # l: x + 2y = 3
     node = _ratio_behind_names(node)
@@ -207,14 +242,15 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in ("list", "set"):
         listed = node.args[1].text == "[]" and not is_truth
         return Term("relation", (node.args[0], _listed(node.args[1], other, is_truth)), "=") if listed else node
-    if node.text == "=" and len(node.args) == 2 and node.args[0].op == "name" and other.op in _PLACES:
-        return Term("relation", (node.args[0], vector(node.args[1], other, is_truth)), "=")
+    theirs = other.args[1] if _is_vector(other) else other
+    if _names_value(node) and (theirs.op in _PLACES or (theirs.op in _SUMS and node.args[1].op in _PLACES)):
+        return Term("relation", (node.args[0], vector(node.args[1], theirs, is_truth)), "=")
     if node.text == "=" and len(node.args) == 2 and node.args[0].op in _OF_SETS and other.op != "relation":
         return (
             node.args[1] if node.args[1].op not in _OF_SETS or not names(node.args[1]) else node
         )  # A \\cap B = (1, 2)
-    if node.text == ":" and other.text == "=" and not names(node) and not is_clock(node):
-        return Term("div", node.args)  # 4:5 beside \\frac{AB}{CD} = 4/5
+    if other.text == "=" and node.text in (":", r"\to"):
+        return _beside_equation(node, other)
     if set(node.text.split()) == {"="} and other.op in _PLACES:
         return _all_same(node, other)
     if other.op in ("relation", "list", "set", *_PLACES) or len(node.args) != 2:
@@ -224,6 +260,29 @@ def _stated(node: Term, other: Term, is_truth: bool) -> Term:
     if node.text == ":" and not is_clock(node):
         return Term("div", node.args)
     return node.args[1] if node.text == r"\equiv" and node.args[1].op == "mod" and node.args[0].op == "name" else node
+
+
+def _angle(node: Term, other: Term) -> Term:
+    r"""``A = 60^\circ`` beside ``\angle A = 60^\circ`` by that name."""
+    if other.op != "relation" or node.args[0].op != "name" or other.args[0].text != rf"\angle{node.args[0].text}":
+        return node
+    return Term("relation", (other.args[0], *node.args[1:]), node.text)
+
+
+def _beside_equation(node: Term, other: Term) -> Term:
+    """``x: 7`` beside ``x = 7`` as such; ``4:5`` beside ``AB/CD = 4/5`` as a quotient."""
+    if node.args[0] == other.args[0] and node.args[0].op == "name":
+        return Term("relation", node.args, "=")
+    return Term("div", node.args) if node.text == ":" and not names(node) and not is_clock(node) else node
+
+
+def _is_vector(node: Term) -> bool:
+    """``v = (1, 2)``, also as a column."""
+    return _names_value(node) and node.args[1].op in _PLACES
+
+
+def _names_value(node: Term) -> bool:
+    return node.op == "relation" and node.text == "=" and len(node.args) == 2 and node.args[0].op == "name"
 
 
 def _all_same(node: Term, other: Term) -> Term:
@@ -285,12 +344,20 @@ def _listed(node: Term, other: Term, is_truth: bool) -> Term:
     solved = other.op == "list" and other.text != "or" and len(other.args) == len(node.args) and len(node.args) > 1
     if (column or (node.text == "[]" and not is_truth)) and solved and _by_letter(other) is not None:
         return Term("tuple", node.args, "()")
-    if node.op != "tuple" or node.text != "[]" or (is_truth and (len(node.args) == 2 or not node.args)):
+    if node.op != "tuple" or node.text != "[]" or (is_truth and not _is_printed(node)):
         return node
     if other.op == "tuple" and other.text == "()" and not _is_interval(node):
         return Term("tuple", node.args, "()")
     listed = _lists_values(other) and other.op != "pm"
     return Term(other.op, node.args) if listed else node
+
+
+def _is_printed(node: Term) -> bool:
+    """Whether a truth in brackets is a list: not of two values, but for floats, ``[1.0, 2.0]``."""
+    if len(node.args) != 2:
+        return bool(node.args)
+    said = [written(each) for each in node.args]
+    return all("." in each for each in said) and any(each.endswith(".0") for each in said)
 
 
 def _is_interval(node: Term) -> bool:

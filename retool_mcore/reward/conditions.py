@@ -66,6 +66,10 @@ def _start(node: Term) -> Fraction | None:
     return start if node.args[0].text in ("n", "k", "m") and start in (0, 1, 2) else None
 
 
+def is_start(node: Term) -> bool:
+    return _start(node) is not None
+
+
 def _starts(node: Term) -> set[Fraction]:
     return {start for each in node.args if node.op == "list" and (start := _start(each)) is not None}
 

@@ -4,28 +4,41 @@ from retool_mcore.reward.node import Term, name, number, put
 from retool_mcore.reward.points import names
 
 _BIG_C = name("C")
-_CONSTANTS = name("c"), name("C_1"), name("c_1"), name("K"), name("k")
+_BIG_K = name("K")
+_CONSTANTS = tuple(map(name, ("c", "C", "C_1", "c_1", "C_0", "c_0", "K", "k", "D", "A", "B")))
+_SURE = 7  # the first ones are hardly anything else
 _CONSTANT_NAMES = frozenset(f"{letter}{index}" for letter in "cC" for index in ("", "_1", "_2", "_3")) | {"K", "k"}
+_ADDED = _CONSTANT_NAMES | {"C_0", "c_0", "D", "A", "B"}
 _HOLD = ("add", "mul", "name", "relation")  # what a constant may stand in
 _NUMBERED = [(name(f"c_{index}"), name(f"C_{index}")) for index in (1, 2, 3)]
 
 
-def of_integration(node: Term, other: Term) -> Term:
-    """``+ c`` and ``+ C_1`` as the ``+ C`` of the other side, ``c_1`` as its ``C_1``."""
+def of_integration(node: Term, other: Term, is_truth: bool) -> Term:
+    """``+ c`` and ``+ C_1`` as the ``+ C`` of the other side, ``c_1`` as its ``C_1``.
+
+    A truth's own ``k`` may be given, and so may its ``A``.
+    """
     if node.op == other.op == "relation" and node.text == other.text == "=" and len(node.args) == len(other.args) == 2:
-        right = of_integration(node.args[1], other.args[1])
+        right = of_integration(node.args[1], other.args[1], is_truth)
         if right is node.args[1] and _is_y(node.args[0]) and _is_y(other.args[0]):
             right = _of_solution(right, other.args[1])
         return node if right is node.args[1] else Term("relation", (node.args[0], right), "=")
+    if node.op == "relation" and other.op == "add" and node.text == "=" and len(node.args) == 2:
+        right = of_integration(node.args[1], other, is_truth)
+        return node if right is node.args[1] else Term("relation", (node.args[0], right), "=")
+    if other.op == "relation" and other.text == "=" and len(other.args) == 2 and node.op == "add":
+        return of_integration(node, other.args[1], is_truth)
     if node.op not in _HOLD or other.op not in _HOLD or node is other:
         return node
     mine, theirs = names(node), names(other)
-    if mine.isdisjoint(_CONSTANT_NAMES) or theirs.isdisjoint(_CONSTANT_NAMES):
+    if mine.isdisjoint(_ADDED) or theirs.isdisjoint(_CONSTANT_NAMES):
         return node
-    if node.op == other.op == "add" and _BIG_C in other.args and "C" not in mine:
-        for constant in _CONSTANTS:
-            if constant in node.args and not theirs & {constant.text} and len(mine & _CONSTANT_NAMES) == 1:
-                return put(node, constant, _BIG_C)
+    if node.op == other.op == "add":
+        added = _BIG_C if _BIG_C in other.args else _BIG_K if _BIG_K in other.args and "C" not in mine else None
+        own = frozenset(mine & _ADDED) - theirs
+        for constant in _CONSTANTS[: _SURE if is_truth else None]:
+            if added and added.text not in mine and constant in node.args and own == frozenset((constant.text,)):
+                return put(node, constant, added)
     for small, big in _NUMBERED:
         if small.text in mine and big.text in theirs and big.text not in mine and small.text not in theirs:
             node = put(node, small, big)

@@ -7,10 +7,13 @@ cannot be read is compared as text. Nothing is equal that was not shown to be.
 This runs in a checker process: values of hostile answers may take long.
 """
 
+from itertools import pairwise
+
 from retool_mcore.reward.beside import is_clock, is_time
 from retool_mcore.reward.conditions import is_membership
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
+from retool_mcore.reward.families import same_families
 from retool_mcore.reward.freely import renamed, same_by_cases, same_segment
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.named import are_chances, directed, has_constant_term, is_name, same_letter
@@ -56,14 +59,13 @@ def same(a: Term, b: Term) -> bool:
     a, b = _bare(a), _bare(b)
     if a == b:
         return True
+    if "or" in (a.text, b.text):
+        a, b = (_spread(each) if each.op == "list" and each.text == "or" else each for each in (a, b))
     if (a.op == "degree") != (b.op == "degree"):
         return _same_angle(*(a, b) if a.op == "degree" else (b, a))
     if (a.op in ("unit", "percent") or b.op in ("unit", "percent")) and "relation" not in (a.op, b.op):
         return _same_measured(a, b)
-    told = same_sets(a, b)
-    if told is None and "set" in (a.op, b.op):
-        told = same_by_cases(a, b, _told_same)
-    if told is not None:
+    if (told := _same_collections(a, b)) is not None:
         return told
     if (both := equations(a, b)) is not None:
         return _same_elements(*both)
@@ -85,10 +87,20 @@ def same(a: Term, b: Term) -> bool:
     return _same_expressions(_in_radians(a), _in_radians(b))  # 180^\circ - 2x and \pi - 2x
 
 
+def _same_collections(a: Term, b: Term) -> bool | None:
+    """Whether two families, sets of numbers or functions by cases are one; None for others."""
+    if a.op == b.op == "family":
+        return same_families(a, b, _told_same)
+    told = same_sets(a, b)
+    return same_by_cases(a, b, _told_same) if told is None and "set" in (a.op, b.op) else told
+
+
 def _same_angle(angle: Term, other: Term) -> bool:
     """Degrees beside a number, which may be radians."""
     if other.op == "unit" and not other.text.startswith("?"):
         return other.text == "radian^1" and same(Term("mul", (angle.args[0], DEGREE)), other.args[0])
+    if other.op == "percent":
+        return False
     return same(angle.args[0], other) or same(Term("mul", (angle.args[0], DEGREE)), other)
 
 
@@ -205,7 +217,7 @@ def _same_elements(a: Term, b: Term) -> bool:
         return len(mine) == len(theirs) and all(map(_told_same, mine, theirs))
     if a.op == b.op == "list":
         if len(mine) != len(theirs) or ((a.text == "or") != (b.text == "or") and solves(a) and solves(b)):
-            return False  # x=1 or y=2 is no x=1, y=2
+            return False  # x=1 or y=2 is no x=1, y=2, and A or C is no A, C
         for each in mine:
             found = next((index for index, other in enumerate(theirs) if _told_same(each, other)), None)
             if found is None:
@@ -315,7 +327,11 @@ def _says(answer: Term, truth: Term) -> bool:
 def _summed(node: Term) -> Term | None:
     """What ``m = 40, n = 73, m+n = 113`` says, where it is so; None for anything else."""
     sides = [each.args for each in node.args if each.op == "relation" and each.text == "=" and len(each.args) == 2]
-    if len(sides) < len(node.args) or len(sides) < 2 or any(each[0].op != "name" for each in sides[:-1]):
+    if len(sides) < len(node.args) or len(sides) < 2:
+        return None
+    if not any(map(names, node.args)):
+        return _chained(sides)
+    if any(each[0].op != "name" for each in sides[:-1]):
         return None
     left, value = sides[-1]
     known = frozenset(each.text for each, _ in sides[:-1])
@@ -324,6 +340,18 @@ def _summed(node: Term) -> Term | None:
     for letter, said in sides[:-1]:
         left = put(left, letter, said)
     return value if not names(left) and _told_same(left, value) else None
+
+
+def _chained(sides: list[tuple[Term, ...]]) -> Term | None:
+    """18 of ``16-3-4 = 9; 9*2 = 18``: each is right, and the next one goes on with its value."""
+    if not all(_told_same(left, value) for left, value in sides):
+        return None
+    on = all(before[1] in _leaves(after[0]) for before, after in pairwise(sides))
+    return sides[-1][1] if on else None
+
+
+def _leaves(node: Term) -> list[Term]:
+    return [found for each in node.args for found in _leaves(each)] if node.args else [node]
 
 
 def _is_value_of(relation: Term, value: Term, *, loose: bool = False) -> bool:

@@ -18,11 +18,20 @@ PLAIN_BITS = 60  # a number of more needs more digits than a value has by itself
 MAX_EXPONENT = 10**6  # base-2 exponent of a value; greater ones are compared as text only
 
 
+_LEAVES = frozenset(("number", "name"))
 MAX_TERMS, MAX_ALL_TERMS = 40, 600  # of one sum, and of all at one point: each is evaluated
 
 
 class NoValue(Exception):
     """An expression has no finite value, or one beyond all limits."""
+
+
+def _is_beyond(value: Any) -> bool:
+    """Whether a value is not finite, or beyond all limits. It is asked often."""
+    sizes = [part[2] + part[3] for part in value._mpc_ if part[1]]
+    if any(part[2] for part in value._mpc_ if not part[1]):
+        return True  # infinite, or no number
+    return bool(sizes) and abs(max(sizes)) > MAX_EXPONENT
 
 
 @lru_cache(maxsize=64)
@@ -52,9 +61,7 @@ class Evaluator:
     def value(self, node: Term) -> Any:
         """A complex value. Raises NoValue, or what mpmath raises."""
         result = self._mp.mpc(self._of(node))
-        if not (self._mp.isfinite(result.real) and self._mp.isfinite(result.imag)):
-            raise NoValue
-        if abs(self._mp.mag(result)) > MAX_EXPONENT and result:
+        if node.op not in _LEAVES and _is_beyond(result):
             raise NoValue
         return result
 

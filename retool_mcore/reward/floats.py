@@ -18,6 +18,7 @@ _SIZES = (1e-90, 1e90)
 _MAX_POWER = 150.0  # of an exponent times the logarithm of its base
 _MAX_ANGLE = 1e4
 # Forms that no plain value equals, whatever they hold.
+_WORKED = ("add", "mul", "div", "pow", "neg")  # left of what is worked out: m = 1, n = 2, m+n = 3
 _PLACES = ("tuple", "matrix")
 _NO_VALUES = (*_PLACES, "set", "builder", "union", "intersection", "without", "space", "pm")
 
@@ -51,7 +52,7 @@ def _has_no_value(node: Term) -> bool:
         return not {"=", r"\approx", r"\in", ":", r"\equiv", r"\to"} & set(node.text.split())
     if node.op == "set" and node.args and all(each.op == "tuple" for each in node.args):
         return node.args[0].args[-1].op != "relation"  # values by cases
-    if node.op == "list" and node.args[-1].op == "relation" and node.args[-1].args[0].op == "add":
+    if node.op == "list" and node.args[-1].op == "relation" and node.args[-1].args[0].op in _WORKED:
         return False  # m = 1, n = 2, m+n = 3
     if node.op == "list":
         return node.text != "or" or any(each.op == "relation" for each in node.args)  # not 3/4 or 0.75

@@ -15,11 +15,12 @@ _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", ord("、"): ",", ord("。"): ".", ord("．"): ".", ord("【"): "[", ord("】"): "]",
     ord("‘"): "'", ord("’"): "'", ord("“"): '"', ord("”"): '"', 0x2236: ":",
     **{0x24B6 + place: f"({chr(65 + place)})" for place in range(10)},  # Ⓐ
-    ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F", ord("∛"): r"\sqrt[3]", 
+    0xFFE5: "¥", 0xFFE1: "£", 0xFFE6: "₩", ord("¢"): " cents", ord("￠"): " cents", ord("℃"): "°C", ord("℉"): "°F",
+    ord("∛"): r"\sqrt[3]",
     ord("∜"): r"\sqrt[4]",
     **dict.fromkeys([*range(0x2000, 0x200B), 0x202F, 0x205F], " "),
     0xBA: "°", 0x2DA: "°", ord("Ø"): "∅", ord("∧"): r"\wedge ", ord("∨"): r"\vee ",
-    ord("∴"): r"\therefore ", ord("⇒"): r"\Rightarrow ", ord("⟹"): r"\Rightarrow ", ord("•"): " ",
+    ord("∴"): r"\therefore ", ord("➜"): r"\to ", ord("⇒"): r"\Rightarrow ", ord("⟹"): r"\Rightarrow ", ord("•"): " ",
     0x225C: "=", 0x2254: "=",
     **{code: unicodedata.normalize("NFKC", chr(code)) for code in range(0x1D400, 0x1D800)},
 }  # fmt: skip
@@ -45,6 +46,9 @@ _LOOKS = re.compile(
     r"|\\[hv]space\*?\{[^{}]{1,20}\}|\\(?:hphantom|vphantom|phantom)\{[^{}]{0,40}\}"
 )
 _JOINER = re.compile(r"\\(?:text|mathrm|textrm)\s?\{\s{0,3}([或和且与及])\s{0,3}\}")
+_LETTER_LABEL = re.compile(r"\\(?:text|mathrm|textbf|textit)\s?\{\s?([A-Za-z])\s?([:=])\s?\}")  # \text{x: }7
+_LINE_WITHOUT = re.compile(r"(?:\AR|(?<=[= ])R|\\mathbb\{R\}) \\ (?=[\[({\\])")  # R \ [-1, 1]
+_AND_BEHIND = re.compile(r"(\\text\s?\{\s?[A-Za-z][A-Za-z ]{1,30}?) and ?\}")  # 12\text{ boys and }8
 _CORNERS = str.maketrans("⎡⎢⎣⎤⎥⎦", "[[[]]]")
 _QUOTES = ("'", '"', "`")
 _FENCES = ("```", "'''", '"""')
@@ -69,6 +73,12 @@ def folded(text: str) -> str:
     text = untailed(text)
     if "\\hat" in text or "\\vec" in text:
         text = _BOLD_HAT.sub(r"\1", text)
+    if " and}" in text or " and }" in text:
+        text = _AND_BEHIND.sub(r"\1} \\text{ and }", text)
+    if ":" in text or "=" in text:
+        text = _LETTER_LABEL.sub(r"\1\2 ", text) if "\\text" in text or "\\math" in text else text
+    if "R \\ " in text or "R} \\ " in text:
+        text = _LINE_WITHOUT.sub(r"\\mathbb{R} \\setminus ", text)
     if "</" in text:
         text = _TAGS.sub("", text)
     return _LOOKS.sub(" ", text) if "\\" in text else text

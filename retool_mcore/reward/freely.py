@@ -19,7 +19,7 @@ Same = Callable[[Term, Term], bool]
 _CONSTANT = re.compile(r"[Cc]_\d|C")
 _FREE = re.compile(r"[CcABDKkabm]|[Cc]_\d")
 _MAX_CONSTANTS = 3
-_SEGMENT = re.compile(r"(?:\\overline|\\vec|)([A-Z]{2,3})")
+_SEGMENT = re.compile(r"(\\overline|\\vec|)([A-Z]{2,3})")
 _STEPS = (Fraction(1, 7), Fraction(9, 17), Fraction(14, 15))  # between the ends of a case
 _FAR = (Fraction(1, 3), Fraction(29, 7), Fraction(211, 3))  # beyond its one end
 
@@ -64,14 +64,19 @@ def _raises(node: Term, letter: str) -> bool:
 def same_segment(a: Term, b: Term) -> bool:
     r"""``\overline{AB}``, ``|AB|``, ``BA``: names of one segment."""
     mine, theirs = _segment(a), _segment(b)
-    return mine is not None and mine == theirs
+    if mine is None or theirs is None:
+        return False
+    if r"\vec" in (mine[0], theirs[0]):  # a vector has a direction
+        return mine[1] == theirs[1]
+    return sorted(mine[1]) == sorted(theirs[1])
 
 
-def _segment(node: Term) -> str | None:
+def _segment(node: Term) -> tuple[str, str] | None:
+    """Its accent and its letters."""
     while node.op in ("abs", "group"):
         node = node.args[0]
     said = "".join(each.text for each in node.args) if node.op == "mul" else node.text if node.op == "name" else ""
-    return "".join(sorted(match[1])) if (match := _SEGMENT.fullmatch(said)) else None
+    return (match[1], match[2]) if (match := _SEGMENT.fullmatch(said)) else None
 
 
 def same_by_cases(a: Term, b: Term, same: Same) -> bool | None:

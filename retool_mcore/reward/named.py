@@ -11,6 +11,8 @@ def is_name(node: Term) -> bool:
     """A symbol, or a symbol applied to others: ``x``, ``f(x)``, ``P(n, k)``; a segment ``AB``."""
     if node.op == "call":
         return True
+    if node.op == "mul" and len(node.args) == 2 and node.args[0].text == r"\nabla" and node.args[1].op == "name":
+        return True  # the gradient of f
     if _is_segment(node) or _is_inverse(node):
         return True
     if node.op == "mul" and _is_inverse(node.args[0]):

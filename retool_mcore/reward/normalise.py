@@ -19,11 +19,11 @@ from retool_mcore.reward.prints import printed
 from retool_mcore.reward.reader import read
 from retool_mcore.reward.respell import bare_braces, respelled, trimmed
 from retool_mcore.reward.sentences import stated
+from retool_mcore.reward.spelling import MAX_ANSWER_CHARS, spelling
 from retool_mcore.reward.spoken import PHRASES, SAYINGS, date_or_time, said_of
-from retool_mcore.reward.tokens import WORDS, Unreadable, tokens
+from retool_mcore.reward.tokens import WORDS, Unreadable
 from retool_mcore.reward.value import exact
 
-MAX_ANSWER_CHARS = 2000  # anything longer is no answer: it is wrong without a check
 MAX_EXACT_DIGITS = 2000
 MAX_SENTENCES = 4  # one in another: so the answer is: the line y = x
 MAX_WORDS = 6  # of a truth that is words
@@ -31,10 +31,17 @@ NO_ANSWERS = {"proof", "prove", "proved", "proven", "see", "answers", "null", "n
 
 _NUMBER = r"[-+]?(?:\d++\.?\d*+|\.\d++)"  # possessive: never split a thousand digits in a million ways
 _SHORT = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")  # what most answers are
+_WRITTEN = re.compile(
+    r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?[eE][-+]?[0-9]{1,3}|[-+]?[0-9]{1,18}/[0-9]{1,18}"
+)  # 1e-7, 3/4
+_BY_THOUSANDS = re.compile(r"[0-9]{1,3}(,|,\\! ?|\{,\}|\\,)[0-9]{3}(?:\1[0-9]{3}){0,9}")
+_CHAINED = re.compile(  # 1 < x \leq 2
+    r"(?:-?[0-9]{1,9}|[xyz])(?: ?(?:<|>|\\[lg]eq? |\\[lg]eq?(?=-?\d)) ?(?:-?[0-9]{1,9}|[xyz])){1,2}(?<=[\dxyz])"
+)
 # LaTeX that no stage before the reader changes: numbers, single letters, a few commands. No unit,
 # degree, choice, date, base, count, interval or separator of thousands can be spelt so.
 _LATEX = re.compile(
-    r"\A(?=[^\\]*(?:\d|\\[a-z]))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
+    r"\A(?=[^\\]*(?:\d|\\[a-z]|\\\{-?\d))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
     r"(?:\d++(?![ \d_])|\.(?=\d)|(?<![A-Za-z])[a-ik-np-z](?![A-Za-z\d'])"
     r"|(?<=[a-z])_"
     r"|[+\-^()={}*|]|/(?!/)|(?<!\{),(?!\d{3})|(?<=[+\-=,*/]) | (?=[+\-=*/\\])|\\[{}]"
@@ -68,8 +75,6 @@ _RUN = re.compile(r"[A-Za-z]++")
 _IT_IS = re.compile(r"^it(?: is|['’]s) (?!not )(?=[a-z])")
 _ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3}\S*(?: \S+){0,2}$)")
 _AND = re.compile(r",|&|(?<=[a-z.,] )and(?= [a-z])")  # Alice, Bob; Alice and Bob
-_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
-_COLUMNS = re.compile(r"\\begin\{array\}\s*+\{[lcr| ]{1,30}\}")
 MAX_NAME_CHARS = 60
 _IN_BASE = re.compile(
     r"(?<![\w.])([\dA-F]{1,40})\)?(?:_\{|\s)?\s{0,2}(?:\\text\{)?\s{0,2}\(?(?:in\s)?base\s{0,2}\}?\s{0,2}(\d{1,2})\)?\}?\}?$"
@@ -128,6 +133,14 @@ def normalise(answer: str) -> Normal:
     """Bring an answer into normal form. It never fails, and takes linear time."""
     if _SHORT.fullmatch(plain := answer.strip()):
         return Normal(plain, number=Fraction(plain))
+    if plain[:1].isdigit() and plain[-1:].isdigit():
+        if _WRITTEN.fullmatch(plain) and (number := plain_number(plain)) is not None:
+            return Normal(plain, number=number)
+        if match := _BY_THOUSANDS.fullmatch(plain):
+            digits = plain.replace(match[1], "")
+            return Normal(digits, number=Fraction(digits))
+    if _CHAINED.fullmatch(plain):
+        return _expression(plain)
     if not plain.isdigit() and _LATEX.fullmatch(plain) and "==" not in plain and not _FRACTION.fullmatch(plain):
         return _expression(plain)
     return staged(answer)
@@ -228,33 +241,6 @@ def vote(answer: str | None) -> str:
     if normal.number is not None:
         return str(normal.number) + ("%" if normal.percent else "")
     return normal.words if normal.words is not None else spelling(normal.text)
-
-
-def spelling(text: str) -> str:
-    r"""The text with one spelling of each sign: no spaces, no ``\left``, no ``\dfrac``."""
-    if len(text) > MAX_ANSWER_CHARS:
-        return text
-    try:
-        found = tokens(_COLUMNS.sub(r"\\begin{array}", _prose(text)))
-    except Unreadable:
-        return text
-    said: list[str] = []
-    for index, each in enumerate(found):
-        text = each.text.lower().replace(" ", "") if each.kind in ("text", "word") else each.text
-        if text == "{" and each.kind == "sign" and index + 2 < len(found) and found[index + 2].text == "}":
-            text = "" if len(found[index + 1].text) == 1 else text
-        elif text == "}" and each.kind == "sign" and index > 1 and found[index - 2].text == "{":
-            text = "" if len(found[index - 1].text) == 1 else text
-        elif each.kind == "number" and index and found[index - 1].kind == "number":
-            text = " " + text
-        said.append(text)
-    return "".join(said)
-
-
-def _prose(text: str) -> str:
-    """A text with words without their case. Letters that stand alone are names and keep it."""
-    words = _PROSE.findall(text)
-    return _PROSE.sub(lambda match: match[0].lower(), text) if len(words) > 2 else text
 
 
 def judgeable(truth: str) -> str | None:
@@ -371,11 +357,14 @@ def _words(text: str) -> str | None:
         return next(filter(None, match.groups())).upper()
     if len(text) == 1 and text in "ABCDE":
         return text
+    text = text[:-1] if text[-1] == "!" and text[:-1].lower() in ("yes", "no", "true", "false") else text
     if not _LETTERS.fullmatch(text):
         return text if text in PHRASES or text in SAYINGS else None
     if text.lower() in ("no", "ok"):
         return text.lower()
     runs = _RUN.findall(text)
+    if "and" in runs and all(run == "and" or (len(run) == 1 and run.islower()) for run in runs):
+        return None  # i and -i
     if not any(len(run) > 2 or (len(run) == 2 and run[0].isupper()) for run in runs):
         return None
     if any(run in WORDS for run in runs) and text.casefold() not in PHRASES:

@@ -12,7 +12,7 @@ MAX_NOTE_CHARS = 300  # of a text with a note
 _KINDS = (
     r"(?:ordered )?(?:pair|triple)s?|points?|ratio|vector|interval|set|line|number|value|matrix|total(?: of)?"
     r"|vertex|center|centre|focus|parabola|circle|ellipse|hyperbola|plane|curve|equation|function|fraction|polynomial|integer"
-    r"|exactly|only"
+    r"|exactly|only|(?:probability|length|area|volume|distance|speed|rate|price|cost|value|profit|radius) of"
 )
 _BEFORE = re.compile(
     rf"(?:\\text(?:rm|bf)?\s?\{{\s?)?(?:(?:the|an?) )?(?:{_KINDS}|there (?:are|is)(?: exactly)?)"
@@ -22,10 +22,18 @@ _BEFORE = re.compile(
 )
 _LABEL = re.compile(r"(?:\\text(?:bf)?\s?\{\s?)?ans(?:wer)?\s?[:.]\s?(?:\}\s?)?(?=[-\d(\[{\\$])", re.IGNORECASE)
 _EXCEPT = re.compile(
-    r"(?:\\text\s?\{\s?)?all real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?,? "
+    r"(?:\\text\s?\{\s?)?all (?:real(?:s| numbers?| values(?: of)?)?(?: \$?[a-z]\$?)?|\$?[a-z]\$?),? "
     r"(?:except|other than|but|not equal to)(?: for)?\s?(?:\}\s?)?((?:[a-z]\s?=\s?)?(?:[-\d]|\\pm)[^<>]{0,80})",
     re.IGNORECASE,
 )
+_COMPARED = re.compile(
+    r"(?:\\text\s?\{\s?)?([a-z])(?:\s?\})?(?:\\text\s?\{)? (?:is |are |must be |has to be )?(?:strictly )?"
+    r"(greater than or equal to|less than or equal to|at least|at most|no more than|no less than|greater than"
+    r"|less than|more than)(?:\s?\})? ?([-\d\\][^A-Za-z,;<>=]{0,30})"
+)
+_SIGNS_SAID = {"greater than or equal to": ">=", "at least": ">=", "no less than": ">=",
+               "less than or equal to": "<=", "at most": "<=", "no more than": "<=",
+               "greater than": ">", "more than": ">", "less than": "<"}  # fmt: skip
 _LINE_WITHOUT = re.compile(r"(?:\\mathbb\s?\{R\}|ℝ|R)\s?(?:\\setminus|\\backslash|∖|-|\\)\s?\\?\{([^{}]{1,80}?)\\?\}")
 _AND = re.compile(r"\\text\s?\{\s?and\s?\}|(?<![a-z])and(?![a-z])")
 _OF_LETTER = re.compile(r"(?<![A-Za-z\\])[a-z]\s?=\s?")
@@ -37,11 +45,11 @@ _HALF_LINE = re.compile(
     r"(?:[_^]\s?(?:\{\s?)?(\+|\*|\\(?:ast|star|times)|>\s?0|\\geq?(?:slant)?\s?0)(?:\s?\})?|\+)\s?(?=$|\\cup|∪)"
 )
 _COUNTING = re.compile(
-    r"(?:(?<=\\in)|(?<=∈))\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?(?:[*+]|\\(?:ast|star)|(?:>|≥|\\geq?(?:slant)?)\s?0)(?:\s?\})?"
-    r"|(?<=∈)\s?N\s?[*+](?=$|\))"
+    r"(?:(?<=\\in)|(?<=∈))\s?(?:\\math(?:bb|bf)\s?\{[NZ]\}|[NZ])\s?[_^]\s?(?:\{\s?)?"
+    r"([*+0]|\\(?:ast|star)|(?:>|≥|\\geq?(?:slant)?)\s?[01])(?:\s?\})?|(?<=∈)\s?N\s?([*+])(?=$|\))"
 )
-_NOTE = re.compile(r"[,(]")
-_OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over) (\d{1,9})")
+_NOTE = re.compile(r"[,(|:]|\\mid")
+_OUT_OF = re.compile(r"(\d{1,9}) (?:out of|over|in) (\d{1,9})")
 _HUNDREDTHS = re.compile(r"百分之(\d{1,9}(?:\.\d{1,9})?)")
 _A_CONSTANT = re.compile(r"(?<=\+)\s?(?:\\text\s?\{\s?)?const(?:ant|\.)?(?:\s?\})?$")
 _OR_DECIMAL = re.compile(r"\s?(?:\\text\s?\{\s?\(or\s?\}|\(or )\s?(-?[\d.]{1,40}\\?%?)\)$")
@@ -60,14 +68,14 @@ _SO = re.compile(
     r"(?:\\text\s?\{\s?)?(?:so|thus|hence|therefore|finally)\s?,?\s?(?:\}\s?)?(?=[-\d(\[{\\$]|[a-z]\s?=)", re.IGNORECASE
 )
 _CHINESE = re.compile(
-    r"(?:\\text\s?\{\s?)?(?:(?:所以|因此|[故则])?答案?[是为]?:?|(?:(?![不非无没若当如除或错约至近])[\u4e00-\u9fff]){1,8}[是为]:?|一?共有?|总共有?|合计|等于|(?:面积|体积|周长)?之?比值?[为是]:?)\s?(?:\}\s?)?(?=[-\d\\$])"
+    r"(?:\\text\s?\{\s?)?(?:(?:所以|因此|[故则])?答案?[是为]?:?|(?:(?![不非无没若当如除或错约至近])[\u4e00-\u9fff]){1,8}[是为]:?|(?:所以|因此)?一?共有?|总共有?|合计|等于|(?:面积|体积|周长)?之?比值?[为是]:?)\s?(?:\}\s?)?(?=[-\d\\$])"
 )
 _CURVE = re.compile(
     r"(?:\\text\s?\{\s?)?(?:抛物线|双曲线|椭圆|直线|切线|圆|曲线)?[A-Z]?的?(?:标准|普通|直角坐标|轨迹)?(?:方程)?[是为]?:?\s?(?:\}\s?)?"
     r"(?=[-\da-z(\\])"
 )
 _EACH = re.compile(r"每(秒|分钟?|小时|天)(\d{1,9}(?:\.\d{1,9})?)([\u4e00-\u9fff]{1,4})")
-_FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20})")
+_FOREIGN = re.compile(r"(-?\d{1,15}(?:\.\d{1,9})?)\s?([^\W\d_]{2,20}|[つ개명살])")
 _ONLY = re.compile(r"(?:\s|~|\\[ ,;])?\s?(?:\\text\s?\{\s?)?\(?(?:only|exactly|exact|only solution)\)?\s?\}?$")
 
 _QUANTITY = re.compile(r"\\(?:SI|qty)\s?\{([^{}]{1,60})\}\s?\{([A-Za-z/^\d. ]{1,30})\}")
@@ -79,9 +87,10 @@ _LAST = ("only", "nly}", "nly)", "ctly", "tly}", "tly)", "act)", "ion)", "y)}", 
 _CHANGING = ("тыс", "мил", "млн", "сот", "полов", "трет", "четверт", "или")  # thousands, halves
 _ANY = r"(?:any |all |some |every |each |an? |an arbitrary )?"
 _OF_NUMBERS = (
-    r"((?:non-?negative |positive |whole )?integers?|natural numbers?|(?:real )?constants?|reals?|real numbers?)"
+    r"((?:non-?negative |positive )?integers?|(?:whole|natural) numbers?|(?:real )?constants?|reals?|real numbers?)"
 )
-_WHOLE = re.compile("integer|natural")
+_SPACES = (("negative", r"\Nzero "), ("positive", r"\Npos "), ("whole", r"\Nzero "), ("natural", r"\mathbb{N}"),
+           ("integer", r"\mathbb{Z}"))  # fmt: skip
 _NUMBER_NOTE = re.compile(
     rf"[,(]?\s?(?:where |with |for |and )?(?:{_ANY}{_OF_NUMBERS} (?:values? of )?([A-Za-z])"
     rf"|([A-Za-z]) (?:is |be |being |= ?){_ANY}{_OF_NUMBERS})\s?\)?"
@@ -103,6 +112,8 @@ def without_words(text: str) -> str:
         return rf"{match[1]}\text{{ remainder }}{match[2]}"
     if text[:1].isalpha() or text[:1] == "\\":
         bare = " ".join(_TEXT.sub(r" \1 ", text).split()) if "except" in text and "\\text" in text else text
+        if (" than " in text or " at " in text) and (match := _COMPARED.fullmatch(text)):
+            return f"{match[1]} {_SIGNS_SAID[match[2]]} {match[3]}"
         if match := _EXCEPT.fullmatch(bare) or _LINE_WITHOUT.fullmatch(text):
             return rf"\mathbb{{R}} \setminus \{{{_OF_LETTER.sub('', _AND.sub(',', match[1]))}\}}"
         if match := _BEFORE.match(text) or _ALL.match(text) or _LABEL.match(text) or _SO.match(text):
@@ -126,7 +137,7 @@ def _foreign_unit(match: re.Match[str]) -> str:
 
 def with_notes(text: str) -> str:
     r"""``k\pi, where k is an integer`` as ``k\pi, k \in \mathbb{Z}``; equations below as a list."""
-    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "const", "real", "natural")):
+    if len(text) <= MAX_NOTE_CHARS and any(noun in text for noun in ("integer", "const", "real", "natural", "whole")):
         text = _with_numbers_note(text)
     if ("\n" in text or "\\\\" in text) and "begin" not in text and len(text) <= MAX_NOTE_CHARS:
         rows = [row.strip(" ,;") for row in _ROWS.split(text)]
@@ -136,10 +147,12 @@ def with_notes(text: str) -> str:
     if text.count("=") > 3 and len(text) <= MAX_NOTE_CHARS:
         return _as_pairs(text)
     if ("\\in" in text or "∈" in text) and (match := _COUNTING.search(text)) and _NOTE.search(text, 0, match.start()):
-        text = rf"{text[: match.start()]} \mathbb{{N}}{text[match.end() :]}"
+        first = match[1] or match[2]
+        space = r"\Nzero" if first == "0" or (first[-1] == "0" and first[0] != ">") else r"\Npos"
+        text = rf"{text[: match.start()]} {space} {text[match.end() :]}"
     if "R" in text or "ℝ" in text:
         text = _HALF_LINE.sub(_part_of_line, text)
-    if (" out of " in text or " over " in text) and (match := _OUT_OF.fullmatch(text)):
+    if (" out of " in text or " over " in text or " in " in text) and (match := _OUT_OF.fullmatch(text)):
         return f"{match[1]}/{match[2]}"
     if text[-1:] == ")":
         if (said := beside_words(text)) is not None:
@@ -155,8 +168,9 @@ def _with_numbers_note(text: str) -> str:
     for cut in _CUT.finditer(text):
         plain = " ".join(_TEXT.sub(lambda match: f" {match[1] or ''} ", text[cut.start() :]).split())
         if cut.start() and (match := _NUMBER_NOTE.fullmatch(plain.replace(" ,", ","))):
-            space = "Z" if _WHOLE.search(match[1] or match[4]) else "R"
-            return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in \mathbb{{{space}}}"
+            said = match[1] or match[4]
+            space = next((space for kind, space in _SPACES if kind in said), r"\mathbb{R}")
+            return rf"{text[: cut.start()].rstrip()}, {match[2] or match[3]} \in {space}"
     return _A_CONSTANT.sub(" C", text)
 
 

@@ -41,16 +41,20 @@ def beside_words(text: str) -> str | None:
         value = Fraction(said.lstrip("$\\").replace(",", ""))
     except (ValueError, ZeroDivisionError):
         return None
-    if _spelt(found) != value:
+    sign = -1 if found[:1] in (["negative"], ["minus"]) else 1
+    if _spelt(found[1:] if sign < 0 else found) != sign * value:
         return None
     return rf"{said}\text{{ {unit}}}" if unit else said
 
 
 def _known(word: str) -> bool:
-    return word in _VALUES or word in _UNDER or word in _SCALES or word in ("hundred", "and")
+    return word in _VALUES or word == "a" or word in _UNDER or word in _SCALES or word in ("hundred", "and")
 
 
 def _spelt(words: list[str]) -> Fraction | None:
+    if words[-3:] == ["and", "a", "half"] and (whole := _spelt(words[:-3])) is not None:
+        return whole + Fraction(1, 2)
+    words = words[1:] if words[:1] == ["a"] and len(words) > 1 else words  # a hundred
     under = _UNDER[words[-1]] if words and words[-1] in _UNDER else 1
     words = words[:-1] if under > 1 else words
     total = part = 0

@@ -6,7 +6,9 @@ It becomes the LaTeX that says the same, before anything else reads an answer. A
 
 import re
 from collections.abc import Callable
+from functools import partial
 
+from retool_mcore.reward.generators import comprehended, turned
 from retool_mcore.reward.piecewise import as_set
 
 _MAX_CALLS = 60
@@ -28,11 +30,12 @@ _CALL = re.compile(
     rf"(?<![\w\\])(?:(?P<name>{_NUMBERS}|Fraction|Rational|mpq|complex|Poly|print|binomial|comb|nCr|nPr|perm|factorial"
     r"|floor|ceiling|ceil|cbrt|root|real_root|Matrix|ImmutableMatrix|ImmutableDenseMatrix|MutableDenseMatrix|array"
     r"|asarray|matrix|FiniteSet|Union|Intersection|Complement|Eq|Ne|Lt|Le|Gt|Ge|Piecewise|And|Or|Pow|pow|hypot|atan2|Add|Mul|set|frozenset|dict"
-    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|diag|eye|poly1d|datetime\.(?:date|time)|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
+    r"|Point(?:[23]D)?|Tuple|tuple|radians|Symbol|Dummy|n?simplify|sympify|expand|factor|str|round|diag|eye|poly1d|datetime\.(?:date|time)|sum|prod|Sum|Product|len|Interval(?:\.open|\.Lopen|\.Ropen)?|S(?=\(-?\d+\))))\("
 )
-_NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}", "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset",
-          "GoldenRatio": r"\frac{1+\sqrt{5}}{2}"}  # fmt: skip
-_NAMED = re.compile(r"(?<![\w\\.])(?:S\.Reals|S\.EmptySet|EmptySet|Reals|GoldenRatio)(?!\w)")
+_NAMES = {"EmptySet": r"\emptyset", "Reals": r"\mathbb{R}",
+          "S.Reals": r"\mathbb{R}", "S.EmptySet": r"\emptyset", "GoldenRatio": r"\frac{1+\sqrt{5}}{2}",
+          "S.Infinity": r"\infty", "S.NegativeInfinity": r"-\infty"}  # fmt: skip
+_NAMED = re.compile(r"(?<![\w\\.])(?:S\.(?:Negative)?Infinity|(?:S\.)?Reals|(?:S\.)?EmptySet|GoldenRatio)(?!\w)")
 _REAL = r"[-+]?\s{0,2}[\d.]{1,40}+(?:e[-+]?\d{1,4})?+"
 _COMPLEX = re.compile(rf"\(?(?:{_REAL}\s{{0,2}}(?=[-+]))?{_REAL}j\)?")
 _J = re.compile(r"(?<=[\d.])j(?![A-Za-z])")
@@ -41,6 +44,8 @@ _UNIT_I = re.compile(rf"({_REAL}\s?[-+]\s?)(?:[ij]\s?(\d[\d.]{{0,40}})|(\d[\d.]{
 _UNDERSCORED = re.compile(r"[-+]?\d{1,3}(?:(?:_\d{3}){1,30}|(?:'\d{3}){1,30})(?:\.\d{1,40})?")
 _READ_IN_BASE = re.compile(r"int\(['\"]([\dA-Za-z]{1,160})['\"], (?:base=)?(\d{1,2})\)")
 _REMAINDER = re.compile(r"(\d{1,40}) ?% ?(\d{1,40})")
+_PLAIN = re.compile(r"-?\d{1,12}(?:\.\d{1,12})?")
+_METHOD = re.compile(r"(?<=[\w)\]])\.(?:doit|simplify|tolist|item|expand|factor)\(\)$")  # Sum(k, (k, 1, 5)).doit()
 _LAMBDA = re.compile(r"lambda \w{1,9}(?:, \w{1,9}){0,4}: ")
 _BASED = re.compile(r"([-+]?)0(?:[xX]([0-9a-fA-F]{1,40})|[bB]([01]{1,160})|[oO]([0-7]{1,60}))")
 _LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?![A-Za-z(])")
@@ -60,7 +65,10 @@ _SPACED = re.compile(rf"\[\s*{_VALUE}(?:\s+{_VALUE})+\s*\]")  # [ 1 -2  3], as N
 _SEMICOLONS = re.compile(r"[\[(]([^][(){};]{3,200}(?:;[^][(){};]{3,200}){1,9})[\])]")  # [1 2; 3 4]
 _NAMED_ROWS = re.compile(r"([A-Za-z]\w{0,3}\s?=\s?)(?=\[\s*\[)")
 _NAMED_VALUE = re.compile(r"\A[^()=<>!:,;{}\[\]]{1,30}(?:\([^()=,]{1,20}\))?\s?=\s?(?=[^=\s][^=<>]*$)")
-_OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\))//(\w{1,20}|\([^()]{1,60}\))")
+_OVER = re.compile(r"(\w{1,20}|\([^()]{1,60}\)|\(\(\w{1,20}\)!\)) ?// ?(\w{1,20}|\([^()]{1,60}\))")
+_EQUATIONS = re.compile(
+    r"\[([^][=<>,]{1,40}=[^][=<>,]{1,60}(?:,[^][=<>,]{1,40}=[^][=<>,]{1,60}){1,9})\]"
+)  # [x = 2, y = 3]
 _AND_OR = re.compile(r"(?<=\)) [&|] | [&|] (?=\()")  # (1 < x) & (x < 2)
 _EULER = re.compile(r"(?<![A-Za-z])E\*\*")
 _ROW = re.compile(r"\[([^][]{1,400})\]")
@@ -86,7 +94,8 @@ def printed(text: str) -> str:
         return rf"{match[1]} \bmod {match[2]}"
     if "=" in text and "==" not in text and (match := _NAMED_VALUE.match(text)):
         return match[0] + printed(text[match.end() :])  # x = (3+4j)
-    text = _unheld(text)
+    text = _unheld(_METHOD.sub("", text) if text[-1:] == ")" else text)
+    text = comprehended(text) if " for " in text else text
     if text[:7] == "lambda ":
         text = _LAMBDA.sub("", text, count=1)
     if "(" in text or "." in text:
@@ -94,7 +103,7 @@ def printed(text: str) -> str:
         text = _OPERATOR.sub(r"\1", text) if "\\" in text else text
         if "gamma(" in text or "zeta(" in text:
             text = _SPECIAL_FUNCTION.sub(lambda match: rf"\{match[1].replace('g', 'G')}", text)
-    if "Reals" in text or "EmptySet" in text or "GoldenRatio" in text:
+    if "Reals" in text or "EmptySet" in text or "GoldenRatio" in text or "S." in text:
         text = _NAMED.sub(lambda match: _NAMES[match[0]], text)
     if text[:9] == "ImageSet(" and (match := _IMAGE.fullmatch(text)):
         return rf"{match[2].replace(match[1], 'n')}, n \in \mathbb{{Z}}"
@@ -142,6 +151,8 @@ def _laid_out(text: str) -> str:
     if "[" in text and (match := _NAMED_ROWS.match(text)) and (rows := _rows(text[match.end() :])) is not None:
         return match[1] + rows
     if text[:1] == "[":
+        if "=" in text and (match := _EQUATIONS.fullmatch(text)):
+            return match[1]
         if text == "[]":
             return r"\emptyset"
         if (rows := _rows(text.strip())) is not None:
@@ -302,6 +313,13 @@ def _diagonal(args: list[str]) -> str | None:
     return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
 
 
+def _rounded(args: list[str]) -> str | None:
+    """``round(12.345, 1)`` of a number; of anything else only what rounds to itself is told."""
+    if not args or len(args) > 2 or not _PLAIN.fullmatch(args[0]) or (len(args) == 2 and not args[1].isdigit()):
+        return None
+    return repr(round(float(args[0]), int(args[1])) if len(args) == 2 else round(float(args[0])))
+
+
 def _identity(args: list[str]) -> str | None:
     size = int(args[0]) if len(args) == 1 and args[0] in "23456" and args[0] else 0
     return _diagonal(["1"] * size)
@@ -315,6 +333,7 @@ def _moment(args: list[str]) -> str | None:
 
 
 _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
+    **{name: partial(turned, name) for name in ("sum", "prod", "Sum", "Product", "len")},
     "Poly": _first,
     "print": _first,
     "Symbol": _first,
@@ -323,6 +342,9 @@ _SPECIAL: dict[str, Callable[[list[str]], str | None]] = {
     "nsimplify": _first,
     "sympify": _first,
     "expand": _first,
+    "factor": _first,
+    "str": _first,
+    "round": _rounded,
     "mpc": _complex,
     "poly1d": _polynomial,
     "diag": _diagonal,
@@ -348,6 +370,9 @@ def _rows(text: str, *, least: int = 1) -> str | None:
 
 
 def _interval(name: str, args: list[str]) -> str | None:
+    opened = {each.partition("=")[0].strip(): each.endswith("True") for each in args[2:] if "=" in each}
+    if opened and set(opened) <= {"left_open", "right_open"}:
+        args = [*args[:2], str(opened.get("left_open", False)), str(opened.get("right_open", False))]
     if len(args) == 4:
         left, right = (each.rpartition("=")[2].strip().lower() == "true" for each in args[2:])
         name += {(True, True): ".open", (True, False): ".Lopen", (False, True): ".Ropen"}.get((left, right), "")

@@ -13,12 +13,13 @@ from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.floats import apart
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.node import Term, name, nary
-from retool_mcore.reward.normalise import Normal, equal_numbers, spelling
+from retool_mcore.reward.normalise import Normal, equal_numbers
 from retool_mcore.reward.points import names
 from retool_mcore.reward.radicals import same_radicals
 from retool_mcore.reward.reader import read_measured
 from retool_mcore.reward.regions import is_written, same_sets
 from retool_mcore.reward.residues import proportional_rational, same_rational
+from retool_mcore.reward.spelling import spelling
 from retool_mcore.reward.spoken import same_time
 from retool_mcore.reward.units import same_unit
 from retool_mcore.reward.value import exact
@@ -26,12 +27,13 @@ from retool_mcore.reward.vectors import by_accents, by_unit_vectors, plain
 
 MAX_ELEMENTS = 6  # of a set that is compared here
 MAX_CHARS = 200  # of two expressions that are compared here
-_FREE = re.compile(r"(?<![a-z\\])[CcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
+_FREE = re.compile(r"(?<![a-z\\])[A-DcKkEI]|[jk]")  # constants of integration, SymPy's, unit vectors
 _THOUSANDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)[kK]")  # 70k, beside a number
 _COUNTS = frozenset(COUNT_LETTERS)
 _FLOAT = re.compile(r"\.\d{13}")
 CHEAP = ("number", "name", "constant", "neg", "add", "mul", "div", "pow", "root", "group")
-FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "pm")
+FORMS = ("list", "tuple", "set", "builder", "matrix", "relation", "union", "intersection", "without", "space", "family",
+         "pm")  # fmt: skip
 
 
 def measured(answer: Normal, truth: Normal) -> tuple[Normal, Normal]:
@@ -81,7 +83,8 @@ def _measured(normal: Normal, other: Normal, *, is_truth: bool = False) -> Norma
     if not unit and not is_truth and (said := _THOUSANDS.fullmatch(normal.text)):
         return normal._replace(tree=None, number=Fraction(said[1]) * 1000)
     tree = read_measured(normal.text, unit)
-    return normal if tree is None or names(tree) else normal._replace(tree=tree, number=exact(tree))
+    value = tree.args[-1] if tree is not None and tree.op == "relation" else tree
+    return normal if tree is None or value is None or names(value) else normal._replace(tree=tree, number=exact(tree))
 
 
 def _is_plain(normal: Normal) -> bool:
@@ -117,6 +120,8 @@ def quick_verdict(answer: Normal, truth: Normal) -> bool | None:
         if (answer.percent and truth.dollars) or (answer.dollars and truth.percent):
             return False
         units = [_unit(normal.tree) for normal in (answer, truth)]
+        if (answer.percent and units[1]) or (truth.percent and units[0]):
+            return False
         if "cent^1" in units:  # beside others a sign of currency is dropped
             units = [
                 unit or ("dollar^1" if each.dollars else "") for unit, each in zip(units, (answer, truth), strict=True)

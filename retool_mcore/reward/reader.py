@@ -7,10 +7,10 @@ Unreadable, so no number inside it can stand for the whole. The grammar, from lo
 
 from retool_mcore.reward.atoms import Atoms
 from retool_mcore.reward.cursor import END
-from retool_mcore.reward.node import CONSTANTS, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
+from retool_mcore.reward.node import CONSTANTS, CUT_OFF, FUNCTIONS, GREEK, MAX_DEPTH, MAX_TREE_DEPTH, Term, nary, number
 from retool_mcore.reward.series import progression
 from retool_mcore.reward.tokens import Token, Unreadable, tokens
-from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, unit_at
+from retool_mcore.reward.units import CHINESE_SCALES, SCALES, bare_unit, per, unit_at
 
 RELATIONS = frozenset((
     "=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv", r"\to", ":", r"\parallel", r"\perp",
@@ -56,7 +56,11 @@ def read_measured(text: str, unit: str) -> Term | None:
         node = reader.listing()
     except Unreadable:
         return None
-    return Term("unit", (node,), unit) if reader.next is END and not _too_deep(node) else None
+    if reader.next is not END or _too_deep(node):
+        return None
+    if node.op == "relation":  # F = 9.8 N
+        return Term("relation", (*node.args[:-1], Term("unit", (node.args[-1],), unit)), node.text)
+    return Term("unit", (node,), unit)
 
 
 class _Reader(Atoms):
@@ -75,6 +79,9 @@ class _Reader(Atoms):
         while not self._is(*ends) and (word := self._separator()):
             words.add(word)
             if self.next is END or self._is(*ends):
+                break
+            if self._is(r"\ldots") and (self._peek() is END or self._peek().text in ends) and self._skip(r"\ldots"):
+                parts.append(CUT_OFF)  # 1, 2, 4, \ldots
                 break
             parts.append(self.statement())
         self._depth -= 1
@@ -177,7 +184,10 @@ class _Reader(Atoms):
             return Term("percent", (node,))
         if node.op == "degree" and self.next.text in ("C", "F"):
             return Term("unit", node.args, f"degree{self._take().text}^1")
-        unit, self._at = unit_at(self._tokens, self._at)
+        over = int(self._is("/"))
+        unit, end = unit_at(self._tokens, self._at + over)
+        if unit is not None:
+            self._at, unit = end, per(unit) if over else unit  # 3.75/lb
         if unit == "degree^1":
             return Term("degree", (node,))
         return Term("unit", (node,), unit) if unit is not None else node

@@ -56,10 +56,10 @@ _LABELLED = re.compile(
 )  # A=(1,2), B=(3,4)
 _LABEL_SIGN = re.compile(r"(?<=[A-Z])\s?=\s?(?=\()")
 _CONDITION = re.compile(r"[|:]|\\mid(?![a-z])")
-_ORDER = re.compile(r"[<>≤≥]|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
+_ORDER = re.compile(r"[<>≤≥≠]|!=|\\(?:le|ge|lt|gt|leq|geq|in|ne|neq)(?![a-z])")
 _ANGLES = re.compile(r"<[^<>=]{1,60},[^<>=]{1,60}>")  # <1, -2>
 _SCIENTIFIC = re.compile(r"(?<=\d)\s?[xX]\s?(?=10\s?(?:\^|\*\*))")  # 7.7 x 10^6
-_TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to)\s?"
+_TO = r"\s?(?:\\(?:text|mathrm)\s?\{\s?to\s?\}|to|比)\s?"
 _RATIO = re.compile(rf"(-?\d{{1,9}}(?:\.\d{{1,9}})?|[a-z])(?:{_TO}(-?\d{{1,9}}(?:\.\d{{1,9}})?|[a-z])){{1,5}}")
 _TO_SIGN = re.compile(_TO)
 _COUNT = r"(-?\d{1,15}(?:\.\d{1,9}|\s?/\s?\d{1,9}|\s\d{1,9}/\d{1,9})?)"
@@ -73,6 +73,9 @@ _EACH = re.compile(
 _PERCENT_OF = re.compile(
     rf"(?:an? )?(\d{{1,9}}(?:\.\d{{1,9}})?\s?\\?%) (?:{_PART_OF}[A-Za-z]{{3,15}}(?: [A-Za-z]{{2,15}}){{0,4}}"
     "|increase|profit|chance|probability)"
+)
+_PERCENT_TEXT = re.compile(
+    r"(\d{1,9}(?:\.\d{1,9})?\s?\\?%)\s?\\text\s?\{\s?(?:increase|profit|chance|probability)\s?\}"
 )
 _COMPARED = re.compile(r"[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|ne|neq)(?![a-z])")
 _NUMERAL = re.compile(r"\\(?:over|under)line\s?\{([\dA-F]{1,40})\}(?=_)")
@@ -90,10 +93,11 @@ _FOR = re.compile(
     r"(?:for|where|with|if|when|provided that)(?: any| all| some)?"
     rf"(?: integers?)?\s{{0,2}}\}}|(?<=[\s\d)}}])(?:for|where|with))\s{{0,2}}(?={_BOUND})"
 )
-_FOR_EACH = re.compile(  # 2^k \text{ for } k \ge 1
-    r"(?:\\quad|\\[ ,;]|,|\s){0,4}(?:\\text\s?\{[\s,]{0,2}(?:for|where|with)(?: any| all)?\s{0,2}\}"
-    r"|(?<=[\s\d)}])(?:for|where))"
-    r"\s{0,2}(?=[a-z]\s?(?:>|≥|\\geq?(?:slant)?(?![a-z]))\s?\d{1,9}$)"
+_ANY = r"(?: any| all| some| every| each| an?)?(?: (?:positive |non-?negative )?(?:integers?|whole numbers?))?"
+_FOR_EACH = re.compile(  # 2^k \text{ for some integer } k \ge 1
+    rf"(?:\\quad|\\[ ,;]|,|\s){{0,4}}(?:\\text\s?\{{[\s,]{{0,2}}(?:for|where|with){_ANY}\s{{0,2}}\}}"
+    rf"|(?<=[\s\d)}}])(?:for|where|with){_ANY})"
+    r"\s{0,2}\$?(?=[a-z]\s?(?:>|≥|\\geq?(?:slant)?(?![a-z]))\s?\d{1,9}\$?$)"
 )
 _FOR_ALL = re.compile(r"(?:\s|\\quad|\\[ ,;]){0,3}\\text\s?\{\s?,?\s?for all(?: real)?(?:\s?\}\s?[a-z]| [a-z]\s?\})$")
 _BRACKETED_NOTE = re.compile(rf"(?:\s|~|\\quad|\\[ ,;:]|,){{0,4}}\(({_BOUND}[^()]{{1,30}})\)$")
@@ -101,6 +105,12 @@ _RANGE_NOTE = re.compile(  # y^2 = 4x (x > 0)
     r"(?<=[\w}])(?:\s|~|\\quad|\\[ ,;:]){0,4}"
     r"\(([a-z]\s?(?:[<>≤≥]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt)(?![a-z]))[^()]{1,30})\)$"
 )
+_JOIN = r"(?:∪|∩|\\cup(?![a-z])|\\cap(?![a-z]))"
+_BARE_SET = re.compile(
+    rf"(?:(?<=∪)|(?<=∩)|(?<=∪ )|(?<=∩ )|(?<=cup)|(?<=cup )|(?<=cap)|(?<=cap )|^)"
+    rf"\{{([^{{}}]{{1,60}})\}}(?=\s?{_JOIN}|$)"
+)  # {5} \cup (2,3)
+_IN = re.compile(r"\A([a-z]) in (?=[\[({\\])")  # x in [1, 2]
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _MAPPED = re.compile(r"([A-Za-z])\s?:\s?([a-z])\s?(?:\\mapsto|↦)\s?")  # f: x \mapsto x^2
@@ -125,6 +135,8 @@ def bare_braces(inner: str) -> str:
         return _factors_or_roots(inner)
     if len(inner) < 400 and ":" in inner and _DICT.fullmatch(inner):
         return inner.replace(":", " =")
+    if inner in ("∅", r"\emptyset", r"\varnothing"):
+        return r"\{\emptyset\}"
     return rf"\{{{inner}\}}" if inner[:2] != r"\{" and _CONDITION.search(inner) and _ORDER.search(inner) else inner
 
 
@@ -167,8 +179,9 @@ def respelled(text: str) -> str:
         text = text.replace(":", " =") if _ITEMS.fullmatch(text) else text
     if "{:}" in text or "{.}" in text:
         text = _BRACED_SIGN.sub(r"\1", text)
-    if "==" in text or "+/-" in text:
-        text = text.replace("==", "=").replace("+/-", r"\pm ")
+    text = _in_ascii(text)
+    if "}" in text and ("∪" in text or "cup" in text or "∩" in text or "cap" in text):
+        text = _BARE_SET.sub(r"\\{\1\\}", text)
     if text[:1] == "<" and _ANGLES.fullmatch(text):
         text = rf"\langle {text[1:-1]} \rangle"
     if r".\overline" in text:
@@ -191,6 +204,17 @@ def respelled(text: str) -> str:
         text = _SIZED.sub("", text) if "\\left" in text else text
         text = _UNION.sub(r" \\cup ", text)
         text = _ONE_TURNED.sub(_unturned, text) if _is_turned(text) else text
+    return text
+
+
+def _in_ascii(text: str) -> str:
+    """Signs of several characters: ``==``, ``+/-``, ``->``, and ``x in [1, 2]``."""
+    if text[1:5] == " in ":
+        text = _IN.sub(r"\1 \\in ", text)
+    if "->" in text:
+        text = text.replace("->", r"\to ")
+    if "==" in text or "+/-" in text:
+        text = text.replace("==", "=").replace("+/-", r"\pm ")
     return text
 
 
@@ -222,13 +246,13 @@ def _noted(text: str) -> str:
         text = _LABEL_SIGN.sub("", text)
     if "10" in text and ("x" in text or "X" in text):
         text = _SCIENTIFIC.sub(r"\\times ", text)
-    if "to" in text and _RATIO.fullmatch(text):
+    if ("to" in text or "比" in text) and _RATIO.fullmatch(text):
         return _TO_SIGN.sub(":", text)
     if "line" in text:
         text = _NUMERAL.sub(r"\1", text)
     if text[:1].isdigit() and not text[-1:].isdigit() and (told := compound(text)) is not None:
         return told
-    if (text[:1].isdigit() or text[:2] == "a ") and text[-1:].isalpha():
+    if (text[:1].isdigit() or text[:2] == "a ") and (text[-1:].isalpha() or (text[-1:] == "}" and "%" in text)):
         return _with_words_behind(text)
     if "begin" in text:
         text = _LINES.sub(_in_cases, _SYSTEM.sub(_in_cases, text))
@@ -247,7 +271,7 @@ def _noted(text: str) -> str:
 def _with_words_behind(text: str) -> str:
     """A unit in words behind a number: ``2/3 of the pizza``, ``18/day``, ``66 in``."""
     if "%" in text:
-        return match[1] if (match := _PERCENT_OF.fullmatch(text)) else text
+        return match[1] if (match := _PERCENT_OF.fullmatch(text) or _PERCENT_TEXT.fullmatch(text)) else text
     if match := _EACH.fullmatch(text):
         return rf"{match[1]}\text{{ per {match[2]}}}"
     if match := _WORDS_BEHIND.fullmatch(text) or _ONE_BEHIND.fullmatch(text):

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 
+from retool_mcore.reward.foreign import said_abroad
+
 MAX_CHARS = 400  # of a sentence
 _MAX_HEAD = 120  # of what stands before its verb
 _VERB = re.compile(
     r"(?<![A-Za-z\\])(?:is|are|was|were|equals?|becomes|gives|(?:will|would|should|must|can only) be"
     r"|comes (?:out )?to|turns out to be|has|have|had|makes?|made|takes?|took|needs?|runs?|ran|earns?|costs?|pays?|paid"
-    r"|spends?|spent|saves?|saved|sold|walk(?:s|ed)|gets?|got|weighs?|contains?)(?![A-Za-z'’])"
+    r"|spends?|spent|saves?|saved|sold|walk(?:s|ed)|gets?|got|weighs?|contains?|earned|bought|buys?|used?|uses|eats?|ate"
+    r"|reads?|collect(?:s|ed)|receive[sd]|raise[sd]|score[sd]|drives?|drove|travels?|travell?ed|gave|gives?|owe[sd]?|keeps?"
+    r"|kept|lost|wins?|won|sells?|produce[sd]|picks|picked|bakes|baked|remains?)(?![A-Za-z'’])"
     r"(?:\s{1,2}(?:equal to|given by|exactly|just|simply|therefore|thus|then|indeed|precisely|also|as follows|now"
     r"|the following|described by|(?:located )?at(?=\s?\$?(?:\(|\\left))))?\s{0,2}[:=]?"
 )
@@ -62,6 +66,7 @@ _BEHIND = re.compile(
     r"(?:\\text\s?\{[\s,.]{0,3})?(?<![A-Za-z])"
     r"(?:as (?:desired|required|claimed|expected|needed)|QED|Q\.E\.D\.?)\.?\s?\}?$"
     r"|(?:\\text\s?\{)?\s?\((?:verified|checked|confirmed|computed)(?: [A-Za-z]{1,12}){0,4}\)\.?\s?\}?$"
+    r"|(?<=[a-z\d]) (?:(?:is|are|were|will be) )?(?:left(?: over)?|remaining|in all|in total|altogether)\.?$"
     r"|\s#\s[A-Za-z][^#\n]{0,60}$"
 )
 _HAN = "\u4e00-\u9fff"
@@ -82,8 +87,11 @@ _SO = re.compile(
 )
 _MAX_SUBJECT = 4  # words, of what is said in words
 _WORDS_ALONE = re.compile(r"[A-Za-z '’-]{3,}\.?")
-_ONLY = re.compile(r"only\s(?=(?:[IVX]{1,4}|\(?[A-J]\)?)$)", re.IGNORECASE)
-_TO_READ = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|#|[\u4e00-\u9fff]|\\text")  # words, no commands
+_ONE = r"(?:[IVX]{1,4}|\(?[A-J]\)?)"
+_ONLY = re.compile(rf"only\s(?={_ONE}(?:(?:, and|,| and) {_ONE}){{0,5}}$)", re.IGNORECASE)
+_TO_READ = re.compile(
+    r"(?<![A-Za-z\\])[A-Za-z]{2}|#|[\u0400-\u052f\u0900-\u0dff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|\\text"
+)  # words, no commands
 _OTHER_LABEL = re.compile(r"[A-Za-z]{3}\s?\}?\s?[:=]")
 
 
@@ -93,6 +101,8 @@ def stated(text: str) -> str | None:
         return None
     if (match := _BEHIND.search(text)) and match.start():
         return text[: match.start()]
+    if (said := said_abroad(text)) is not None:
+        return said
     if " of the answer" in text:
         return None
     if (match := _IS_IT.search(text)) and match.start() and _says_no_more(text[: match.start()]):
@@ -114,6 +124,10 @@ def stated(text: str) -> str | None:
 def _is_label(said: str) -> bool:
     words = said.casefold().split()
     return bool(_NOUNS & set(words)) and not _DENYING & set(words)
+
+
+def _denies(words: set[str]) -> bool:
+    return bool(_DENYING & words) or any(word.endswith("n't") for word in words)
 
 
 def _words(text: str) -> set[str]:
@@ -145,7 +159,7 @@ def _said(text: str, match: re.Match[str]) -> str | None:
     plain = _COMMANDS.sub(" ", _MARKS.sub(" ", head))
     words = _words(plain)
     verb = match[0].split()[0].rstrip(":=")
-    if not tail or _COMPARED.search(head) or _DENYING & words or _NO_TAIL.match(tail) or _VERB.search(tail):
+    if not tail or _COMPARED.search(head) or _denies(words) or _NO_TAIL.match(tail) or _VERB.search(tail):
         return None
     if _WORDS_ALONE.fullmatch(tail) and len(words) > _MAX_SUBJECT and "answer" not in words:
         return None  # a theorem, perhaps

@@ -31,7 +31,14 @@ def equations(a: Term, b: Term) -> list[Term] | None:
     return found if any(one.args[0].op != "name" for each in found for one in each.args) else None
 
 
+def _is_choice(node: Term) -> bool:
+    node = node.args[0] if node.op == "group" else node
+    return node.op == "name" and node.text in tuple("ABCDEFGH")
+
+
 def solves(node: Term) -> bool:
-    """Whether it gives values of several names: ``x=1, y=2``."""
+    """Whether it gives values of several names, ``x=1, y=2``, or letters of choices."""
+    if all(each.op in ("name", "group") for each in node.args):
+        return all(_is_choice(each) for each in node.args)
     left = [each.args[0] for each in node.args if each.op == "relation" and each.text == "="]
     return len(left) == len(node.args) == len(set(left)) and all(each.op == "name" for each in left)

@@ -74,13 +74,14 @@ _DAY_FIRST = re.compile(rf"(?:the\s)?{_DAY}\s{{1,2}}(?:of\s)?{_MONTH}{_YEAR}")
 _MARKED = re.compile(r"\\(?:text|mathrm|textbf)\s?\{([^{}]{0,60})\}|\^\{?(?=(?:st|nd|rd|th))|\\[ ,;]|~")
 _AT = re.compile(r"at (?=\d)")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,3}([ap])\.?\s?m\.?(?![a-z])")
+_OCLOCK = re.compile(r"(\d{1,2}) o['’]?clock")
 _ISO = re.compile(r"(\d{4})([-/])(0[1-9]|1[0-2])\2([0-3]\d)(?: 00:00(?::00)?)?")
 _MONTH_DAY_YEAR = re.compile(r"(0?[1-9]|1[0-2])/(1[3-9]|2\d|3[01])/(\d{4})")  # no day that may be a month
 _CHINESE_DATE = re.compile(r"(?:(\d{4})年)?(\d{1,2})月(\d{1,2})[日号]")
 _HALF_OF_DAY = re.compile(r"\s?(?:in the (morning|afternoon|evening)|at night)$")
 _CHINESE_HALF = re.compile(r"(上午|早上|凌晨|下午|晚上|傍晚)\s?(\d{1,2}(?::\d\d)?)[点时]?(?:整)?")
 _HINT = re.compile(
-    r"月\d|[上下]午|早上|晚上|in the [mae]|at night|\d{4}[-/]\d\d[-/]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|"
+    r"clock|月\d|[上下]午|早上|晚上|in the [mae]|at night|\d{4}[-/]\d\d[-/]|/\d{4}$|[ap]\.?\s?m\.?(?![a-z])|"
     + "|".join(month[:3] for month in _MONTHS),
     re.IGNORECASE,
 )
@@ -92,12 +93,31 @@ _KIND = re.compile(
 )
 
 
+# What stands behind "yes" or "no" in a sentence, and what would say more or less than that.
+_CLAUSE = re.compile(r"(yes|no)[,;.]? ((?:[a-z'’]{1,15} ?){1,9})")
+_LIMITS_SAID = "but unless if except only or maybe perhaps yes when sometimes usually partly although"
+_DENIALS_SAID = "not no never cannot can't none impossible neither nor false untrue"
+_LIMITING, _NEGATING = frozenset(_LIMITS_SAID.split()), frozenset(_DENIALS_SAID.split())
+
+
+def _answered(words: str) -> str | None:
+    """Yes of ``yes it is``, no of ``no it does not``; None where the clause says anything else."""
+    match = _CLAUSE.fullmatch(words)
+    if match is None:
+        return None
+    said = match[2].replace("’", "'").split()
+    denied = any(each in _NEGATING or each.endswith("n't") for each in said)
+    return match[1] if denied == (match[1] == "no") and not _LIMITING & set(said) else None
+
+
 def said_of(words: str) -> tuple[str | None, str]:
     """What words say as mathematics, if they do, and the words with one spelling."""
     words = match[1] if (match := _KIND.fullmatch(words)) and words not in PHRASES else words
     meant = PHRASES.get(words) or (
         r"\emptyset" if words.startswith(("no ", "there ")) and _NONE.fullmatch(words) else None
     )
+    if words[:4] == "yes " or words[:3] == "no ":
+        words = _answered(words) or words
     return meant, SAYINGS.get(words, words)
 
 
@@ -119,6 +139,8 @@ def date_or_time(text: str) -> str | None:
         return " ".join(filter(None, (_MONTHS[int(match[2]) - 1], match[3].lstrip("0"), match[1])))
     if match := _CLOCK.fullmatch(plain):
         return f"{int(match[1])}:{match[2] or '00'} {match[3]}m"
+    if match := _OCLOCK.fullmatch(plain):
+        return f"{int(match[1])}:00 am"
     if match := _MONTH_FIRST.fullmatch(plain):
         return " ".join(filter(None, (_SHORT[match[1]], match[2].lstrip("0"), match[3])))
     if match := _DAY_FIRST.fullmatch(plain):

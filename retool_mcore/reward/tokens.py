@@ -88,6 +88,7 @@ WORDS = {
     "abs": r"\abs", "gcd": r"\gcd", "lcm": r"\lcm", "max": r"\max", "min": r"\min", "theta": r"\theta",
     "alpha": r"\alpha", "beta": r"\beta", "lambda": r"\lambda", "cup": r"\cup", "choose": r"\choose", "lg": r"\lg",
     "percent": r"\%", "pct": r"\%", "arcctg": r"\arccot", "arccot": r"\arccot", "det": r"\det", "mod": r"\bmod",
+    "asinh": r"\asinh", "acosh": r"\arccosh", "atanh": r"\arctanh", "acot": r"\arccot", "coth": r"\coth",
     "arctg": r"\arctan", "cis": r"\cis", "union": r"\cup",
 }  # fmt: skip
 
@@ -196,7 +197,7 @@ def _text(command: str, content: str, glued: bool) -> Token:
         len(plain) == 1
         and plain.isalpha()
         and plain not in UNIT_LETTERS
-        and not "\u4e00" <= plain <= "\u9fff"
+        and plain < "\u3040"  # no kana, Han or Hangul
         and not (command == "text" and plain.isupper())
     ):
         return Token("letter", plain, glued)
@@ -221,7 +222,7 @@ def _units() -> dict[str, str]:
         "dm, km kms kilometer kilometers kilometre kilometres, meter meters metre metres, inch inches, ft foot feet, "
         "yd yard yards, mile miles, kg kgs kilogram kilograms, gram grams, mg milligram milligrams, lb lbs pound "
         "pounds, oz ounce "
-        "ounces, ton tons, ml milliliter milliliters, liter liters litre litres, gallon gallons, "
+        "ounces, ton tons, ml mL milliliter milliliters, liter liters litre litres, gallon gallons, "
         "second seconds, minute minutes mins, hr hrs hour hours, day days, week weeks, month months, year years, "
         "mph, kph, cent cents, dollar dollars usd USD, euro euros EUR, "
         "rupee rupees INR, yuan CNY RMB, degree degrees deg, radian radians rad, unit units, "

@@ -60,7 +60,9 @@ _CHANGING = set(
     "hence therefore answer guess error by prime primed complement transposed transpose excluded exclusive each score "
     "scores gross dozens quadrillion quintillion sextillion septillion octillion nonillion decillion lakh crore sine "
     "cosine tangent log logarithm bar dot overline modulus remainder off exactly zeroes nil null something tens ones "
-    "hundreds thousands millions billions too much short".split()
+    "hundreds thousands millions billions too much short docena docenas mil ciento cientos millón millones mitad medio "
+    "tercio tercios cuartos douzaine douzaines mille millier milliers moitié tiers quarts dutzend tausend hundert "
+    "hälfte drittel viertel millionen meio metade dúzia dúzias dozzina dozzine mila metà".split()
 )
 # One word that says what was done to a value, or which part of one is meant: reduced, thirtieths.
 _DONE = re.compile(
@@ -75,7 +77,7 @@ _CHINESE = {"米": "meter", "厘米": "cm", "毫米": "mm", "分米": "dm", "千
             "月": "month", "个月": "month", "年": "year", "元": "yuan", "円": "yen", "度": "degree",
             "单位": "unit"}  # fmt: skip
 _COUNTED = set(
-    "个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍個枚匹冊杯隻張條頁塊顆歲號間層"
+    "个只条张人名本支把辆件种次台棵块页岁位步组盒箱袋瓶头匹朵颗根双对套户家间层站倍個枚匹冊杯隻張條頁塊顆歲號間層つ개명살"
 )
 _MANY = {"pair", "set", "group", "team", "box", "bag", "row", "half", "couple"}  # 15 pairs of students are 30
 MAX_UNIT_TOKENS = 40  # of a unit in bare letters; kg m^{2} s^{-2} has 13
@@ -124,6 +126,14 @@ def _joins(tokens: list[Token], at: int) -> bool:
         return tokens[at].text in ("/", "*", ".")
     around = tokens[at - 1], tokens[at + 1] if at + 1 < len(tokens) else tokens[at]
     return all(each.kind == "text" and _known(each.text) is not None for each in around)
+
+
+def per(unit: str) -> str:
+    """One over a unit: ``lb^-1`` of ``lb^1``."""
+    if unit.startswith("?"):
+        return unit
+    parts = [part.partition("^") for part in unit.split()]
+    return " ".join(f"{base}^{-int(power)}" for base, _, power in parts)
 
 
 def bare_unit(tokens: list[Token], unit: str) -> tuple[int, str] | None:
@@ -180,6 +190,9 @@ def same_unit(first: str, second: str) -> bool:
     if first.startswith("?") and second.startswith("?"):
         mine, theirs = words
         return mine <= theirs or theirs <= mine or first.isascii() != second.isascii()  # 苹果 and apples
+    if any(each.startswith(("dollar^1 ", "euro^1 ")) for each in (first, second)):
+        plain = [each.removeprefix("dollar^1 ").removeprefix("euro^1 ") for each in (first, second)]
+        return plain[0] == plain[1] or not all((first, second))  # a sign of currency is dropped: $3 per pound
     if first == second or any(not each or each.startswith("?") for each in (first, second)):
         return True
     generic = [each for each in (first, second) if each in _GENERIC]

@@ -18,7 +18,7 @@ import mpmath
 
 from retool_mcore.reward.decimals import DECIMAL, PRINTED_DIGITS, is_float, written
 from retool_mcore.reward.evaluate import MAX_EXPONENT, Evaluator, NoValue
-from retool_mcore.reward.node import Term
+from retool_mcore.reward.node import Term, number
 from retool_mcore.reward.points import folds, largest, names, points, steps
 
 MAX_BITS = 4000  # of an exact number
@@ -154,6 +154,8 @@ def _parts(node: Term) -> tuple[Term, Term] | None:
     """The real and the imaginary part of a complex number as written; None for anything else."""
     while node.op == "group":
         node = node.args[0]
+    if node.op in ("mul", "neg"):
+        node = Term("add", (number(0), node))  # 1.732j
     if node.op != "add" or len(node.args) != 2:
         return None
     real, other = node.args
@@ -216,6 +218,13 @@ def _logs(a: Term, b: Term) -> tuple[bool, ...]:
     return (False, True) if has_log(a) or has_log(b) else (False,)
 
 
+def has_odd_root(node: Term) -> bool:
+    """Whether letters stand in a root of odd degree, which negative numbers have, too."""
+    if node.op == "root" and node.args[1].op == "number" and node.args[1].value % 2 == 1 and names(node.args[0]):
+        return True
+    return any(map(has_odd_root, node.args))
+
+
 def has_log(node: Term) -> bool:
     return (node.op == "function" and node.text == "log") or any(map(has_log, node.args))
 
@@ -241,6 +250,7 @@ def _values(a: Term, b: Term, ten: bool, *, apart: bool = True) -> Iterator[tupl
     both = bool(symbols) and (folds(a) or folds(b))
     stepped = steps(a) or steps(b)
     far = max(largest(a), largest(b)) if both or stepped else 0
+    odd = has_odd_root(a) or has_odd_root(b)  # (x-1)^{1/3} is real on one side alone
     for point, signed in points(symbols, stepped, both, far):
         try:
             coarse = Evaluator(_DIGITS[0], point, ten)
@@ -253,7 +263,7 @@ def _values(a: Term, b: Term, ten: bool, *, apart: bool = True) -> Iterator[tupl
                     raise NoValue
                 coarse = Evaluator(_DIGITS[0] + more, point, ten)
                 few = coarse.value(a), coarse.value(b)
-            if signed and coarse.left_reals:
+            if coarse.left_reals and (signed or odd):
                 continue
             if apart and _apart(*few, mpmath.mpf(10) ** -(_APART + more)):
                 yield few, None, more
