@@ -21,6 +21,7 @@ from retool_mcore.cli import tell_of_ctrl_c
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
 from retool_mcore.run.full_disk import refused_write
+from retool_mcore.run.lines import folded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +92,7 @@ def guarded(function: F) -> F:
                 # Most errors hit all ranks of a torchrun alike: the first of a node prints the
                 # error, and torchrun ends the other ranks here.
                 time.sleep(OTHER_RANKS_WAIT_S)
-            typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
+            tell(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
             raise typer.Exit(
                 EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
             ) from error
@@ -111,13 +112,18 @@ def guarded(function: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
+def tell(text: str, *, err: bool = False) -> None:
+    """Print lines for a reader: on a terminal they are folded between words."""
+    typer.echo(folded(text, sys.stderr if err else sys.stdout), err=err)
+
+
 def tell_of_machine(error: OSError) -> None:
     """Print what the machine refused as one line; raise ``error`` when that is no user's matter."""
     if error.errno not in OF_THE_MACHINE:
         raise error
     named = error.filename2 or error.filename  # of a rename, where it was to go
     place = f" ({named})" if named else ""
-    typer.echo(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
+    tell(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
     try:
         sys.stdout.flush()
     except (OSError, AttributeError):  # it was standard output, or there is none: let Python's own flush succeed

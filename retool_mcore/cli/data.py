@@ -19,6 +19,7 @@ from retool_mcore.cli.common import (
     TemplateArgs,
     guarded,
     output_named,
+    tell,
     template_args_of,
     with_bar,
 )
@@ -108,11 +109,11 @@ def protocol(
     tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
     untrained = never_trained(model, tags) if found == "hermes" else []
     if untrained is None:
-        typer.echo(f"note: {model} has no weights, so whether it ever met {CALL_START} is not known", err=True)
+        tell(f"note: {model} has no weights, so whether it ever met {CALL_START} is not known", err=True)
     elif untrained:
         Retool(tokenizer)  # its own error where the other one is not served either
         found = "retool"
-        typer.echo(
+        tell(
             f"note: {model} never met {CALL_START} or {CALL_END} in training: their rows of the output matrix are like "
             "those of unused tokens, so a short SFT does not teach hermes",
             err=True,
@@ -136,7 +137,7 @@ def fetch(
     """
     from retool_mcore.data.fetch import fetch
 
-    fetch(directory, local, typer.echo, only)
+    fetch(directory, local, tell, only)
 
 
 @build.command()
@@ -212,7 +213,7 @@ def gsm8k_large(
     write_jsonl(rejects, report.rejects)
     write_jsonl(out, report.rows)
     counts = f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"
-    typer.echo("\n".join([*report.lines(), *reasons(report), counts]))
+    tell("\n".join([*report.lines(), *reasons(report), counts]))
 
 
 @app.command()
@@ -258,7 +259,7 @@ def sft(
 
     _write(with_bar(run, len(rows)), out, rejects)
     if not truth:
-        typer.echo("answers were not verified: no --truth column was named")
+        tell("answers were not verified: no --truth column was named")
 
 
 @app.command()
@@ -331,7 +332,7 @@ def mix(
 
     parsed = [parse_source(source) for source in sources]
     made = mix(parsed, output_named(out, PARQUET, [path for path, _ in parsed]), rows=rows, seed=seed)
-    typer.echo("\n".join([*(source.describe() for source in made), f"{sum(s.taken for s in made)} rows in {out}"]))
+    tell("\n".join([*(source.describe() for source in made), f"{sum(s.taken for s in made)} rows in {out}"]))
 
 
 @app.command()
@@ -395,4 +396,4 @@ def _write(report: VerifiedRows | RlReport, out: Path, rejects: Path | None) -> 
     rejects = rejects or out.with_name(f"{out.name.removesuffix('.parquet')}.rejects.jsonl")
     write_jsonl(rejects, report.rejects)
     write_parquet(out, report.rows)
-    typer.echo("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))
+    tell("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))

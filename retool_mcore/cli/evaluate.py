@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, unless_named, wide_console
+from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, tell, unless_named, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 from retool_mcore.run.notes import notes_on
@@ -121,7 +121,7 @@ def _show(reports: dict[str, dict[str, Any]]) -> None:
 
     wide_console().print(summary_table(reports))
     for line in dict.fromkeys(interval_note(report) for report in reports.values()):
-        typer.echo(line)
+        tell(line)
 
 
 @app.command("compare")
@@ -142,7 +142,7 @@ def compare_two(
     reports = [read_report(path) for path in (first, second)]
     found = compare(*reports)
     for line in comparison_lines(found):
-        typer.echo(line)
+        tell(line)
     if out is not None:
         with replacing(out) as draft:
             Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")

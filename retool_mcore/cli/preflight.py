@@ -4,17 +4,18 @@ import os
 import sys
 from contextlib import redirect_stdout
 from functools import partial
-from typing import Annotated, cast
+from typing import IO, Annotated, cast
 
 import typer
 from pydantic import BaseModel
 
-from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of
+from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of, tell
 from retool_mcore.config import RunConfig, load_run
 from retool_mcore.config.explain import nearest
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.findings import Check, Finding
+from retool_mcore.run.lines import folded
 
 app = typer.Typer()
 
@@ -47,14 +48,14 @@ def preflight(
     }
     listed = "" if verbose else "; -v lists them"
     said = (f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in ("error", "warning"))
-    typer.echo(f"{', '.join(said)}, {counts['ok']} checks are ok{listed}")
+    tell(f"{', '.join(said)}, {counts['ok']} checks are ok{listed}")
     if counts["error"]:
         raise typer.Exit(2)
 
 
-def _tell(terminal: object, verbose: bool, finding: Finding) -> None:
+def _tell(terminal: IO[str], verbose: bool, finding: Finding) -> None:
     if verbose or finding.severity != "ok":
-        typer.echo(str(finding), file=terminal)  # type: ignore[arg-type]
+        typer.echo(folded(str(finding), terminal), file=terminal)
 
 
 def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:

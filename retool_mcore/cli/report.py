@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import guarded, wide_console
+from retool_mcore.cli.common import guarded, tell, wide_console
 
 app = typer.Typer()
 
@@ -33,7 +33,7 @@ def report(
     from retool_mcore.report.build import write_report
 
     for note in write_report(runs, out, evaluation or ()):
-        typer.echo(f"note: {note}", err=True)
+        tell(f"note: {note}", err=True)
     typer.echo(f"wrote {out}")
 
 

@@ -17,8 +17,8 @@ import sys
 import time
 
 import psutil
-import typer
 
+from retool_mcore.cli.common import tell
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR
 from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
 from retool_mcore.run.memory_kills import MemoryKills
@@ -74,11 +74,11 @@ def main() -> None:
             raise SystemExit(first.exitcode) from error
         if first.exitcode == -signal.SIGKILL:
             told = kills.words() or "The same command goes on from the newest checkpoint."
-            typer.echo(f"error: rank {first.local_rank} of this node was killed (SIGKILL). {told}", err=True)
+            tell(f"error: rank {first.local_rank} of this node was killed (SIGKILL). {told}", err=True)
             raise SystemExit(EXIT_RETRYABLE) from error
         raise
     except (DistNetworkError, DistStoreError) as error:  # of the store at which the nodes meet
-        typer.echo(
+        tell(
             f"error: the nodes did not meet, or node 0 has left: {str(error).splitlines()[0][:300]}. Start the same "
             "command on every node; NODES_WAIT_S is how long each waits for the others.",
             err=True,

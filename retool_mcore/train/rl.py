@@ -26,7 +26,7 @@ from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.network import keep_to_loopback
-from retool_mcore.run.notes import notes_on
+from retool_mcore.run.notes import notes_on, tell
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.watchdog import Watchdog
 
@@ -94,7 +94,7 @@ def has_ended(config: RlConfig, step: int) -> bool:
 
 def _tell(note: str, terminal: IO[str]) -> None:
     logger.warning(note)  # to the run's log
-    Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
+    tell(Console(file=terminal), note)
 
 
 def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:

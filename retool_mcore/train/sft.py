@@ -36,7 +36,7 @@ from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.network import keep_to_loopback
-from retool_mcore.run.notes import notes_on
+from retool_mcore.run.notes import notes_on, tell
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.train.ranks import held_by_first, told_as_lost
 from retool_mcore.train.watchdog import Watchdog
@@ -133,7 +133,7 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
 
 def _tell(note: str, console: Console) -> None:
     if note:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        tell(console, note)
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
