@@ -12,7 +12,8 @@ _before = sys.excepthook
 def tell_of_ctrl_c() -> None:
     """Print that the command was ended; of a torchrun's ranks the first one does."""
     if os.environ.get("RANK", "0") == "0":
-        sys.stderr.write("note: ended by SIGINT: what was complete is kept.\n")
+        over = "\r" if sys.stderr.isatty() else ""  # a terminal has shown ^C
+        sys.stderr.write(f"{over}note: ended by SIGINT: what was complete is kept.\n")
 
 
 def _untraced(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

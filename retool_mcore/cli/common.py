@@ -139,10 +139,19 @@ def output_named(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> 
     return out
 
 
-def unless_named(default: str) -> type[TyperGroup]:
+class Commands(TyperGroup):
+    """A group whose help has the whole first sentence of each command, where typer cuts it."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(limit=1000)) for name, each in found if not each.hidden])
+
+
+def unless_named(default: str) -> type[Commands]:
     """A group that reads its arguments as those of ``default`` where they name no other command."""
 
-    class Group(TyperGroup):
+    class Group(Commands):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             if args and args[0] != "--help" and args[0] not in self.commands:
                 args = [default, *args]

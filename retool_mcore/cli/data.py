@@ -15,6 +15,7 @@ from retool_mcore.cli.common import (
     AnswerColumn,
     BoxColumn,
     ChatTemplate,
+    Commands,
     ProblemColumns,
     TemplateArgs,
     guarded,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from retool_mcore.data.verify import VerifiedRows
     from retool_mcore.sandbox.base import Sandbox
 
-app = typer.Typer(no_args_is_help=True)
-build = typer.Typer(no_args_is_help=True)
+app = typer.Typer(cls=Commands, no_args_is_help=True)
+build = typer.Typer(cls=Commands, no_args_is_help=True)
 app.add_typer(build, name="build", help="Make code-integrated traces from plain solutions.")
 
 PARQUET, JSON_LINES = ".parquet", ".jsonl"
