@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
 import sys
 import time
 import tomllib
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from retool_mcore.cli import tell_of_ctrl_c
+from retool_mcore.cli import tell_of_end
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
+from retool_mcore.run.ending import Ended
 from retool_mcore.run.full_disk import refused_write
 from retool_mcore.run.lines import folded
 
@@ -74,6 +76,7 @@ OF_THE_MACHINE = {  # what is no fault of ours, by errno
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 OTHER_RANKS_WAIT_S = 30.0
+ENDED_BY: dict[Any, int] = {128 + number: number for number in (signal.SIGTERM, signal.SIGHUP)}  # process.py
 
 
 def guarded(function: F) -> F:
@@ -100,8 +103,12 @@ def guarded(function: F) -> F:
             tell_of_machine(error)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as error:
-            tell_of_ctrl_c()
+            tell_of_end(signal.SIGINT)
             raise typer.Exit(130) from error
+        except SystemExit as left:
+            if left.code in ENDED_BY and not isinstance(left, Ended):  # which has words of its own
+                tell_of_end(ENDED_BY[left.code])
+            raise
         except Exception as error:
             number = refused_write(error)  # libraries have classes of their own for it
             if not number:

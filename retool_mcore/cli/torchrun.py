@@ -14,10 +14,12 @@ once.
 import logging
 import signal
 import sys
+import tempfile
 import time
 
 import psutil
 
+from retool_mcore.cli import tell_of_end
 from retool_mcore.cli.common import tell
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR
 from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
@@ -57,18 +59,22 @@ def main() -> None:
 
     STORE_PATCH.apply()
     handing, kills = Handing(), MemoryKills()
-    sys.argv.insert(1, "--signals-to-handle=SIGHUP,SIGQUIT")  # it leaves the others to ``handing``
+    sys.argv.insert(1, "--signals-to-handle=SIGQUIT")  # it leaves the others to ``handing``
     asked = {exit_code(number) for number in SIGNALS}
     # Of ranks that failed it logs what ChildFailedError says again.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)  # four lines on one thread for each rank
     try:
-        torchrun()
-    except SignalException as error:  # the terminal was closed
+        with tempfile.TemporaryDirectory(prefix="retool-torchrun-") as folder:  # or it leaves one
+            sys.argv.insert(1, f"--log-dir={folder}")
+            torchrun()
+    except SignalException as error:  # Ctrl-\\
         raise SystemExit(128 + error.sigval) from error
     except ChildFailedError as error:
         _, first = error.get_first_failure()
         if handing.first:
+            if first.exitcode == -handing.first != -signal.SIGINT:  # before it heeded the signal, in silence
+                tell_of_end(handing.first)
             raise SystemExit(exit_code(handing.first)) from error
         if first.exitcode in (EXIT_USER_ERROR, EXIT_RETRYABLE, *asked):
             raise SystemExit(first.exitcode) from error

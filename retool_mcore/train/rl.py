@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
 
@@ -27,6 +28,8 @@ from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.notes import notes_on, tell
 from retool_mcore.run.progress import StepLines, bar_of_steps
+from retool_mcore.run.temporary import own_tmpdir
+from retool_mcore.sandbox.state import remove_stale
 from retool_mcore.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -47,7 +50,11 @@ def train(config: RlConfig) -> None:
     require_cluster(config)
     platform = get_platform(config.run.platform)
     check_run(config, platform)
-    with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
+    with (
+        lock_run(config.run.dir),
+        output_to(config.run.dir / "logs" / "rl.log") as terminal,
+        own_tmpdir(config.run.dir, clean=partial(remove_stale, young_s=0)),  # workers are killed with their sandboxes
+    ):
         console = Console(file=terminal)
         start.begin(config.run.dir, "checks")
         try:
@@ -141,7 +148,8 @@ def progress(config: RlConfig, console: Console) -> Generator[None]:
     begun_s = [time.monotonic()]  # of this start, and of each stage that was seen to begin
     step_told = 0
     with notes_on(console), bar_of_steps(console) as bars:
-        bar = bars.add_task("rl", total=config.train.steps)
+        saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")  # from the last of which it goes on
+        bar = bars.add_task("rl", total=config.train.steps, completed=saved[-1].step if saved else 0)
 
         def follow() -> bool:
             """Show what has come; returns whether this start has made a step."""
@@ -149,7 +157,7 @@ def progress(config: RlConfig, console: Console) -> Generator[None]:
             began, now_s = start.begun(config.run.dir), time.monotonic()
             rows = read_metrics(path) if path.exists() else []
             stepped = bool(rows) and rows[-1]["unix_s"] not in earlier
-            if rows:
+            if stepped:
                 reward = f"  reward {rows[-1]['reward']:+.3f}" if "reward" in rows[-1] else ""
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
             for stage, _ in began[len(begun_s) - 1 :]:

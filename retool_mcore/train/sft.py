@@ -38,6 +38,7 @@ from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, t
 from retool_mcore.run.network import keep_to_loopback
 from retool_mcore.run.notes import notes_on, tell
 from retool_mcore.run.progress import StepLines, bar_of_steps
+from retool_mcore.run.temporary import own_tmpdir
 from retool_mcore.train.ranks import held_by_first, told_as_lost
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
@@ -65,7 +66,11 @@ def train(config: SftConfig) -> None:
     with told_as_lost():
         store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
         log = config.run.dir / "logs" / f"sft_rank{rank}.log"
-        with held_by_first(store, rank, config.run.dir), output_to(log) as terminal:
+        with (
+            held_by_first(store, rank, config.run.dir),
+            output_to(log) as terminal,
+            own_tmpdir(config.run.dir, f".{rank}"),
+        ):
             platform.activate()
             assert_loaded()
             platform.set_device(int(os.environ["LOCAL_RANK"]))
