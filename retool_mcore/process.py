@@ -15,6 +15,7 @@ from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here, because a child between fork and exec may not load anything
+_left_by: list[int] = []
 END_WITH_PARENT_ENV = "RETOOL_END_WITH_PARENT"
 
 
@@ -64,16 +65,30 @@ def exit_on_sigterm() -> None:
     """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process started.
 
     A second SIGTERM is ignored, because timeout(1) sends two and the clean-up that the first one
-    began must finish. SIGHUP, of a terminal that was closed, is the same, but for nohup.
+    began must finish. SIGHUP, of a terminal that was closed, is the same, but for nohup. SIGINT is
+    KeyboardInterrupt as ever; see ``left_by``.
     """
 
     def leave(number: int, frame: object) -> NoReturn:
+        _left_by.append(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    for each in (signal.SIGTERM, signal.SIGHUP):
+    _left_by.clear()
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if each == signal.SIGTERM or signal.getsignal(each) != signal.SIG_IGN:
             signal.signal(each, leave)
+
+
+def left_by() -> int:
+    """The signal by which ``exit_on_sigterm`` left, or 0.
+
+    Code of others that it leaves, as an import, may raise another error on its way out. That one is
+    only a consequence.
+    """
+    return _left_by[0] if _left_by else 0
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from retool_mcore.cli import tell_of_end
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
+from retool_mcore.process import left_by
 from retool_mcore.run.ending import Ended
 from retool_mcore.run.full_disk import refused_write
 from retool_mcore.run.lines import folded
@@ -76,7 +77,6 @@ OF_THE_MACHINE = {  # what is no fault of ours, by errno
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 OTHER_RANKS_WAIT_S = 30.0
-ENDED_BY: dict[Any, int] = {128 + number: number for number in (signal.SIGTERM, signal.SIGHUP)}  # process.py
 
 
 def guarded(function: F) -> F:
@@ -89,34 +89,37 @@ def guarded(function: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except ReToolError as error:
-            rank = os.environ.get("RANK", "0")
-            if os.environ.get("LOCAL_RANK", rank) != "0":
-                # Most errors hit all ranks of a torchrun alike: the first of a node prints the
-                # error, and torchrun ends the other ranks here.
-                time.sleep(OTHER_RANKS_WAIT_S)
-            tell(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
-            raise typer.Exit(
-                EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
-            ) from error
-        except OSError as error:
-            tell_of_machine(error)
-            raise typer.Exit(EXIT_USER_ERROR) from error
-        except KeyboardInterrupt as error:
-            tell_of_end(signal.SIGINT)
-            raise typer.Exit(130) from error
-        except SystemExit as left:
-            if left.code in ENDED_BY and not isinstance(left, Ended):  # which has words of its own
-                tell_of_end(ENDED_BY[left.code])
+        except Ended:  # it has said so
             raise
-        except Exception as error:
-            number = refused_write(error)  # libraries have classes of their own for it
-            if not number:
+        except BaseException as error:
+            code = _told(error)
+            if code is None:
                 raise
-            tell_of_machine(OSError(number, ""))
-            raise typer.Exit(EXIT_USER_ERROR) from error
+            raise typer.Exit(code) from error
 
     return wrapper  # type: ignore[return-value]
+
+
+def _told(error: BaseException) -> int | None:
+    """The exit code after ``error``, which is told in a line; None for one that is our bug."""
+    if number := left_by() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
+        tell_of_end(number)
+        return 128 + number
+    if isinstance(error, ReToolError):
+        rank = os.environ.get("RANK", "0")
+        if os.environ.get("LOCAL_RANK", rank) != "0":
+            # Most errors hit all ranks of a torchrun alike: the first of a node prints the error,
+            # and torchrun ends the other ranks here.
+            time.sleep(OTHER_RANKS_WAIT_S)
+        tell(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
+        return EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
+    if isinstance(error, OSError):
+        tell_of_machine(error)
+        return EXIT_USER_ERROR
+    if isinstance(error, Exception) and (number := refused_write(error)):  # libraries have classes of their own for it
+        tell_of_machine(OSError(number, ""))
+        return EXIT_USER_ERROR
+    return None
 
 
 def tell(text: str, *, err: bool = False) -> None:

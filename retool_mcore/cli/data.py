@@ -366,17 +366,24 @@ def lint(
     lints = [lint_file(file, tokenizer, max_tokens, columns) for file in files]
     bad = False
     for found in lints:
-        typer.echo(f"{found.source}: {len(found.problems)} rows")
+        tell(f"{found.source}: {len(found.problems)} rows")
         for note in found.notes:
-            typer.echo(f"  {note}")
+            tell(f"  {note}")
         for error in found.errors:
-            typer.echo(f"  error: {error}")
+            tell(f"  error: {error}")
         bad |= bool(found.errors)
-    for pair in overlaps(lints):
+    pairs = overlaps(lints)
+    if apart := sum(not pair.found for pair in pairs):
+        tell(
+            f"{apart} of {len(pairs)} pairs of files share no problem"
+            if apart < len(pairs)
+            else "no files share a problem"
+        )
+    for pair in (pair for pair in pairs if pair.found):
         leaks = pair.leaked > MAX_OVERLAP * pair.total
-        typer.echo(f"{'error: ' if leaks else ''}{pair.describe()}")
+        tell(f"{'error: ' if leaks else ''}{pair.describe()}")
         for line in pair.shown():
-            typer.echo(f"  {line}")
+            tell(f"  {line}")
         bad |= leaks
     if bad:
         raise typer.Exit(1)

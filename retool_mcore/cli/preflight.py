@@ -73,7 +73,6 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("shared memory", partial(machine.shared_memory, platform)),
         ("open files", partial(machine.limits, platform)),
         ("sockets", partial(sockets, run)),
-        ("clock", machine.clock),
         ("network", partial(open_ports, run)),
         ("model", partial(inputs.model, run)),
         ("tools", partial(inputs.tools, run)),
@@ -82,6 +81,8 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("sandbox", partial(inputs.sandbox, run)),
         ("patch", partial(machine.patches, platform)),
     ]
+    if run.cluster.nodes > 1:
+        checks.append(("clock", machine.clock))
     if run.cluster.nodes > 1 and os.environ.get("NODE_RANK") == "0":
         numbers = {name: int(os.environ.get(name, port)) for name, port in machine.HEAD_PORTS.items()}
         checks.append(("ports", partial(machine.ports, os.environ.get("HEAD_IP", "0.0.0.0"), numbers)))

@@ -52,9 +52,11 @@ def runs(
     console = wide_console()
     table, commands = runs_table(root, find_runs(root))
     console.print(table)
+    if commands:
+        typer.echo("next:")
     width = max((len(label) for label, _ in commands), default=0)
     for label, command in commands:
-        typer.echo(f"{label:{width}}  {command}")
+        typer.echo(f"  {label:{width}}  {command}")
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Notes for the user from code that has no terminal: they go to the run's, while it has one."""
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -14,6 +14,12 @@ notes = logging.getLogger(__name__)
 def tell(console: Console, text: str) -> None:
     """Print ``text`` as it is; on a terminal it is folded between words."""
     console.print(folded(text, console.file), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_commands(console: Console, lines: Iterable[str]) -> None:
+    """Print lines that are copied: a terminal breaks them where it likes, and copies them whole."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class _OnConsole(logging.Handler):

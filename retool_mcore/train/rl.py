@@ -26,7 +26,7 @@ from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.network import keep_to_loopback
-from retool_mcore.run.notes import notes_on, tell
+from retool_mcore.run.notes import notes_on, show_commands, tell
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.run.temporary import own_tmpdir
 from retool_mcore.sandbox.state import remove_stale
@@ -66,8 +66,7 @@ def train(config: RlConfig) -> None:
         if (best := best_so_far(config, config.train.steps)) and best.given_up:
             _tell(f"note: {best.words()}", console)
         export_at_end(config)
-        for line in closing_lines(config):
-            _tell(line, console)
+        show_commands(console, closing_lines(config))
 
 
 def _run(config: RlConfig, platform: Platform, console: Console) -> None:
@@ -82,9 +81,10 @@ def _run(config: RlConfig, platform: Platform, console: Console) -> None:
         _tell(note, console)
     resume = checkpoint.find_resume(config)
     if resume is not None:
-        _tell(checkpoint.goes_on(resume), console)
         checkpoint.tell_changed_settings(resume, config, console)
     unfinished = not has_ended(config, resume.step if resume is not None else 0)
+    if resume is not None and unfinished:
+        _tell(checkpoint.goes_on(resume), console)
     with ThreadPoolExecutor(1) as beside:  # checks that wait for a sandbox's processes, beside imports
         checks = beside.submit(lambda: [*check_data(config), *check_surroundings(config)])
         if unfinished:

@@ -36,7 +36,7 @@ from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.network import keep_to_loopback
-from retool_mcore.run.notes import notes_on, tell
+from retool_mcore.run.notes import notes_on, show_commands, tell
 from retool_mcore.run.progress import StepLines, bar_of_steps
 from retool_mcore.run.temporary import own_tmpdir
 from retool_mcore.train.ranks import held_by_first, told_as_lost
@@ -102,8 +102,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         _loop(config, platform, rank, console)
     if rank == 0:
         export_at_end(config)
-        for line in closing_lines(config):
-            _tell(line, console)
+        show_commands(console, closing_lines(config))
 
 
 def _require_world(config: SftConfig) -> None:
@@ -150,7 +149,7 @@ def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) ->
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
         engine.load(str(resume.path / "actor"), new_seed=new_seed)
         if rank == 0:
-            _tell(checkpoint.goes_on(resume), console)
+            _tell(checkpoint.goes_on(resume) if done < config.train.steps else "", console)
             checkpoint.tell_changed_settings(resume, config, console)
     best = BestKeeper(config, done, writes=rank == 0)
     if best.lacks(done):  # best.metric is new to the run
