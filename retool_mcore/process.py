@@ -61,12 +61,12 @@ def bypass_proxy() -> None:
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = value  # programs read one spelling or the other
 
 
-def exit_on_sigterm() -> None:
+def exit_on_sigterm(*, ctrl_c: bool = True) -> None:
     """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process started.
 
     A second SIGTERM is ignored, because timeout(1) sends two and the clean-up that the first one
     began must finish. SIGHUP, of a terminal that was closed, is the same, but for nohup. SIGINT is
-    KeyboardInterrupt as ever; see ``left_by``.
+    KeyboardInterrupt as ever, and known to ``left_by``; ``ctrl_c`` False leaves it to asyncio.
     """
 
     def leave(number: int, frame: object) -> NoReturn:
@@ -77,7 +77,7 @@ def exit_on_sigterm() -> None:
         raise SystemExit(128 + number)
 
     _left_by.clear()
-    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for each in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if ctrl_c else [])):
         if each == signal.SIGTERM or signal.getsignal(each) != signal.SIG_IGN:
             signal.signal(each, leave)
 

@@ -359,7 +359,7 @@ def lint(
     """
     from retool_mcore.data.chat import load_tokenizer
     from retool_mcore.data.layouts import Columns
-    from retool_mcore.data.lint import MAX_OVERLAP, lint_file, overlaps
+    from retool_mcore.data.lint import lint_file, overlap_lines
 
     tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args)) if model else None
     columns = Columns.named(problem, answer, solution_box)
@@ -372,20 +372,10 @@ def lint(
         for error in found.errors:
             tell(f"  error: {error}")
         bad |= bool(found.errors)
-    pairs = overlaps(lints)
-    if apart := sum(not pair.found for pair in pairs):
-        tell(
-            f"{apart} of {len(pairs)} pairs of files share no problem"
-            if apart < len(pairs)
-            else "no files share a problem"
-        )
-    for pair in (pair for pair in pairs if pair.found):
-        leaks = pair.leaked > MAX_OVERLAP * pair.total
-        tell(f"{'error: ' if leaks else ''}{pair.describe()}")
-        for line in pair.shown():
-            tell(f"  {line}")
-        bad |= leaks
-    if bad:
+    lines, leaks = overlap_lines(lints)
+    if lines:
+        tell("\n".join(lines))
+    if bad or leaks:
         raise typer.Exit(1)
 
 

@@ -1,5 +1,6 @@
 """The `retool` command and the two launchers: parse arguments and call the code."""
 
+import io
 import os
 import sys
 import warnings
@@ -82,13 +83,10 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
 
 def _print_dry_run(run: RunConfig) -> None:
-    """Print the report to stdout; what the engines print on import goes to stderr.
-
-    Their warnings are about their own code, and would stand at the end of a good report.
-    """
+    """Print the report, and nothing of what the engines print and warn of their own code."""
     from retool_mcore.train.dry_run import dry_run
 
-    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = dry_run(run)
     typer.echo(report)

@@ -330,7 +330,10 @@ def test_scripts_read_settings_on_one_line():
     assert done.stdout == "1 other cpu\n"
     done = command("get", str(RL), 'sandbox.preload=["pandas", "scipy.stats"]', "sandbox.preload")
     assert done.stdout == "pandas scipy.stats\n"
-    assert "'run.nam' is not a setting of this run; did you mean name?" in command("get", str(RL), "run.nam").stderr
+    assert (
+        "'run.nam' is not a setting of this run, as section.key; did you mean run.name?"
+        in command("get", str(RL), "run.nam").stderr
+    )
     done = command("get", str(RL), "run.model_fields")
     assert done.returncode == 2 and "'run.model_fields' is not a setting" in done.stderr and not done.stdout
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +17,13 @@ CHILD = "import tempfile; print(tempfile.mkdtemp())"
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The TMPDIR of whoever starts a run; short enough for what is made below it."""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield Path(folder)  # pyright: ignore[reportReturnType]
+        yield Path(folder)
 
 
 def test_what_processes_of_a_run_leave_is_gone_with_it(temporary: Path, tmp_path: Path):
