@@ -27,6 +27,14 @@ def test_help_keeps_the_names_of_sections():
     assert "Train and score ReTool models." in shown("--help")
 
 
+def test_help_cuts_no_name_at_80_columns():
+    for group in ((), ("data",), ("sandbox",), ("rollout",), ("eval", "run"), ("config", "from-verl")):
+        told = CliRunner(env={"COLUMNS": "80"}).invoke(all_commands(), [*group, "--help"]).output
+        assert "\N{HORIZONTAL ELLIPSIS}" not in told and not any(line.endswith("...") for line in told.splitlines())
+        assert "<bool>" not in told and max(map(len, told.splitlines())) <= 80
+    assert "--max-tool-output-tokens" in shown("rollout", "--help")
+
+
 def test_reading_a_command_line_imports_neither_web_server_nor_engine():
     """Each command pays for it, `--help` too."""
     code = "import sys; from retool_mcore.cli.main import all_commands; all_commands(); print(*sys.modules)"
