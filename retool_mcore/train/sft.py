@@ -48,7 +48,6 @@ from retool_mcore.verl.plugin import assert_loaded
 if TYPE_CHECKING:
     from retool_mcore.verl.sft_engine import SftEngine
 
-STARTS = "sft  reading the data, building the model"  # on a terminal, until the bar of steps is there
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
@@ -202,16 +201,15 @@ def _set_up(
     """The model on its engine, and this rank's part of the data; ``console``: rank 0's."""
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
-    with console.status(STARTS, spinner="line") if console is not None else nullcontext():
-        tokenizer = tokenizer_of(config.model)
-        check_protocols(config, tokenizer)
-        data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
-        held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
-        if console is not None:
-            tell_left_out((data, *held_out), config.data.max_length_tokens, console)
-        worker = megatron_worker(config, platform)
-        time_optimizer(worker.engine, platform, timer)
-        engine = SftEngine(worker, config, platform)
+    tokenizer = tokenizer_of(config.model)
+    check_protocols(config, tokenizer)
+    data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
+    held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
+    if console is not None:
+        tell_left_out((data, *held_out), config.data.max_length_tokens, console)
+    worker = megatron_worker(config, platform)
+    time_optimizer(worker.engine, platform, timer)
+    engine = SftEngine(worker, config, platform)
     rank, size = engine.dp_rank, engine.dp_size
     batch = config.train.global_batch
     batches = PackedBatches(data.examples, batch, config.run.seed, size, rank, hidden_size=engine.shape.hidden)
