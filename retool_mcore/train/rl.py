@@ -144,7 +144,7 @@ def progress(config: RlConfig, console: Console) -> Generator[None]:
     """
     path, ended = config.run.dir / "metrics.jsonl", threading.Event()
     lines = StepLines(console, config.train.steps)
-    earlier = {row["unix_s"] for row in read_metrics(path)} if path.exists() else set[float]()
+    earlier = {row.get("unix_s") for row in read_metrics(path)} if path.exists() else set[float | None]()
     begun_s = [time.monotonic()]  # of this start, and of each stage that was seen to begin
     step_told = 0
     with notes_on(console), bar_of_steps(console) as bars:
@@ -156,7 +156,7 @@ def progress(config: RlConfig, console: Console) -> Generator[None]:
             nonlocal step_told
             began, now_s = start.begun(config.run.dir), time.monotonic()
             rows = read_metrics(path) if path.exists() else []
-            stepped = bool(rows) and rows[-1]["unix_s"] not in earlier
+            stepped = bool(rows) and rows[-1].get("unix_s") not in earlier
             if stepped:
                 reward = f"  reward {rows[-1]['reward']:+.3f}" if "reward" in rows[-1] else ""
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
