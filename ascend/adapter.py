@@ -54,6 +54,7 @@ class Ascend(Platform):
     """Atlas A2 (Ascend 910B). Nothing in this class has been run on an NPU: see README.md."""
 
     name = "ascend"
+    install = "make install-ascend"
     verl_platform = "huawei"
     device = DeviceFacts(
         name="npu",

@@ -2,6 +2,8 @@
 
 import atexit
 import ctypes
+import errno
+import io
 import os
 import signal
 import socket
@@ -13,6 +15,7 @@ from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here, because a child between fork and exec may not load anything
+_left_by: list[int] = []
 END_WITH_PARENT_ENV = "RETOOL_END_WITH_PARENT"
 
 
@@ -58,18 +61,46 @@ def bypass_proxy() -> None:
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = value  # programs read one spelling or the other
 
 
-def exit_on_sigterm() -> None:
+def exit_on_sigterm(*, ctrl_c: bool = True) -> None:
     """Turn SIGTERM into SystemExit, so that ``finally`` blocks stop what this process started.
 
     A second SIGTERM is ignored, because timeout(1) sends two and the clean-up that the first one
-    began must finish.
+    began must finish. SIGHUP, of a terminal that was closed, is the same, but for nohup. SIGINT is
+    KeyboardInterrupt as ever, and known to ``left_by``; ``ctrl_c`` False leaves it to asyncio.
     """
 
     def leave(number: int, frame: object) -> NoReturn:
+        _left_by.append(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, leave)
+    _left_by.clear()
+    for each in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if ctrl_c else [])):
+        if each == signal.SIGTERM or signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, leave)
+
+
+def left_by() -> int:
+    """The signal by which ``exit_on_sigterm`` left, or 0.
+
+    Code of others that it leaves, as an import, may raise another error on its way out. That one is
+    only a consequence.
+    """
+    return _left_by[0] if _left_by else 0
+
+
+@contextmanager
+def without_hangups() -> Generator[None]:
+    """What this thread starts never hears that the terminal was closed, so it lives until this
+    process has ended it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -95,8 +126,9 @@ def output_to(log: Path) -> Generator[IO[str]]:
     atexit.unregister(_write_exit_output)  # of a block before this one: one log has the last words
     atexit.register(_write_exit_output, log)
     before = {number: os.dup(number) for number in (1, 2)}
+    terminals = {number: os.isatty(number) for number in before}
     try:
-        with log.open("ab") as file, os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+        with log.open("ab") as file, _Terminal(os.fdopen(os.dup(2), "wb"), encoding="utf-8") as terminal:
             _flush()
             for number in before:
                 os.dup2(file.fileno(), number)
@@ -104,8 +136,39 @@ def output_to(log: Path) -> Generator[IO[str]]:
     finally:
         _flush()
         for number, original in before.items():
+            if terminals[number] and not os.isatty(original):  # it was closed
+                _discard(original)
             os.dup2(original, number)
             os.close(original)
+
+
+class _Terminal(io.TextIOWrapper):
+    """Where progress is written: no harm if it is closed meanwhile."""
+
+    def write(self, text: str, /) -> int:
+        with self._lost():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lost():
+            super().flush()
+
+    @contextmanager
+    def _lost(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _discard(self.fileno())
+
+
+def _discard(descriptor: int) -> None:
+    """Let ``descriptor`` take whatever is written, and forget it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _write_exit_output(log: Path) -> None:

@@ -1,5 +1,6 @@
 """The `retool` command itself: its version, and the help of its commands."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -25,6 +26,16 @@ def test_help_keeps_the_names_of_sections():
     """rich takes a word in brackets for a style, and leaves it out."""
     assert "come from CONFIG's section [validation]." in shown("eval", "run", "--help")
     assert "Train and score ReTool models." in shown("--help")
+
+
+def test_help_cuts_no_name_at_80_columns():
+    for group in ((), ("data",), ("sandbox",), ("rollout",), ("eval", "run"), ("config", "from-verl")):
+        told = CliRunner(env={"COLUMNS": "80"}).invoke(all_commands(), [*group, "--help"]).output
+        assert "\N{HORIZONTAL ELLIPSIS}" not in told and not re.search(
+            r"\w\.\.\.$", told.partition("\n")[2], re.MULTILINE
+        )
+        assert "<bool>" not in told and max(map(len, told.splitlines())) <= 80
+    assert "--max-tool-output-tokens" in shown("rollout", "--help")
 
 
 def test_reading_a_command_line_imports_neither_web_server_nor_engine():

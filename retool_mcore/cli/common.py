@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
 import sys
 import time
 import tomllib
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from retool_mcore.cli import tell_of_ctrl_c
+from retool_mcore.cli import tell_of_end
 from retool_mcore.config.base import is_table
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, ReToolError, RolloutError, RunError
+from retool_mcore.process import left_by
+from retool_mcore.run.ending import Ended
 from retool_mcore.run.full_disk import refused_write
+from retool_mcore.run.lines import folded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,30 +89,42 @@ def guarded(function: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except ReToolError as error:
-            rank = os.environ.get("RANK", "0")
-            if os.environ.get("LOCAL_RANK", rank) != "0":
-                # Most errors hit all ranks of a torchrun alike: the first of a node prints the
-                # error, and torchrun ends the other ranks here.
-                time.sleep(OTHER_RANKS_WAIT_S)
-            typer.echo(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
-            raise typer.Exit(
-                EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
-            ) from error
-        except OSError as error:
-            tell_of_machine(error)
-            raise typer.Exit(EXIT_USER_ERROR) from error
-        except KeyboardInterrupt as error:
-            tell_of_ctrl_c()
-            raise typer.Exit(130) from error
-        except Exception as error:
-            number = refused_write(error)  # libraries have classes of their own for it
-            if not number:
+        except Ended:  # it has said so
+            raise
+        except BaseException as error:
+            code = _told(error)
+            if code is None:
                 raise
-            tell_of_machine(OSError(number, ""))
-            raise typer.Exit(EXIT_USER_ERROR) from error
+            raise typer.Exit(code) from error
 
     return wrapper  # type: ignore[return-value]
+
+
+def _told(error: BaseException) -> int | None:
+    """The exit code after ``error``, which is told in a line; None for one that is our bug."""
+    if number := left_by() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
+        tell_of_end(number)
+        return 128 + number
+    if isinstance(error, ReToolError):
+        rank = os.environ.get("RANK", "0")
+        if os.environ.get("LOCAL_RANK", rank) != "0":
+            # Most errors hit all ranks of a torchrun alike: the first of a node prints the error,
+            # and torchrun ends the other ranks here.
+            time.sleep(OTHER_RANKS_WAIT_S)
+        tell(f"error: {f'rank {rank}: ' if rank != '0' else ''}{error}", err=True)
+        return EXIT_RETRYABLE if isinstance(error, RunError | RolloutError) else EXIT_USER_ERROR
+    if isinstance(error, OSError):
+        tell_of_machine(error)
+        return EXIT_USER_ERROR
+    if isinstance(error, Exception) and (number := refused_write(error)):  # libraries have classes of their own for it
+        tell_of_machine(OSError(number, ""))
+        return EXIT_USER_ERROR
+    return None
+
+
+def tell(text: str, *, err: bool = False) -> None:
+    """Print lines for a reader: on a terminal they are folded between words."""
+    typer.echo(folded(text, sys.stderr if err else sys.stdout), err=err)
 
 
 def tell_of_machine(error: OSError) -> None:
@@ -117,7 +133,7 @@ def tell_of_machine(error: OSError) -> None:
         raise error
     named = error.filename2 or error.filename  # of a rename, where it was to go
     place = f" ({named})" if named else ""
-    typer.echo(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
+    tell(f"error: {OF_THE_MACHINE[error.errno].format(place=place)}", err=True)
     try:
         sys.stdout.flush()
     except (OSError, AttributeError):  # it was standard output, or there is none: let Python's own flush succeed
@@ -133,10 +149,19 @@ def output_named(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> 
     return out
 
 
-def unless_named(default: str) -> type[TyperGroup]:
+class Commands(TyperGroup):
+    """A group whose help has the whole first sentence of each command, where typer cuts it."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(limit=1000)) for name, each in found if not each.hidden])
+
+
+def unless_named(default: str) -> type[Commands]:
     """A group that reads its arguments as those of ``default`` where they name no other command."""
 
-    class Group(TyperGroup):
+    class Group(Commands):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             if args and args[0] != "--help" and args[0] not in self.commands:
                 args = [default, *args]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from retool_mcore.cli.common import guarded, unless_named
+from retool_mcore.cli.common import guarded, tell, unless_named
 from retool_mcore.config.reference import RUNS, Entry, reference
 from retool_mcore.errors import ConfigError
 
@@ -75,7 +75,7 @@ def from_verl(
             Path(draft).write_text(made.toml(), encoding="utf-8")
         typer.echo(f"wrote {out}: {len(made.settings)} settings, {len(made.notes)} keys without one")
     if made.complaint:
-        typer.echo(f"to complete: {made.complaint}", err=True)
+        tell(f"to complete: {made.complaint}", err=True)
 
 
 def find(entries: Sequence[Entry], name: str, runs: Sequence[str]) -> list[Entry]:

@@ -15,10 +15,12 @@ from retool_mcore.cli.common import (
     AnswerColumn,
     BoxColumn,
     ChatTemplate,
+    Commands,
     ProblemColumns,
     TemplateArgs,
     guarded,
     output_named,
+    tell,
     template_args_of,
     with_bar,
 )
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from retool_mcore.data.verify import VerifiedRows
     from retool_mcore.sandbox.base import Sandbox
 
-app = typer.Typer(no_args_is_help=True)
-build = typer.Typer(no_args_is_help=True)
+app = typer.Typer(cls=Commands, no_args_is_help=True)
+build = typer.Typer(cls=Commands, no_args_is_help=True)
 app.add_typer(build, name="build", help="Make code-integrated traces from plain solutions.")
 
 PARQUET, JSON_LINES = ".parquet", ".jsonl"
@@ -108,11 +110,11 @@ def protocol(
     tags = [token_id for tag in (CALL_START, CALL_END) for token_id in encode(tokenizer, tag)]
     untrained = never_trained(model, tags) if found == "hermes" else []
     if untrained is None:
-        typer.echo(f"note: {model} has no weights, so whether it ever met {CALL_START} is not known", err=True)
+        tell(f"note: {model} has no weights, so whether it ever met {CALL_START} is not known", err=True)
     elif untrained:
         Retool(tokenizer)  # its own error where the other one is not served either
         found = "retool"
-        typer.echo(
+        tell(
             f"note: {model} never met {CALL_START} or {CALL_END} in training: their rows of the output matrix are like "
             "those of unused tokens, so a short SFT does not teach hermes",
             err=True,
@@ -136,7 +138,7 @@ def fetch(
     """
     from retool_mcore.data.fetch import fetch
 
-    fetch(directory, local, typer.echo, only)
+    fetch(directory, local, tell, only)
 
 
 @build.command()
@@ -212,7 +214,7 @@ def gsm8k_large(
     write_jsonl(rejects, report.rejects)
     write_jsonl(out, report.rows)
     counts = f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"
-    typer.echo("\n".join([*report.lines(), *reasons(report), counts]))
+    tell("\n".join([*report.lines(), *reasons(report), counts]))
 
 
 @app.command()
@@ -258,7 +260,7 @@ def sft(
 
     _write(with_bar(run, len(rows)), out, rejects)
     if not truth:
-        typer.echo("answers were not verified: no --truth column was named")
+        tell("answers were not verified: no --truth column was named")
 
 
 @app.command()
@@ -331,7 +333,7 @@ def mix(
 
     parsed = [parse_source(source) for source in sources]
     made = mix(parsed, output_named(out, PARQUET, [path for path, _ in parsed]), rows=rows, seed=seed)
-    typer.echo("\n".join([*(source.describe() for source in made), f"{sum(s.taken for s in made)} rows in {out}"]))
+    tell("\n".join([*(source.describe() for source in made), f"{sum(s.taken for s in made)} rows in {out}"]))
 
 
 @app.command()
@@ -357,26 +359,23 @@ def lint(
     """
     from retool_mcore.data.chat import load_tokenizer
     from retool_mcore.data.layouts import Columns
-    from retool_mcore.data.lint import MAX_OVERLAP, lint_file, overlaps
+    from retool_mcore.data.lint import lint_file, overlap_lines
 
     tokenizer = load_tokenizer(model, chat_template, template_args_of(template_args)) if model else None
     columns = Columns.named(problem, answer, solution_box)
     lints = [lint_file(file, tokenizer, max_tokens, columns) for file in files]
     bad = False
     for found in lints:
-        typer.echo(f"{found.source}: {len(found.problems)} rows")
+        tell(f"{found.source}: {len(found.problems)} rows")
         for note in found.notes:
-            typer.echo(f"  {note}")
+            tell(f"  {note}")
         for error in found.errors:
-            typer.echo(f"  error: {error}")
+            tell(f"  error: {error}")
         bad |= bool(found.errors)
-    for pair in overlaps(lints):
-        leaks = pair.leaked > MAX_OVERLAP * pair.total
-        typer.echo(f"{'error: ' if leaks else ''}{pair.describe()}")
-        for line in pair.shown():
-            typer.echo(f"  {line}")
-        bad |= leaks
-    if bad:
+    lines, leaks = overlap_lines(lints)
+    if lines:
+        tell("\n".join(lines))
+    if bad or leaks:
         raise typer.Exit(1)
 
 
@@ -395,4 +394,4 @@ def _write(report: VerifiedRows | RlReport, out: Path, rejects: Path | None) -> 
     rejects = rejects or out.with_name(f"{out.name.removesuffix('.parquet')}.rejects.jsonl")
     write_jsonl(rejects, report.rejects)
     write_parquet(out, report.rows)
-    typer.echo("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))
+    tell("\n".join([*report.lines(), f"{len(report.rows)} rows in {out}, {len(report.rejects)} in {rejects}"]))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, unless_named, wide_console
+from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, guarded, tell, unless_named, wide_console
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
+from retool_mcore.process import exit_on_sigterm
 from retool_mcore.run.notes import notes_on
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def evaluate(
     if not config and not data:
         raise ConfigError("Neither CONFIG nor --data says which problems. Give one of them.")
     run = load_evaluation(config, changes) if config else default_config(cases[0].model, changes, here=endpoint is None)
+    exit_on_sigterm(ctrl_c=False)
     with _Bars(cases) as bars:
         whole = partial(evaluate_many, url=url) if endpoint is None else partial(evaluate_endpoint, url=endpoint)
         reports = whole(
@@ -121,7 +123,7 @@ def _show(reports: dict[str, dict[str, Any]]) -> None:
 
     wide_console().print(summary_table(reports))
     for line in dict.fromkeys(interval_note(report) for report in reports.values()):
-        typer.echo(line)
+        tell(line)
 
 
 @app.command("compare")
@@ -142,7 +144,7 @@ def compare_two(
     reports = [read_report(path) for path in (first, second)]
     found = compare(*reports)
     for line in comparison_lines(found):
-        typer.echo(line)
+        tell(line)
     if out is not None:
         with replacing(out) as draft:
             Path(draft).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")

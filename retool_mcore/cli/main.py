@@ -1,5 +1,6 @@
 """The `retool` command and the two launchers: parse arguments and call the code."""
 
+import io
 import os
 import sys
 import warnings
@@ -11,7 +12,16 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import Config, DryRun, Overrides, PlatformName, guarded, settings_of, tell_of_machine
+from retool_mcore.cli.common import (
+    Commands,
+    Config,
+    DryRun,
+    Overrides,
+    PlatformName,
+    guarded,
+    settings_of,
+    tell_of_machine,
+)
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import EXIT_USER_ERROR
 from retool_mcore.preflight.limits import require_limits
@@ -73,13 +83,10 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
 
 def _print_dry_run(run: RunConfig) -> None:
-    """Print the report to stdout; what the engines print on import goes to stderr.
-
-    Their warnings are about their own code, and would stand at the end of a good report.
-    """
+    """Print the report, and nothing of what the engines print and warn of their own code."""
     from retool_mcore.train.dry_run import dry_run
 
-    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = dry_run(run)
     typer.echo(report)
@@ -135,7 +142,7 @@ def prepare() -> None:
 
 def _run_alone(command: Callable[..., None]) -> None:
     prepare()
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command()(command)
     alone()
 
@@ -154,10 +161,11 @@ def all_commands() -> typer.Typer:
     from retool_mcore.sandbox.command import app as sandbox_app
 
     whole = typer.Typer(
+        cls=Commands,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",  # its own markup would take [validation] for a style, and leave it out
+        rich_markup_mode=None,  # its tables cut long options at 80 columns, and its markup takes [validation] out
         help="Train and score ReTool models.",
     )
 
@@ -173,7 +181,7 @@ def all_commands() -> typer.Typer:
         whole.registered_commands.extend(commands.registered_commands)
     whole.add_typer(config_app, name="config", help="Explain a run file's keys; make one of verl's.")
     whole.add_typer(data_app, name="data", help="Make, convert and check data sets.")
-    whole.add_typer(sandbox_app, name="sandbox", help="Serve the code sandbox over HTTP.")
+    whole.add_typer(sandbox_app, name="sandbox", cls=Commands, help="Serve the code sandbox over HTTP.")
     whole.add_typer(
         evaluate_app,
         name="eval",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of
+from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of, tell
 from retool_mcore.config import load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import get_platform
@@ -43,7 +43,7 @@ def plan(
     chosen = get_platform(run.run.platform)
     chosen.check_dtype(run)
     if platform and chosen.mapping() and not as_json:
-        typer.echo(chosen.mapping())
+        tell(chosen.mapping())
     if like is not None and mean_tokens is not None:
         raise ConfigError(f"--like {like} and --mean-tokens {mean_tokens:g} both say how long sequences are: give one.")
     devices = parse(hardware) if hardware else of_run(run)
@@ -61,6 +61,6 @@ def plan(
         tree = made.to_dict() | {"hardware": devices.name, "proposals": [other.to_dict() for other in others]}
         typer.echo(json.dumps(tree, indent=2))
     else:
-        typer.echo(report(run, shape, devices, made, others))
+        tell(report(run, shape, devices, made, others))
     if not made.fits:
         raise ConfigError(f"{run.source}: {refusal(made, devices)}.")

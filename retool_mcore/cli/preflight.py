@@ -4,17 +4,18 @@ import os
 import sys
 from contextlib import redirect_stdout
 from functools import partial
-from typing import Annotated, cast
+from typing import IO, Annotated, cast
 
 import typer
 from pydantic import BaseModel
 
-from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of
+from retool_mcore.cli.common import Config, Overrides, PlatformName, guarded, settings_of, tell
 from retool_mcore.config import RunConfig, load_run
 from retool_mcore.config.explain import nearest
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.findings import Check, Finding
+from retool_mcore.run.lines import folded
 
 app = typer.Typer()
 
@@ -47,14 +48,14 @@ def preflight(
     }
     listed = "" if verbose else "; -v lists them"
     said = (f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in ("error", "warning"))
-    typer.echo(f"{', '.join(said)}, {counts['ok']} checks are ok{listed}")
+    tell(f"{', '.join(said)}, {counts['ok']} checks are ok{listed}")
     if counts["error"]:
         raise typer.Exit(2)
 
 
-def _tell(terminal: object, verbose: bool, finding: Finding) -> None:
+def _tell(terminal: IO[str], verbose: bool, finding: Finding) -> None:
     if verbose or finding.severity != "ok":
-        typer.echo(str(finding), file=terminal)  # type: ignore[arg-type]
+        typer.echo(folded(str(finding), terminal), file=terminal)
 
 
 def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
@@ -72,7 +73,6 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("shared memory", partial(machine.shared_memory, platform)),
         ("open files", partial(machine.limits, platform)),
         ("sockets", partial(sockets, run)),
-        ("clock", machine.clock),
         ("network", partial(open_ports, run)),
         ("model", partial(inputs.model, run)),
         ("tools", partial(inputs.tools, run)),
@@ -81,6 +81,8 @@ def _checks(run: RunConfig, platform: Platform) -> list[tuple[str, Check]]:
         ("sandbox", partial(inputs.sandbox, run)),
         ("patch", partial(machine.patches, platform)),
     ]
+    if run.cluster.nodes > 1:
+        checks.append(("clock", machine.clock))
     if run.cluster.nodes > 1 and os.environ.get("NODE_RANK") == "0":
         numbers = {name: int(os.environ.get(name, port)) for name, port in machine.HEAD_PORTS.items()}
         checks.append(("ports", partial(machine.ports, os.environ.get("HEAD_IP", "0.0.0.0"), numbers)))
@@ -112,8 +114,9 @@ def get(
         table = getattr(run, section) if section in type(run).model_fields else None
         known = list(type(table).model_fields) if isinstance(table, BaseModel) else list(type(run).model_fields)
         if not isinstance(table, BaseModel) or name not in known:
-            near = nearest(name if isinstance(table, BaseModel) else section, known)
-            raise ConfigError(f"{config}: {key!r} is not a setting of this run{near}. Name it as section.key.")
+            whole = isinstance(table, BaseModel)
+            near = nearest(key if whole else section, [f"{section}.{each}" for each in known] if whole else known)
+            raise ConfigError(f"{config}: {key!r} is not a setting of this run, as section.key{near}")
         value = getattr(table, name)
         values.append(" ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value))
     typer.echo(" ".join(values))

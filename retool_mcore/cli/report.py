@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import guarded, wide_console
+from retool_mcore.cli.common import guarded, tell, wide_console
 
 app = typer.Typer()
 
@@ -33,7 +33,7 @@ def report(
     from retool_mcore.report.build import write_report
 
     for note in write_report(runs, out, evaluation or ()):
-        typer.echo(f"note: {note}", err=True)
+        tell(f"note: {note}", err=True)
     typer.echo(f"wrote {out}")
 
 
@@ -52,9 +52,11 @@ def runs(
     console = wide_console()
     table, commands = runs_table(root, find_runs(root))
     console.print(table)
+    if commands:
+        typer.echo("next:")
     width = max((len(label) for label, _ in commands), default=0)
     for label, command in commands:
-        typer.echo(f"{label:{width}}  {command}")
+        typer.echo(f"  {label:{width}}  {command}")
 
 
 @app.command()

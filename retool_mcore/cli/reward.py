@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from retool_mcore.cli.common import guarded
+from retool_mcore.cli.common import guarded, tell
 from retool_mcore.data.files import column_names, read_jsonl, read_rows, write_jsonl
 from retool_mcore.errors import DataError
 from retool_mcore.reward.answer import NUM_CHECKERS
@@ -78,7 +78,7 @@ def score_row(source: Path, line: int, row: dict[str, Any], *, timeout_s: float,
         if not isinstance(value, kinds) or isinstance(value, bool) or value != value:  # noqa: PLR0124  NaN is no answer
             raise DataError(f"{where}, column {column}: {value!r:.80} is no {column}. Correct the row, or leave it out")
     if isinstance(row["answer"], str) and not row["answer"].strip():
-        typer.echo(f"{where}, column answer: it is empty, so the row is not judged", err=True)
+        tell(f"{where}, column answer: it is empty, so the row is not judged", err=True)
         return row | dict(zip((prefix + column for column in NEW_COLUMNS), (None, None, None, False), strict=True))
     reward = PAPER.model_copy(update={"timeout_s": timeout_s})
     verdict = compute_score(str(source), row["response"], row["answer"], {"index": line}, reward=reward)

@@ -14,11 +14,13 @@ once.
 import logging
 import signal
 import sys
+import tempfile
 import time
 
 import psutil
-import typer
 
+from retool_mcore.cli import tell_of_end
+from retool_mcore.cli.common import tell
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR
 from retool_mcore.run.ending import SAME_S, SIGNALS, exit_code
 from retool_mcore.run.memory_kills import MemoryKills
@@ -57,28 +59,32 @@ def main() -> None:
 
     STORE_PATCH.apply()
     handing, kills = Handing(), MemoryKills()
-    sys.argv.insert(1, "--signals-to-handle=SIGHUP,SIGQUIT")  # it leaves the others to ``handing``
+    sys.argv.insert(1, "--signals-to-handle=SIGQUIT")  # it leaves the others to ``handing``
     asked = {exit_code(number) for number in SIGNALS}
     # Of ranks that failed it logs what ChildFailedError says again.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)  # four lines on one thread for each rank
     try:
-        torchrun()
-    except SignalException as error:  # the terminal was closed
+        with tempfile.TemporaryDirectory(prefix="retool-torchrun-") as folder:  # or it leaves one
+            sys.argv.insert(1, f"--log-dir={folder}")
+            torchrun()
+    except SignalException as error:  # Ctrl-\\
         raise SystemExit(128 + error.sigval) from error
     except ChildFailedError as error:
         _, first = error.get_first_failure()
         if handing.first:
+            if first.exitcode == -handing.first != -signal.SIGINT:  # before it heeded the signal, in silence
+                tell_of_end(handing.first)
             raise SystemExit(exit_code(handing.first)) from error
         if first.exitcode in (EXIT_USER_ERROR, EXIT_RETRYABLE, *asked):
             raise SystemExit(first.exitcode) from error
         if first.exitcode == -signal.SIGKILL:
             told = kills.words() or "The same command goes on from the newest checkpoint."
-            typer.echo(f"error: rank {first.local_rank} of this node was killed (SIGKILL). {told}", err=True)
+            tell(f"error: rank {first.local_rank} of this node was killed (SIGKILL). {told}", err=True)
             raise SystemExit(EXIT_RETRYABLE) from error
         raise
     except (DistNetworkError, DistStoreError) as error:  # of the store at which the nodes meet
-        typer.echo(
+        tell(
             f"error: the nodes did not meet, or node 0 has left: {str(error).splitlines()[0][:300]}. Start the same "
             "command on every node; NODES_WAIT_S is how long each waits for the others.",
             err=True,

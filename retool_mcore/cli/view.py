@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import guarded, output_named
+from retool_mcore.cli.common import guarded, output_named, tell
 
 app = typer.Typer()
 
@@ -42,8 +42,8 @@ def view(
         return
     made = write()
     for name in made.without_tokenizer:
-        typer.echo(f"{name}: no tokenizer found, tokens are shown as ids; --tokenizer DIR gives one", err=True)
+        tell(f"{name}: no tokenizer found, tokens are shown as ids; --tokenizer DIR gives one", err=True)
     for name in made.without_tokens:
-        typer.echo(f"{name}: no tokens: a server behind an API gives text alone", err=True)
+        tell(f"{name}: no tokens: a server behind an API gives text alone", err=True)
     sampled = f", a sample of {made.found}" if made.shown < made.found else ""
     typer.echo(f"wrote {out}: {made.shown} trajectories{sampled}, {out.stat().st_size / 1e6:.1f} MB")

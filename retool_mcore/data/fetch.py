@@ -61,15 +61,18 @@ def fetch(folder: Path, local: Path | None, tell: Callable[[str], None], only: s
             lines = _make(published, folder, _source(published, local))
         except DataError as error:
             failed[published] = error
-            tell(f"{published.hub}: failed")
         else:
             tell(f"{published.hub}: {'; '.join(lines)}")
     if failed:
         places = local or Path("HUB")
-        wanted = "; ".join(f"{each.hub} ({error})" for each, error in failed.items())
+        whose: dict[str, list[str]] = {}  # without a network all have one reason
+        for each, error in failed.items():
+            whose.setdefault(str(error).replace(f"{each.hub} is", "it is"), []).append(each.hub)
+        wanted = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in whose.items())
+        count = "1 data set is" if len(failed) == 1 else f"{len(failed)} data sets are"
         raise DataError(
-            f"{len(failed)} data sets are missing: {wanted}. Where there is no network, copy each to "
-            f"{places}/owner/name and give --local {places}; what was written is kept"
+            f"{count} missing: {wanted}. Where there is no network, copy each to {places}/owner/name and give --local "
+            f"{places}; what was written is kept"
         )
 
 

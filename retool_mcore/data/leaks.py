@@ -64,11 +64,18 @@ class Overlap:
     def leaked(self) -> int:
         return self.same + self.near
 
+    @property
+    def found(self) -> bool:
+        return bool(self.same or self.near or self.ngram)
+
     def describe(self) -> str:
-        return (
-            f"{self.second}: of {self.total} problems {self.same} are also in {self.first} by their text, {self.near} "
-            f"nearly, {self.ngram} share {NGRAM_WORDS} words in a row with one there"
+        ways = (
+            (self.same, "by their text"),
+            (self.near, "nearly"),
+            (self.ngram, f"by {NGRAM_WORDS} words in a row"),
         )
+        told = ", ".join(f"{count} {way}" for count, way in ways if count) or "none"
+        return f"{self.second}: of {self.total} problems, {self.first} has {told}"
 
     def shown(self) -> list[str]:
         """A few pairs as lines for people, equal texts and near ones."""

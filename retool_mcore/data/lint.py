@@ -185,6 +185,22 @@ def overlaps(lints: Sequence[FileLint]) -> list[Overlap]:
     return [overlap(a.problems, b.problems, (a.source, b.source)) for a, b in combinations(lints, 2)]
 
 
+def overlap_lines(lints: Sequence[FileLint]) -> tuple[list[str], bool]:
+    """What people read of ``overlaps``, and whether more is shared somewhere than may be."""
+    pairs = overlaps(lints)
+    shared = [pair for pair in pairs if pair.found]
+    lines, leaks = list[str](), False
+    if apart := len(pairs) - len(shared):
+        lines.append(
+            f"{apart} of {len(pairs)} pairs of files share no problem" if shared else "no files share a problem"
+        )
+    for pair in shared:
+        wrong = pair.leaked > MAX_OVERLAP * pair.total
+        leaks |= wrong
+        lines += [f"{'error: ' if wrong else ''}{pair.describe()}", *(f"  {line}" for line in pair.shown())]
+    return lines, leaks
+
+
 def require_disjoint(train_file: str, val_file: str) -> None:
     """Raise DataError when over a tenth of the validation problems are training problems.
 

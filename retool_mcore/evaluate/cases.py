@@ -7,11 +7,12 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.config.rl import Reward
@@ -32,9 +33,11 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.rollout.protocol import ToolProtocol, protocol_of
 from retool_mcore.rollout.sglang_http import SglangEngine
 from retool_mcore.run.folder import lock_run
+from retool_mcore.run.temporary import own_tmpdir
 from retool_mcore.run.trackers import Trackers, check_trackers
 from retool_mcore.sandbox.base import Sandbox
 from retool_mcore.sandbox.open import open_sandbox
+from retool_mcore.sandbox.state import remove_stale
 
 OnStart = Callable[[str, int, int], None]  # case, samples finished before, samples in all
 OnSample = Callable[[str, bool], None]  # case, was it right
@@ -96,9 +99,14 @@ def evaluate_many(
     return reports
 
 
-def hold_folder(out: Path) -> IO[str]:
-    """Hold ``out`` until it is closed: samples.jsonl has one writer. Raises ConfigError."""
-    return lock_run(out, "name another folder in --out")
+@contextmanager
+def hold_folder(out: Path) -> Generator[None]:
+    """Hold ``out``: samples.jsonl has one writer. What it leaves in TMPDIR is gone afterwards.
+
+    Raises ConfigError.
+    """
+    with lock_run(out, "name another folder in --out"), own_tmpdir(out, clean=partial(remove_stale, young_s=0)):
+        yield
 
 
 def write_report(

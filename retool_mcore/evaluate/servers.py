@@ -175,7 +175,8 @@ def architecture_of(model: str) -> dict[str, Any]:
         found = fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{model} is no model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            f"{model} is no model directory: {path} cannot be read: {getattr(error, 'strerror', None) or error}. Name "
+            f"one, or make it of a run: `retool export RUN --to {model}`"
         ) from error
     from transformers import CONFIG_MAPPING
 

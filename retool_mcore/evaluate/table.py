@@ -25,10 +25,11 @@ def summary_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
     from rich.table import Table
 
     n = next(iter(reports.values()))["n"]
-    table = Table()
+    table = Table(box=None, padding=(0, 1, 0, 0))  # a row is a line at 80 columns; only a long name takes more
     scores = [f"mean@{n}", *(f"{kind}@{n}" for kind in ("best", "maj", "worst") if n > 1)]
     for heading in ("model", "tool", *scores, "95 % of mean", "turns", "calls", "tokens"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
+        left = heading == "model"
+        table.add_column(heading, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     for name, report in reports.items():
         behavior = report["behavior"]
         table.add_row(

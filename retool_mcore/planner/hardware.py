@@ -130,6 +130,6 @@ def of_run(config: RunConfig) -> Hardware:
         if hardware.count == config.cluster.num_gpus and hardware.device.platform == config.run.platform:
             return hardware
     raise ConfigError(
-        f"{config.source}: [cluster] has {config.cluster.num_gpus} devices of platform {config.run.platform}, and "
-        "neither its name nor run.name tells which. Add --hardware, for example --hardware h200x8."
+        f"{config.source}: which devices to plan for is told neither by its name nor by run.name, and [cluster] says "
+        f"only {config.cluster.num_gpus} x {config.run.platform}. Add --hardware, for example --hardware h200x8."
     )

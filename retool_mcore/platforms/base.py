@@ -40,6 +40,7 @@ class Platform(ABC):
     """A kind of machine: its facts, one record for each reader, and what differs on it."""
 
     name: ClassVar[str]
+    install: ClassVar[str]  # the command that installs what it needs
     verl_platform: ClassVar[str]  # the value of VERL_PLATFORM
     device: ClassVar[DeviceFacts]
     training: ClassVar[TrainingFacts]

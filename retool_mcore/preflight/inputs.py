@@ -27,7 +27,8 @@ def model(config: RunConfig) -> Iterator[Finding]:
     check_model(config)
     if is_hub_name(config.model.path):
         yield warning("model", f"{config.model.path} is not a folder here: the run fits its config.json, and its "
-                      "weights come from the hub or its cache. Fetch it once, before every node does")  # fmt: skip
+                      "weights come from the hub or its cache. Tokenizer and data are checked when it is here: fetch "
+                      f"it (hf download {config.model.path}), and set model.path to its folder")  # fmt: skip
         return
     shape = read_config(config.model.path)
     kind, billions = shape.get("model_type", "unknown"), shape_of_config(shape).params / 1e9
@@ -60,8 +61,7 @@ def tools(config: RunConfig) -> Iterator[Finding]:
 
 def tokenizer(config: RunConfig) -> Iterator[Finding]:
     if not Path(config.model.path).exists():
-        yield warning("tokenizer", f"{config.model.path} is not here; its tags are checked when the run starts")
-        return
+        return  # as ``model`` has said
     loaded = tokenizer_of(config.model)
     if isinstance(config, RlConfig):
         # With the interpreter alone: a tool of the user's own has a check of its own.
@@ -77,11 +77,11 @@ def data(config: RunConfig) -> Iterator[Finding]:
     assert isinstance(config, SftConfig | RlConfig), f"a run is SFT or RL, not {type(config).__name__}"
     missing = [f"{name} = {path}" for name, path in config.data_files if not Path(path).exists()]
     if missing:
-        yield error("data", f"{' and '.join(missing)} not found. Make it with `retool data`, or correct the path.")
+        yield error("data", f"{' and '.join(missing)} not found. Make it (`retool data fetch`, or `retool data "
+                    "task` for the tiny task), or correct the path.")  # fmt: skip
         return
     if not Path(config.model.path).exists():
-        yield warning("data", "not read: its length in tokens depends on the tokenizer, which is not here")
-        return
+        return  # rows are counted in the model's tokens
     loaded = tokenizer_of(config.model)
     held_out = config.validation.files
     if isinstance(config, SftConfig):

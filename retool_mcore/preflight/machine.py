@@ -13,9 +13,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from retool_mcore.config import RunConfig
-from retool_mcore.errors import PlatformError
-from retool_mcore.model.files import read_config
-from retool_mcore.model.shape import shape_of_config
+from retool_mcore.errors import CheckpointError, ConfigError, PlatformError
+from retool_mcore.model.files import of_model
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.platforms.base import Platform
 from retool_mcore.preflight.findings import Finding, error, ok, warning
@@ -50,7 +49,8 @@ def versions(platform: Platform) -> Iterator[Finding]:
             installed = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             wrong += 1
-            yield error("versions", f"{requirement} is needed and {requirement.name} is not installed. Install it.")
+            wanted = f"{requirement.name}{requirement.specifier}"
+            yield error("versions", f"{wanted} is needed and is not installed. Run `{platform.install}`.")
             continue
         if not requirement.specifier.contains(installed, prereleases=True):
             wrong += 1
@@ -123,12 +123,12 @@ def disk(config: RunConfig) -> Iterator[Finding]:
     if not config.saved_every:
         yield ok("disk", f"{free_gib:.0f} GiB free under {existing}; the run keeps neither checkpoint nor export")
         return
-    shape = read_config(config.model.path) if Path(config.model.path).exists() else {}
-    if not shape:
-        yield warning("disk", f"{free_gib:.0f} GiB free under {existing}; the model is not here, so what a checkpoint "
-                      f"takes is not known: {CHECKPOINT_BYTES} bytes a parameter")  # fmt: skip
+    if (params := _params(config)) is None:
+        yield ok(
+            "disk", f"{free_gib:.0f} GiB free under {existing}; a checkpoint takes {CHECKPOINT_BYTES} bytes a parameter"
+        )
         return
-    one_gib = CHECKPOINT_BYTES * shape_of_config(shape).params / GIB
+    one_gib = CHECKPOINT_BYTES * params / GIB
     # An old one is deleted after the new one is complete; a better one, after the next.
     needed_gib = (config.checkpoint.keep + (2 if config.best.metric else 1)) * one_gib
     text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint is {one_gib:.1f} GiB, {needed_gib:.1f} at once"
@@ -140,16 +140,22 @@ def disk(config: RunConfig) -> Iterator[Finding]:
         yield ok("disk", text)
 
 
+def _params(config: RunConfig) -> int | None:
+    """The model's parameters; None where its config.json cannot be had, as inputs.model says."""
+    try:
+        return of_model(config.model.path).params
+    except (ConfigError, CheckpointError):
+        return None
+
+
 def host_memory(config: RunConfig) -> Iterator[Finding]:
     """The memory that [memory] moves to the host, for all devices of a node."""
     memory = config.memory
     if not memory.offload_idle and not memory.optimizer_on_cpu:
         return
-    shape = read_config(config.model.path) if Path(config.model.path).exists() else {}
-    if not shape:
-        yield warning("host memory", "not compared: what is moved to the host depends on the model, which is not here")
+    if (params := _params(config)) is None:
         return
-    params, nodes = shape_of_config(shape).params, config.cluster.nodes
+    nodes = config.cluster.nodes
     copies = max(1.0, config.cluster.gpus_per_node / (config.parallel.tp * config.parallel.pp))
     weights = 2 * params * copies if memory.offload_idle else 0.0
     on_host = 1.0 if memory.offload_idle else memory.optimizer_on_cpu

@@ -78,7 +78,8 @@ class BestStep:
             return f"{self.metric}: no value yet"
         found = f"best {self.metric} {self.values[step]:.6g} at step {step}"
         delta = f" by more than {self.min_delta:g}" if self.min_delta else ""
-        return f"{found}, not bettered{delta} in {self.waited} validations" if self.waited else found
+        since = f"{self.waited} validation{'s' if self.waited > 1 else ''}"
+        return f"{found}, not bettered{delta} in {since}" if self.waited else found
 
     def to_json(self) -> str:
         step = self.step()

@@ -34,6 +34,7 @@ from retool_mcore.config.lora import Lora
 from retool_mcore.config.old_names import under_todays_names
 from retool_mcore.errors import CheckpointError
 from retool_mcore.run import checksums, prolong
+from retool_mcore.run.notes import tell
 from retool_mcore.run.step_folders import STATE_FILE, set_aside, step_folders
 
 VERSION = 2  # of state.json; a higher one was written by a newer release
@@ -244,8 +245,7 @@ def tell_changed_settings(saved: Saved, config: RunConfig, console: Console) -> 
     if (before := saved.identity.get("steps")) and before == saved.step < config.num_steps:
         changed.append(prolong.words(config))
     if changed := [words for words in changed if words]:
-        line = f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        tell(console, f"note: from step {saved.step + 1} on, other than in {saved.path.name}: {'; '.join(changed)}")
 
 
 def _changes(saved: Saved, config: RunConfig) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from retool_mcore.config import RlConfig, RunConfig
+from retool_mcore.config.shared import CONFIG_FILE
 from retool_mcore.run.best import read_best
 from retool_mcore.run.checkpoint import complete_checkpoints
 from retool_mcore.run.metrics import read_metrics
@@ -14,7 +15,7 @@ def closing_lines(config: RunConfig) -> Iterator[str]:
     """For people, of a run that has ended and is exported, if it is to be."""
     run = config.run.dir
     best = read_best(run) if config.best.metric else None
-    which = f", the best: {best.words()}" if best is not None else ""
+    which = f": {best.words()}" if best is not None else ""
     saved = complete_checkpoints(run / "checkpoints")
     export = run / "export"
     if config.checkpoint.export and export.is_dir():
@@ -47,7 +48,7 @@ def _value(row: Mapping[str, float]) -> str:
 def _use_of(config: RunConfig, export: Path) -> str:
     if not isinstance(config, RlConfig):
         return f"retool rl CONFIG model.path={shlex.quote(str(export))}"
-    parts = (config.run.config_file, export, config.run.dir / "eval")
+    parts = (config.run.dir / CONFIG_FILE, export, config.run.dir / "eval")
     source, model, out = (shlex.quote(str(path)) for path in parts)
     return f"retool eval {source} --model {model} --out {out}"
 

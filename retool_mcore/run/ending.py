@@ -1,6 +1,7 @@
 """An end that was asked for: the first signal lets a run save, the second ends it at once.
 
-SIGTERM comes from a scheduler, SIGUSR1 from Slurm before its limit, SIGINT from Ctrl-C. A process
+SIGTERM comes from a scheduler, SIGUSR1 from Slurm before its limit, SIGINT from Ctrl-C, SIGHUP from
+a terminal that was closed. A process
 group's members hear a key once themselves and once from who started them, and timeout(1) sends its
 signal twice: what comes within SAME_S is one.
 """
@@ -15,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 SAME_S = 1.0
 STUCK_S = 10.0  # for a main thread that is to leave
 
 
 def exit_code(number: int) -> int:
-    """143, or 130 after Ctrl-C: to who waits, USR1 is an early SIGTERM."""
+    """143, 130 after Ctrl-C, 129 after a hang-up: to who waits, USR1 is an early SIGTERM."""
     return 128 + (signal.SIGTERM if number == signal.SIGUSR1 else number)
 
 

@@ -1,12 +1,25 @@
 """Notes for the user from code that has no terminal: they go to the run's, while it has one."""
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from rich.console import Console
 
+from retool_mcore.run.lines import folded
+
 notes = logging.getLogger(__name__)
+
+
+def tell(console: Console, text: str) -> None:
+    """Print ``text`` as it is; on a terminal it is folded between words."""
+    console.print(folded(text, console.file), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_commands(console: Console, lines: Iterable[str]) -> None:
+    """Print lines that are copied: a terminal breaks them where it likes, and copies them whole."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class _OnConsole(logging.Handler):
@@ -15,7 +28,7 @@ class _OnConsole(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(f"note: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
+        tell(self._console, f"note: {record.getMessage()}")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from retool_mcore.sandbox.sessions import SERVER_WAIT_S
 
 logger = logging.getLogger(__name__)
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
 
 # Longer than the clients' own keep-alive, so that the server, which cannot retry, is not the side
 # that closes an idle connection.

@@ -57,15 +57,16 @@ class StateDirectory:
         os.close(self._lock_fd)
 
 
-def remove_stale(parent: Path) -> None:
+def remove_stale(parent: Path, young_s: float = _YOUNG_S) -> bool:
     """Remove state directories whose owner is gone, with their cgroups.
 
-    Other users' directories are left alone.
+    Other users' directories are left alone, and those made within ``young_s``.
+    Returns whether none is left.
     """
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = path.stat()
-            young = time.time() - status.st_mtime < _YOUNG_S
+            young = 0 <= time.time() - status.st_mtime < young_s
             if young or status.st_uid != os.geteuid() or (lock_fd := _lock(path)) is None:
                 continue
             with contextlib.suppress(FileNotFoundError):
@@ -74,6 +75,7 @@ def remove_stale(parent: Path) -> None:
                     remove_tree(cgroup)
             remove_directory(path)
             os.close(lock_fd)
+    return next(parent.glob(f"{_PREFIX}*"), None) is None
 
 
 def _lock(path: Path) -> int | None:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO
+from functools import partial
 
 from rich.console import Console
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError
-from retool_mcore.platforms.base import get_platform
+from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.start import check_data, check_run, check_surroundings
 from retool_mcore.process import exit_on_sigterm, output_to, usual_exit_code
 from retool_mcore.run import checkpoint, start
@@ -26,8 +26,10 @@ from retool_mcore.run.folder import lock_run
 from retool_mcore.run.leftovers import end_leftovers
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.network import keep_to_loopback
-from retool_mcore.run.notes import notes_on
+from retool_mcore.run.notes import notes_on, show_commands, tell
 from retool_mcore.run.progress import StepLines, bar_of_steps
+from retool_mcore.run.temporary import own_tmpdir
+from retool_mcore.sandbox.state import remove_stale
 from retool_mcore.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -48,41 +50,50 @@ def train(config: RlConfig) -> None:
     require_cluster(config)
     platform = get_platform(config.run.platform)
     check_run(config, platform)
-    with lock_run(config.run.dir), output_to(config.run.dir / "logs" / "rl.log") as terminal:
+    with (
+        lock_run(config.run.dir),
+        output_to(config.run.dir / "logs" / "rl.log") as terminal,
+        own_tmpdir(config.run.dir, clean=partial(remove_stale, young_s=0)),  # workers are killed with their sandboxes
+    ):
+        console = Console(file=terminal)
         start.begin(config.run.dir, "checks")
-        if note := end_leftovers(config.run.dir):
-            _tell(note, terminal)
-        if note := keeps_nothing(config):
-            _tell(note, terminal)
-        platform.activate()
-        from retool_mcore.verl.plugin import assert_loaded  # in a child of a run it imports Ray: see keep_to_loopback
-
-        assert_loaded()
-        for note in checkpoint.require_whole(config):
-            _tell(note, terminal)
-        resume = checkpoint.find_resume(config)
-        if resume is not None:
-            _tell(checkpoint.goes_on(resume), terminal)
-            checkpoint.tell_changed_settings(resume, config, Console(file=terminal))
-        unfinished = not has_ended(config, resume.step if resume is not None else 0)
-        with ThreadPoolExecutor(1) as beside:  # checks that wait for a sandbox's processes, beside imports
-            checks = beside.submit(lambda: [*check_data(config), *check_surroundings(config)])
-            if unfinished:
-                from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
-        for note in checks.result():
-            _tell(note, terminal)
-        if unfinished:
-            with usual_exit_code(), Watchdog(config, terminal), progress(config, terminal):
-                try:
-                    run(config, platform, resume.path if resume is not None else None)
-                except Ended as ended:
-                    _tell(ended.words, terminal)
-                    raise
+        try:
+            with progress(config, console):
+                _run(config, platform, console)
+        except Ended as ended:
+            _tell(ended.words, console)
+            raise
         if (best := best_so_far(config, config.train.steps)) and best.given_up:
-            _tell(f"note: {best.words()}", terminal)
+            _tell(f"note: {best.words()}", console)
         export_at_end(config)
-        for line in closing_lines(config):
-            _tell(line, terminal)
+        show_commands(console, closing_lines(config))
+
+
+def _run(config: RlConfig, platform: Platform, console: Console) -> None:
+    """From the checks to the last step; a run that has ended is only checked."""
+    for note in (end_leftovers(config.run.dir), keeps_nothing(config)):
+        _tell(note, console)
+    platform.activate()
+    from retool_mcore.verl.plugin import assert_loaded  # in a child of a run it imports Ray: see keep_to_loopback
+
+    assert_loaded()
+    for note in checkpoint.require_whole(config):
+        _tell(note, console)
+    resume = checkpoint.find_resume(config)
+    if resume is not None:
+        checkpoint.tell_changed_settings(resume, config, console)
+    unfinished = not has_ended(config, resume.step if resume is not None else 0)
+    if resume is not None and unfinished:
+        _tell(checkpoint.goes_on(resume), console)
+    with ThreadPoolExecutor(1) as beside:  # checks that wait for a sandbox's processes, beside imports
+        checks = beside.submit(lambda: [*check_data(config), *check_surroundings(config)])
+        if unfinished:
+            from retool_mcore.verl.runner import run  # verl and Ray, after the platform is activated
+    for note in checks.result():
+        _tell(note, console)
+    if unfinished:
+        with usual_exit_code(), Watchdog(config, console.file):
+            run(config, platform, resume.path if resume is not None else None)
 
 
 def has_ended(config: RlConfig, step: int) -> bool:
@@ -92,9 +103,10 @@ def has_ended(config: RlConfig, step: int) -> bool:
     return given_up or (step >= config.train.steps and not lacks_value(config, step))
 
 
-def _tell(note: str, terminal: IO[str]) -> None:
-    logger.warning(note)  # to the run's log
-    Console(file=terminal).print(note, markup=False, highlight=False, soft_wrap=True)
+def _tell(note: str, console: Console) -> None:
+    if note:
+        logger.warning(note)  # to the run's log
+        tell(console, note)
 
 
 def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
@@ -125,38 +137,45 @@ def require_cluster(config: RlConfig, wait_s: float = CLUSTER_WAIT_S) -> None:
 
 
 @contextmanager
-def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
+def progress(config: RlConfig, console: Console) -> Generator[None]:
     """What the driver's files say: the stage of the start, then the steps.
 
-    A bar in a terminal; elsewhere a line for each stage and each step.
+    A bar in a terminal, which stays when a step was made; elsewhere a line for each stage and step.
     """
-    console, ended = Console(file=terminal), threading.Event()
+    path, ended = config.run.dir / "metrics.jsonl", threading.Event()
     lines = StepLines(console, config.train.steps)
-    path, told, step_told = config.run.dir / "metrics.jsonl", 0, 0
+    earlier = {row.get("unix_s") for row in read_metrics(path)} if path.exists() else set[float | None]()
+    begun_s = [time.monotonic()]  # of this start, and of each stage that was seen to begin
+    step_told = 0
     with notes_on(console), bar_of_steps(console) as bars:
-        bar = bars.add_task("rl", total=config.train.steps)
+        saved = checkpoint.complete_checkpoints(config.run.dir / "checkpoints")  # from the last of which it goes on
+        bar = bars.add_task("rl", total=config.train.steps, completed=saved[-1].step if saved else 0)
 
-        def follow() -> None:
-            nonlocal told, step_told
-            began = start.begun(config.run.dir)
+        def follow() -> bool:
+            """Show what has come; returns whether this start has made a step."""
+            nonlocal step_told
+            began, now_s = start.begun(config.run.dir), time.monotonic()
             rows = read_metrics(path) if path.exists() else []
-            if rows:
+            stepped = bool(rows) and rows[-1].get("unix_s") not in earlier
+            if stepped:
                 reward = f"  reward {rows[-1]['reward']:+.3f}" if "reward" in rows[-1] else ""
                 bars.update(bar, completed=rows[-1]["step"], description=f"rl{reward}")
-                if began and rows[-1]["unix_s"] > began[0][1] and rows[-1]["step"] > step_told:
-                    step_told = int(rows[-1]["step"])
-                    lines.tell(rows[-1])
-            if began and (not rows or rows[-1]["unix_s"] < began[-1][1]):
-                stage, at = began[-1]
-                bars.update(bar, description=f"rl  {start.STAGES[stage]}, {time.time() - at:.0f} s")
-            for stage, at in began[told:] if not console.is_interactive else ():
-                told += 1
-                console.print(f"{at - began[0][1]:7.1f} s  {start.STAGES[stage]}", highlight=False)
+            for stage, _ in began[len(begun_s) - 1 :]:
+                begun_s.append(now_s)
+                if not console.is_interactive:
+                    console.print(f"{now_s - begun_s[0]:7.1f} s  {start.STAGES[stage]}", highlight=False)
+            if stepped and rows[-1]["step"] > step_told:
+                step_told = int(rows[-1]["step"])
+                lines.tell(rows[-1])
+            if began and not stepped:
+                bars.update(bar, description=f"rl  {start.STAGES[began[-1][0]]}, {now_s - begun_s[-1]:.0f} s")
+            return stepped
 
         def watch() -> None:
             while not ended.wait(PROGRESS_INTERVAL_S):
                 follow()
 
+        follow()
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         try:
@@ -164,4 +183,4 @@ def progress(config: RlConfig, terminal: IO[str]) -> Generator[None]:
         finally:
             ended.set()
             watcher.join()
-            follow()
+            bars.live.transient = not follow()

@@ -36,8 +36,9 @@ from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
 from retool_mcore.run.metrics import MetricWriter, PhaseTimer, require_finite, token_rates
 from retool_mcore.run.network import keep_to_loopback
-from retool_mcore.run.notes import notes_on
+from retool_mcore.run.notes import notes_on, show_commands, tell
 from retool_mcore.run.progress import StepLines, bar_of_steps
+from retool_mcore.run.temporary import own_tmpdir
 from retool_mcore.train.ranks import held_by_first, told_as_lost
 from retool_mcore.train.watchdog import Watchdog
 from retool_mcore.verl.async_save import seed_at
@@ -65,7 +66,11 @@ def train(config: SftConfig) -> None:
     with told_as_lost():
         store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
         log = config.run.dir / "logs" / f"sft_rank{rank}.log"
-        with held_by_first(store, rank, config.run.dir), output_to(log) as terminal:
+        with (
+            held_by_first(store, rank, config.run.dir),
+            output_to(log) as terminal,
+            own_tmpdir(config.run.dir, f".{rank}"),
+        ):
             platform.activate()
             assert_loaded()
             platform.set_device(int(os.environ["LOCAL_RANK"]))
@@ -97,8 +102,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         _loop(config, platform, rank, console)
     if rank == 0:
         export_at_end(config)
-        for line in closing_lines(config):
-            _tell(line, console)
+        show_commands(console, closing_lines(config))
 
 
 def _require_world(config: SftConfig) -> None:
@@ -133,19 +137,19 @@ def tell_left_out(files: Sequence[SftDataset], max_length_tokens: int, console: 
 
 def _tell(note: str, console: Console) -> None:
     if note:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        tell(console, note)
 
 
 def _loop(config: SftConfig, platform: Platform, rank: int, console: Console) -> None:
     timer = PhaseTimer()
+    resume = _resume(config, rank)  # a setting that it does not allow is told before the model is built
     engine, batches, val_batches = _set_up(config, platform, timer, console if rank == 0 else None)
-    resume = _resume(config, rank)
     done = resume.step if resume is not None else 0
     if resume is not None:
         new_seed = None if resume.has_random_states_of(config) else seed_at(config.run.seed, done)
         engine.load(str(resume.path / "actor"), new_seed=new_seed)
         if rank == 0:
-            _tell(checkpoint.goes_on(resume), console)
+            _tell(checkpoint.goes_on(resume) if done < config.train.steps else "", console)
             checkpoint.tell_changed_settings(resume, config, console)
     best = BestKeeper(config, done, writes=rank == 0)
     if best.lacks(done):  # best.metric is new to the run

@@ -1,8 +1,6 @@
 """Which Ray cluster a run uses: its own on one node, the launch script's otherwise."""
 
 import os
-import shutil
-import time
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retool_mcore.errors import PlatformError
-
-GONE_WITHIN_S = 5.0  # Ray's processes, which may write to their logs to the last
+from retool_mcore.run.temporary import remove_when_quiet
 
 
 def ray_init_keys(nodes: int, folder: Path) -> dict[str, Any]:
@@ -38,15 +35,8 @@ def ray_folder(run_dir: Path) -> Generator[Path]:
     if parent.lstat().st_uid != os.getuid():
         raise PlatformError(f"{parent} belongs to another user, and Ray's sockets would be theirs to read. Remove it.")
     folder = parent / f"{zlib.crc32(str(run_dir.resolve()).encode())}.0"
-    _remove(folder)
+    remove_when_quiet(folder)
     try:
         yield folder
     finally:
-        _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    end_s = time.monotonic() + GONE_WITHIN_S
-    while folder.exists() and time.monotonic() < end_s:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.05 if folder.exists() else 0)
+        remove_when_quiet(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from retool_mcore.config import RlConfig
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.rollout_engines import ENGINES
-from retool_mcore.process import exit_on_sigterm
+from retool_mcore.process import exit_on_sigterm, without_hangups
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.memory_kills import MemoryKills
 from retool_mcore.run.start import begin
@@ -40,6 +41,7 @@ class Driver(_TaskRunner):
     """
 
     def run(self, config: DictConfig) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # from here on this process heeds it again
         exit_on_sigterm()  # Ray has put its own handler there
         begin(Path(run_config_of(config)).parent, "driver")
         if ENGINES[config.actor_rollout_ref.rollout.name].own_server:
@@ -76,7 +78,8 @@ def _run(config: RlConfig, platform: Platform, tree: DictConfig, folder: Path) -
     begin(config.run.dir, "ray")
     kills = MemoryKills()
     try:
-        run_ppo(tree, task_runner_class=Driver())
+        with without_hangups():  # Ray's processes: what they hold is saved first
+            run_ppo(tree, task_runner_class=Driver())
     except BaseException as error:
         if isinstance(error, RayError):
             traceback.print_exception(error)  # to the run's log

@@ -66,3 +66,13 @@ def test_the_terminals_table_fits_a_log(tmp_path: Path, n: int):
     text = console.file.getvalue()
     assert f"mean@{n}" in text and "0.500" in text and "0.000 to 1.000" in text
     assert ("maj@" in text) == (n > 1)
+
+
+def test_a_terminal_of_80_columns_shows_the_whole_table(tmp_path: Path):
+    report = report_of(tmp_path, "########", "#.-.....", "........")
+    said = io.StringIO()
+    Console(width=80, file=said).print(summary_table({"a_long_name_of_a_run": report}))
+    heads, *rows = said.getvalue().splitlines()
+    assert " ".join(heads.split()) == "model tool mean@8 best@8 maj@8 worst@8 95 % of mean turns calls tokens"
+    assert heads.index("tool") < 20, "a long name is folded, and not the numbers"
+    assert rows[0].split()[-1] == "30" and "\N{HORIZONTAL ELLIPSIS}" not in said.getvalue()

@@ -65,7 +65,7 @@ def test_a_good_run_passes_as_a_command(task: Path):
     assert done.returncode == 0 and lines[-1].startswith("0 errors"), done.stdout + done.stderr[-2000:]
     assert all(line.split()[0] in ("ok", "warning", "0") for line in lines)
     names = " ".join(line[8:24].strip() for line in lines[:-1])
-    looked_at = "settings versions devices disk shared_memory open_files clock model tokenizer data sandbox patch"
+    looked_at = "settings versions devices disk shared_memory open_files model tokenizer data sandbox patch"
     assert all(name.replace("_", " ") in names for name in looked_at.split())
     problems = [line for line in lines[:-1] if not line.startswith("ok")]
     assert short.stdout.splitlines() == [*problems, f"{lines[-1]}; -v lists them"]
@@ -160,7 +160,7 @@ def test_what_moves_to_the_host_must_fit_there(task: Path, settings_: tuple[str,
 
 
 def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine, "shape_of_config", lambda _: PUBLISHED["Qwen2.5-72B"])
+    monkeypatch.setattr(machine, "of_model", lambda _: PUBLISHED["Qwen2.5-72B"])
     found = list(machine.host_memory(good(task, "memory.optimizer_on_cpu=1.0")))
     assert levels(found) == ["error"] and "GiB of weights and optimizer move there" in found[0].text
 
@@ -330,7 +330,10 @@ def test_scripts_read_settings_on_one_line():
     assert done.stdout == "1 other cpu\n"
     done = command("get", str(RL), 'sandbox.preload=["pandas", "scipy.stats"]', "sandbox.preload")
     assert done.stdout == "pandas scipy.stats\n"
-    assert "'run.nam' is not a setting of this run; did you mean name?" in command("get", str(RL), "run.nam").stderr
+    assert (
+        "'run.nam' is not a setting of this run, as section.key; did you mean run.name?"
+        in command("get", str(RL), "run.nam").stderr
+    )
     done = command("get", str(RL), "run.model_fields")
     assert done.returncode == 2 and "'run.model_fields' is not a setting" in done.stderr and not done.stdout
 

@@ -40,7 +40,7 @@ def test_rl_has_the_interval_and_the_best_step(tmp_path: Path):
     row = {"step": 24, "val/accuracy": 0.5, "val/accuracy/low": 0.4, "val/accuracy/high": 0.6}
     lines, run = ended(config, row), config.run.dir
     assert lines[:2] == [
-        f"exported {run}/export, the best: best val/accuracy 0.75 at step 12, not bettered in 1 validations",
+        f"exported {run}/export: best val/accuracy 0.75 at step 12, not bettered in 1 validation",
         "validation at step 24: accuracy 0.500 (95 %: 0.400 to 0.600)",
     ]
     assert lines[-1] == f"      retool eval '{run}/config.toml' --model '{run}/export' --out '{run}/eval'"

@@ -52,7 +52,9 @@ def process(how: str, grace_s: float, at_once: str = "exit", ignore: bool = Fals
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=lambda x: str(int(x))
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+    ids=lambda x: str(int(x)),
 )
 def test_one_signal_lets_it_save(number: signal.Signals, code: int):
     with process("heeds", 30) as child:

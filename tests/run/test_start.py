@@ -2,14 +2,17 @@
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.run import start
 from retool_mcore.train import rl
+from tests.terminal import CONTROL
 
 RL = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 
@@ -42,7 +45,7 @@ def test_without_a_terminal_each_stage_is_a_line(tmp_path: Path, monkeypatch: py
     config.run.dir.mkdir()
     (config.run.dir / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward": 0.5, "unix_s": 1.0}) + "\n")
     said = io.StringIO()
-    with rl.progress(config, said):
+    with rl.progress(config, Console(file=said)):
         for stage in ("checks", "ray", "engines"):
             start.begin(config.run.dir, stage)
             time.sleep(0.2)
@@ -58,9 +61,57 @@ def test_without_a_terminal_each_new_step_is_a_line(tmp_path: Path, monkeypatch:
     said = io.StringIO()
     with open(config.run.dir / "metrics.jsonl", "w") as metrics:
         print(json.dumps({"step": 1, "reward": 0.5, "unix_s": 1.0}), file=metrics, flush=True)
-        with rl.progress(config, said):
+        with rl.progress(config, Console(file=said)):
             start.begin(config.run.dir, "checks")
             time.sleep(0.2)
             print(json.dumps({"step": 2, "reward": -0.5, "unix_s": time.time()}), file=metrics, flush=True)
             time.sleep(0.2)
     assert [line for line in said.getvalue().splitlines() if line.startswith("step")] == ["step 2/2  reward -0.500"]
+
+
+def config_in(folder: Path) -> RlConfig:
+    config = load_config(RlConfig, RL, [f"run.root={folder}", "train.steps=2"])
+    config.run.dir.mkdir()
+    return config
+
+
+def shows(config: RlConfig, row: dict[str, float] | None) -> str:
+    """What a terminal is sent by a start that makes a step, or none."""
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=True, width=80)
+    with rl.progress(config, console):
+        start.begin(config.run.dir, "checks")
+        rl._tell("note: of the start", console)  # pyright: ignore[reportPrivateUsage]
+        if row is not None:
+            (config.run.dir / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    return said.getvalue()
+
+
+def test_a_note_of_the_start_stands_on_a_line_of_its_own(tmp_path: Path):
+    lines = re.split(r"[\r\n]+", CONTROL.sub("", shows(config_in(tmp_path), None)))
+    assert "note: of the start" in lines
+    assert not any("note" in line and "rl" in line for line in lines)
+
+
+def test_the_bar_stays_only_where_a_step_was_made(tmp_path: Path):
+    erased = "\r\x1b[1A\x1b[2K"
+    config = config_in(tmp_path)
+    assert shows(config, None).endswith(erased)
+    assert not shows(config, {"step": 1, "reward": 0.5, "unix_s": 7.0}).endswith(erased)
+    assert shows(config, None).endswith(erased), "that step was an earlier start's"
+
+
+def test_a_clock_that_was_set_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An earlier start's row is from tomorrow; the start and its step are shown all the same."""
+    monkeypatch.setattr(rl, "PROGRESS_INTERVAL_S", 0.02)
+    config = config_in(tmp_path)
+    rows = [{"step": 1, "reward": 0.5, "unix_s": time.time() + 86400}]
+    (config.run.dir / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    said = io.StringIO()
+    with rl.progress(config, Console(file=said)):
+        start.begin(config.run.dir, "checks")
+        time.sleep(0.2)
+        rows.append({"step": 2, "reward": -0.5, "unix_s": time.time()})
+        (config.run.dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = said.getvalue().splitlines()
+    assert len(told) == 2 and told[0].endswith(start.STAGES["checks"]) and told[1] == "step 2/2  reward -0.500"

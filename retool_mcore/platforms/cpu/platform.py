@@ -28,6 +28,7 @@ class Cpu(Platform):
     """
 
     name = "cpu"
+    install = "make install"
     verl_platform = "cpu"
     # Ray's GPUs are only a logical count here: ray.init(num_gpus=<processes>).
     device = DeviceFacts(name="cpu", comm_backend="gloo", ray_resource="GPU", peak_flops=None)

@@ -29,6 +29,7 @@ class Cuda(Platform):
     """Transformer Engine layers, NCCL, SGLang with its CUDA kernels."""
 
     name = "cuda"
+    install = "make install-cuda"
     verl_platform = "nvidia"
     device = DeviceFacts(
         name="cuda",

@@ -1,0 +1,79 @@
+"""A terminal that is closed, and a signal in the middle of somebody else's code."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# A run as the commands have it: its output goes to a log, its words to the terminal.
+RUN = """
+import signal, sys, time
+from pathlib import Path
+from rich.console import Console
+from retool_mcore.cli.common import guarded
+from retool_mcore.process import output_to
+from retool_mcore.run.ending import Ended, Ending
+from retool_mcore.run.progress import bar_of_steps
+
+@guarded
+def run():
+    with output_to(Path(sys.argv[1])) as terminal:
+        console = Console(file=terminal)
+        with Ending(30) as ending, bar_of_steps(console) as bars:
+            bar = bars.add_task("rl", total=9)
+            Path(sys.argv[2]).touch()
+            while not ending.asked:
+                bars.advance(bar, 0)
+                time.sleep(0.02)
+        console.print("a word for nobody")
+        print("saved", flush=True)
+        raise Ended(ending.asked, "saved")
+
+run()
+"""
+# What omegaconf does to an exception that leaves it half made.
+LEAVES = """
+import os, signal, sys
+from retool_mcore.cli.common import guarded
+from retool_mcore.process import exit_on_sigterm
+
+@guarded
+def run():
+    exit_on_sigterm()
+    try:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    finally:
+        None.attribute
+
+run()
+"""
+
+
+def test_a_run_whose_terminal_is_closed_saves_and_ends(tmp_path: Path):
+    leader, follower = pty.openpty()
+    argv = [sys.executable, "-c", RUN, str(tmp_path / "log"), str(tmp_path / "up")]
+    env = {**os.environ, "TERM": "xterm"}
+    child = subprocess.Popen(argv, env=env, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+    os.close(follower)
+    try:
+        while not (tmp_path / "up").exists():
+            assert child.poll() is None
+            os.read(leader, 65536)
+        os.close(leader)  # what is written from here on is an error
+        child.send_signal(signal.SIGHUP)
+        assert child.wait(timeout=20) == 129
+    finally:
+        child.kill()
+    assert (tmp_path / "log").read_text().endswith("saved\n"), "no traceback follows"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_an_error_that_a_signal_has_caused_is_told_as_that_signal(number: signal.Signals):
+    argv = [sys.executable, "-c", LEAVES, str(int(number))]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    words = f"note: ended by {number.name}: what was complete is kept.\n"
+    assert done.stderr.startswith(words), done.stderr
