@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -162,6 +163,14 @@ class _Terminal(io.TextIOWrapper):
             if error.errno != errno.EIO:
                 raise
             _discard(self.fileno())
+
+
+def forget_closed_terminal() -> None:
+    """Where the terminal of descriptors 1 and 2 was closed, let them take whatever is written."""
+    for number in (1, 2):
+        with suppress(OSError):  # closed by the caller
+            if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                _discard(number)
 
 
 def _discard(descriptor: int) -> None:

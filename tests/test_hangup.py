@@ -35,6 +35,31 @@ def run():
 
 run()
 """
+# An evaluation as its command has it: bars on the terminal itself.
+EVALUATION = """
+import sys, time
+from pathlib import Path
+import typer
+from rich.progress import Progress
+from retool_mcore.cli.common import guarded
+from retool_mcore.process import exit_on_sigterm
+
+@guarded
+def run():
+    exit_on_sigterm(ctrl_c=False)
+    try:
+        with Progress() as bars:
+            bars.add_task("samples", total=9)
+            Path(sys.argv[2]).touch()
+            time.sleep(60)
+    finally:
+        Path(sys.argv[1]).write_text("saved\\n")
+
+try:
+    run()
+except typer.Exit as end:
+    sys.exit(end.exit_code)
+"""
 # What omegaconf does to an exception that leaves it half made.
 LEAVES = """
 import os, signal, sys
@@ -53,9 +78,10 @@ run()
 """
 
 
-def test_a_run_whose_terminal_is_closed_saves_and_ends(tmp_path: Path):
+@pytest.mark.parametrize("program", [RUN, EVALUATION], ids=["run", "evaluation"])
+def test_what_has_lost_its_terminal_saves_and_ends(program: str, tmp_path: Path):
     leader, follower = pty.openpty()
-    argv = [sys.executable, "-c", RUN, str(tmp_path / "log"), str(tmp_path / "up")]
+    argv = [sys.executable, "-c", program, str(tmp_path / "log"), str(tmp_path / "up")]
     env = {**os.environ, "TERM": "xterm"}
     child = subprocess.Popen(argv, env=env, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
     os.close(follower)
