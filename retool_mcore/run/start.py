@@ -16,7 +16,7 @@ STAGES = {
     "model": "building the model on Megatron",
     "reward": "starting the reward's processes",
     "engines": "starting the rollout engines",
-    "checkpoint": "loading the checkpoint",
+    "checkpoint": "loading a checkpoint, if there is one",
     "agent_loops": "starting the agent loops' processes",
     "weights": "sending the weights to the engines",
     "validation": "validating the model that training starts from",
