@@ -30,7 +30,9 @@ START, END = "<!-- made by `python -m tests.sandbox.table` -->", "<!-- end of th
 Outcome = Callable[[ExecResult], bool]
 
 
-NEIGHBOUR = "open('private', 'w').close(); __import__('time').sleep(9)"
+READY = "rt-ready"  # the name of a neighbour that has done what it does
+_WAITS = f"__import__('ctypes').CDLL(None).prctl(15, {READY.encode()!r}, 0, 0, 0)\n__import__('time').sleep(9)"
+NEIGHBOUR = f"open('private', 'w').close()\n{_WAITS}"
 
 
 def says_refused(result: ExecResult) -> bool:
@@ -116,10 +118,10 @@ def _between_neighbours() -> list[Attack]:
     neighbours = (
         ("a neighbour takes all descriptors in flight: managers and pools go on", _MANY_IN_FLIGHT, _ONE_IN_FLIGHT),
         ("a neighbour takes all timers and queued signals", _MANY_TIMERS, _ONE_TIMER),
-        ("locks on library files are seen by neighbours", _LOCK + "lock()\ntime.sleep(9)", _LOCK + "missed(lock)"),
+        ("locks on library files are seen by neighbours", _LOCK + "lock()\n", _LOCK + "missed(lock)"),
     )
     return [
-        Attack(what, _MISSED + code, neighbour="import time\n" + neighbour, neighbour_s=1.5)
+        Attack(what, _MISSED + code, neighbour=neighbour + _WAITS, neighbour_s=6)
         for what, neighbour, code in neighbours
     ]
 
@@ -176,7 +178,7 @@ def _reaching_out(host: Path, port: int) -> list[Attack]:
         Attack(
             "files of an execution at the same time",
             tried("open(next(iter(glob.glob(GLOB)), '/nowhere/at/all'))").replace("GLOB", repr(_neighbour_glob())),
-            neighbour_s=1.5,
+            neighbour_s=6,
         ),
         Attack(
             "the host's name", f"import os\nprint('refused' if os.uname().nodename != {os.uname().nodename!r} else 1)"
@@ -210,7 +212,6 @@ try:
         kept.append(socket.socketpair())
         socket.send_fds(kept[-1][0], [b"x"], [0] * 200)
 except OSError: pass
-time.sleep(9)
 """
 _ONE_IN_FLIGHT = """
 import socket
@@ -221,7 +222,6 @@ _MANY_TIMERS = """
 import ctypes
 create, timer = ctypes.CDLL(None).timer_create, ctypes.c_void_p()
 while create(0, None, ctypes.byref(timer)) == 0: pass
-time.sleep(9)
 """
 _ONE_TIMER = """
 import ctypes
@@ -292,13 +292,21 @@ async def facts(level: Level) -> dict[str, bool]:
             for number in range(len(attacks(_lay(host), port))):
                 attack = attacks(_lay(host), port)[number]
                 neighbour = asyncio.ensure_future(sandbox.execute(attack.neighbour, run_timeout_s=attack.neighbour_s))
-                await asyncio.sleep(attack.neighbour_s / 2)
+                await _ready(neighbour, attack.neighbour_s / 2)
                 try:
                     held[attack.what] = attack.held(await sandbox.execute(UNLED + attack.code, **attack.options))  # type: ignore[arg-type]
                 except SandboxUnavailable:  # the code took the warm process with it
                     held[attack.what] = False
+                neighbour.cancel()
                 await asyncio.wait((neighbour,))
     return held
+
+
+async def _ready(neighbour: asyncio.Future[ExecResult], limit_s: float) -> None:
+    """Until the neighbour says so, or for ``limit_s``: names in a container are not seen here."""
+    end_s = time.monotonic() + limit_s
+    while not neighbour.done() and time.monotonic() < end_s and not processes_named(READY):
+        await asyncio.sleep(0.01)
 
 
 @contextlib.contextmanager
