@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import signal
 import sys
 
 # Before torch is imported. Two parts of `make test` and their engines share two cores: a second
@@ -26,6 +27,10 @@ hypothesis_settings.register_profile(
     "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 hypothesis_settings.load_profile("tests")
+
+# Programs that tests start inherit what is ignored, as under nohup or in a shell's background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 OF_A_RUN = ("RAY_AUTH_MODE", *RAY_ON_LOOPBACK, *RAY_SECRETS, *INTERFACES)
 

@@ -142,7 +142,7 @@ def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.Monke
     ("command", "code", "told"),
     [
         ("--help > /dev/full", 2, "error: no space is left. What was complete before is kept"),
-        ("config > /dev/full", 2, "error: no space is left. What was complete before is kept"),
+        ("config --help > /dev/full", 2, "error: no space is left. What was complete before is kept"),
         (f"get {RL} run.name > /dev/full", 2, "error: no space is left. What was complete before is kept"),
         ("parse < /dev/null <&-", 2, "error: standard input is closed, and the turn is read from it."),
         (f"get {RL} run.name | true", 0, ""),

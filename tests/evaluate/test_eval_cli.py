@@ -19,7 +19,7 @@ from tests.terminal import lines_on_terminal
 pytestmark = pytest.mark.slow
 
 # A stage, the model's bar, the table, a note.
-OURS = re.compile(r"(starting|second|[┏┃┡│└]|All 4 problems|note: |wrote )")
+OURS = re.compile(r"(starting|second|model +tool mean@2|All 4 problems|note: |wrote )")
 
 CONFIG = Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml"
 
