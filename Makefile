@@ -23,7 +23,7 @@ test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.ver
 	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang have no other); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
 endef
 
-.PHONY: quickstart install install-cuda install-ascend test test-ascend test-rest $(PARTS:%=test-%) test-long test-fast test-fast-verl test-fast-rest lint docs perf perf-rl clean
+.PHONY: quickstart install install-cuda install-ascend test test-ascend test-rest $(PARTS:%=test-%) test-long test-fast test-fast-verl test-fast-pure test-fast-rest lint docs perf perf-rl clean
 
 quickstart: install
 	@$(BIN)/retool quickstart --seed $(SEED)
@@ -92,18 +92,19 @@ $(VLLM_VENV)/.installed: pyproject.toml $(wildcard tests/ascend/vllm_by_name/*.t
 	  --requirement tests/ascend/vllm_by_name/requirements.txt
 	@touch $@
 
-# What starts a process is skipped at that moment (tests/fast.py). The half that imports verl is first.
-OF_fast := $(addprefix tests/,verl ascend e2e launch numerics platforms train)
+# What starts a process is skipped at that moment (tests/fast.py). Three parts on two cores, as tests also wait.
+OF_fast_verl := $(addprefix tests/,verl ascend e2e launch numerics platforms train)
+OF_fast_pure := $(addprefix tests/,reward rollout data sandbox)
 FAST := $(BIN)/python -m pytest -q -r fE -p tests.fast -m "not gpu and not multi_gpu and not npu and not long and not slow"
 
 test-fast: install
-	@$(MAKE) --no-print-directory --keep-going -j2 test-fast-verl test-fast-rest
+	@$(MAKE) --no-print-directory --keep-going -j3 test-fast-verl test-fast-pure test-fast-rest
 
-test-fast-verl:
-	$(FAST) $(OF_fast)
+test-fast-verl test-fast-pure: test-fast-%:
+	$(FAST) $(OF_fast_$*)
 
 test-fast-rest:
-	$(FAST) $(OF_fast:%=--ignore=%)
+	$(FAST) $(OF_fast_verl:%=--ignore=%) $(OF_fast_pure:%=--ignore=%)
 
 # The pages as a site, in site/. mkdocs has an environment of its own: the others do without it.
 docs: .venv-docs/.installed
