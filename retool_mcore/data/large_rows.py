@@ -70,7 +70,7 @@ async def build_large(
     # spawned: a fork would hold what the sandbox has open
     context = multiprocessing.get_context("spawn")
     cores = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(min(cores, len(rows)), context, initializer=_begin) as pool:
+    with ProcessPoolExecutor(max(1, min(cores, len(rows))), context, initializer=_begin) as pool:
         results = await asyncio.gather(*(made(index, *each) for index, each in enumerate(wanted)))
     seen: set[str] = set()
     for (where, source, of_seed), result in zip(wanted, results, strict=True):

@@ -13,7 +13,7 @@ from retool_mcore.reward.beside import is_clock, is_time
 from retool_mcore.reward.conditions import is_membership
 from retool_mcore.reward.decimals import printed, written
 from retool_mcore.reward.evaluate import NoValue
-from retool_mcore.reward.families import same_families
+from retool_mcore.reward.families import paired, same_families
 from retool_mcore.reward.freely import renamed, same_by_cases, same_segment
 from retool_mcore.reward.measures import scale
 from retool_mcore.reward.named import are_chances, directed, has_constant_term, is_name, same_letter
@@ -218,12 +218,7 @@ def _same_elements(a: Term, b: Term) -> bool:
     if a.op == b.op == "list":
         if len(mine) != len(theirs) or ((a.text == "or") != (b.text == "or") and solves(a) and solves(b)):
             return False  # x=1 or y=2 is no x=1, y=2, and A or C is no A, C
-        for each in mine:
-            found = next((index for index, other in enumerate(theirs) if _told_same(each, other)), None)
-            if found is None:
-                return False
-            theirs.pop(found)
-        return True
+        return paired(mine, theirs, _told_same)
     return all(any(_told_same(x, y) for y in theirs) for x in mine) and all(
         any(_told_same(x, y) for x in mine) for y in theirs
     )

@@ -229,18 +229,19 @@ def same_families(a: Term, b: Term, same: Same) -> bool:
     if len(first) != len(second) or (mine != theirs and _ANY not in (mine, theirs)):
         return False
     if a.text == "Z" == b.text:
-        return _paired(first, second, lambda x, y: _same_cycle(x, y, same))
+        return paired(first, second, lambda x, y: _same_cycle(x, y, same))
     if "N?" in (a.text, b.text):  # which number is first is not said
         if a.text == b.text:
-            return _paired(first, second, same)
+            return paired(first, second, same)
         told, open_at = (first, second) if b.text == "N?" else (second, first)
         return {a.text, b.text} == {"N", "N?"} and any(
-            _paired(told, [_shifted(each, start, 1) for each in open_at], same) for start in (0, 1)
+            paired(told, [_shifted(each, start, 1) for each in open_at], same) for start in (0, 1)
         )
-    return a.text == b.text and _paired(first, second, same)
+    return a.text == b.text and paired(first, second, same)
 
 
-def _paired(first: list[Term], second: list[Term], same: Same) -> bool:
+def paired(first: list[Term], second: list[Term], same: Same) -> bool:
+    """Whether each of ``first`` has one of its own among as many of ``second``."""
     left = list(second)
     for each in first:
         found = next((at for at, other in enumerate(left) if same(each, other)), None)

@@ -227,6 +227,8 @@ async def test_each_row_runs_in_the_sandbox_and_one_that_fails_is_rejected(monke
         monkeypatch.setattr("retool_mcore.data.large_rows.ProcessPoolExecutor", here)
         with pytest.raises(DataError, match=r"none of 1 problems survived.*its program: answer"):
             await build_large(rows[:1], sandbox)
+        with pytest.raises(DataError, match="none of 0 problems survived"):
+            await build_large([], sandbox)
         with pytest.raises(DataError, match="line 3: GSM8K rows have the texts question and answer; here: problem"):
             await build_large([("line 3", {"problem": "x"})], sandbox)
 
