@@ -1,5 +1,6 @@
 """What `make test-fast` runs: a test that starts a process is left out, however it does so."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,9 @@ def test_wrong_before_it(): assert not sys.argv; os.fork()
 def outcomes(folder: Path, *options: str) -> dict[str, str]:
     (folder / "test_these.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-v", "-c", "/dev/null", "--rootdir", folder, *options, folder]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # What this run was told (CI: `--reruns 1 -raR`) would add lines of its own.
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
     lines = [line.split() for line in done.stdout.splitlines() if "test_these.py::test_" in line]
     found = {line[0].partition("::test_")[2]: line[1] for line in lines if line[0] != "FAILED"}
     assert found, done.stdout + done.stderr
