@@ -40,7 +40,7 @@ def lines_on_terminal(
         code = child.wait(timeout=timeout_s)
     finally:
         child.kill()
-    reader.join(timeout=10)
+    reader.join(timeout=300)
     os.close(leader)
     text = CONTROL.sub("", seen.decode("utf-8", errors="replace"))
     return code, [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]

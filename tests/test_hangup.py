@@ -91,7 +91,7 @@ def test_what_has_lost_its_terminal_saves_and_ends(program: str, tmp_path: Path)
             os.read(leader, 65536)
         os.close(leader)  # what is written from here on is an error
         child.send_signal(signal.SIGHUP)
-        assert child.wait(timeout=20) == 129
+        assert child.wait(timeout=300) == 129
     finally:
         child.kill()
     assert (tmp_path / "log").read_text().endswith("saved\n"), "no traceback follows"

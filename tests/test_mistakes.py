@@ -151,7 +151,7 @@ def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.Monke
 )
 def test_closed_and_full_ends_of_a_pipe_leave_no_traceback(command: str, code: int, told: str):
     line = f"{sys.executable} -m retool_mcore {command}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr.strip()[: len(told)]) == (code, told), done.stderr
     assert done.stderr.count("\n") == bool(told)
 
@@ -161,7 +161,7 @@ def test_a_terminal_of_another_encoding_gets_a_mark_and_no_traceback(encoding: s
     """click takes ASCII for a locale that nobody has set, and writes UTF-8 there."""
     argv = [sys.executable, "-m", "retool_mcore", "get", str(RL), "run.root", "run.root=größe…"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=120, env=environment)
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=300, env=environment)
     told = "größe…".encode(written, errors="replace") + b"\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, told, b"")
 
@@ -170,7 +170,7 @@ def test_a_terminal_of_another_encoding_gets_a_mark_and_no_traceback(encoding: s
 def test_a_limit_of_a_files_size_is_one_line(words: str, tmp_path: Path):
     """The weights' writer has an error of its own for it, and Python another one."""
     line = f"ulimit -f 20; exec {sys.executable} -m retool_mcore {words}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
     told = (
         "error: a file would be larger than this shell allows. Lift the limit (ulimit -f unlimited), then run the same "
     )
@@ -198,6 +198,6 @@ def test_ctrl_c_is_one_line_while_modules_are_imported_and_in_a_command(import_o
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     argv = [sys.executable, "-m", "retool_mcore", "data", "task", str(tmp_path / "task")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT, env=environment)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT, env=environment)
     assert done.returncode in (130, -signal.SIGINT)
     assert (done.stdout, done.stderr) == ("", "note: ended by SIGINT: what was complete is kept.\n")

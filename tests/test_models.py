@@ -94,7 +94,7 @@ def sft_by_name(
     argv = [sys.executable, "-m", "retool_mcore", "sft", "configs/sft_tiny_cpu.toml", *settings, *words]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own = kept | {"HF_HUB_CACHE": str(cache)} | dict([hub])
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=own)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=own)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

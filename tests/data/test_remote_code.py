@@ -28,6 +28,6 @@ def test_a_models_own_code_is_refused(tmp_path: Path, auto: str):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     argv = [sys.executable, "-c", READ, str(folder)]
-    done = subprocess.run(argv, cwd=ROOT, input="y\n" * 9, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=ROOT, input="y\n" * 9, capture_output=True, text=True, timeout=300, check=False)
     assert not ran.exists(), done.stderr[-1000:]
     assert "[y/N]" not in done.stdout + done.stderr

@@ -37,9 +37,9 @@ def test_sft_saves_its_step_and_goes_on_from_a_whole_checkpoint(task: Path, tmp_
     child = subprocess.Popen(
         argv(task, tmp_path), cwd=ROOT, env={**os.environ, MARK: mark}, stderr=subprocess.PIPE, text=True
     )
-    wait_until(lambda: last_step(folder) >= 2, "step 2", 120)
+    wait_until(lambda: last_step(folder) >= 2, "step 2", 300)
     child.send_signal(signal.SIGUSR1)
-    _, said = child.communicate(timeout=90)
+    _, said = child.communicate(timeout=300)
     assert child.returncode == 143, said[-3000:]
     assert "Traceback" not in said and "SignalException" not in said
     step = last_step(folder)

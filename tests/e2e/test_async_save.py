@@ -85,7 +85,7 @@ def test_a_save_killed_in_the_middle_leaves_the_one_before(
     settings = ("run.name=killed", "checkpoint.asynchronous=true")
     (disk / "slow").touch()
     with started(argv(task, tmp_path, *settings), mark):
-        wait_until(lambda: last_step(killed) >= 7, "a step after that of the save in flight", 120)
+        wait_until(lambda: last_step(killed) >= 7, "a step after that of the save in flight", 300)
         assert saved_steps(killed) == [3] and (killed / "checkpoints" / "global_step_6").exists()
         # Ranks are the oldest of these: a writer is a fork, under the same command line.
         kill(min(pid for pid, command in marked_processes(mark).items() if "-u launch/sft_mcore.py" in command))

@@ -67,7 +67,7 @@ def test_a_killed_rl_run_continues_and_nothing_is_left(task: Path, tmp_path: Pat
     with started(argv, mark, on_terminal=True) as driver:
         wait_until(lambda: len(marked_processes(mark)) > 3, "Ray is up", START_S)
         press_ctrl_c(driver)
-        assert driver.wait(timeout=120) == 130
+        assert driver.wait(timeout=300) == 130
         assert_nothing_left(mark)
     done = succeed(argv, mark, timeout_s=600)
     assert [stage for stage, _ in begun(run_dir)] == [stage for stage in STAGES if stage != "validation"], "a resume"

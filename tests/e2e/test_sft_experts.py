@@ -35,9 +35,9 @@ def test_experts_that_tp_does_not_cut_continue_bit_exactly(task: Path, tmp_path:
     argv = argv_retool("sft", "configs/sft_tiny_cpu.toml", *words, "run.name=killed")
     killed = tmp_path / "killed"
     with started(argv, mark, on_terminal=True) as launcher:
-        wait_until(lambda: last_step(killed) >= 1, "step 1", 120)
+        wait_until(lambda: last_step(killed) >= 1, "step 1", 300)
         assert_only_loopback_listens(mark, at_least=3)  # torchrun's store, and both ranks' gloo
-        wait_until(lambda: last_step(killed) >= 5, "step 5, after the checkpoint of step 4", 120)
+        wait_until(lambda: last_step(killed) >= 5, "step 5, after the checkpoint of step 4", 300)
         kill(launcher.pid)
         assert_nothing_left(mark)
     assert last_step(killed) < 8

@@ -45,7 +45,7 @@ class Scripts:
     def said(self, name: str = "log") -> str:
         return (self.folder / name).read_text(encoding="utf-8")
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 300) -> None:
         end_s = time.monotonic() + timeout_s
         while not condition():
             logs = "\n".join(f"--- {path.name}\n{path.read_text()}" for path in self.folder.iterdir() if path.is_file())
@@ -57,5 +57,5 @@ class Scripts:
             child.terminate()
         for child in self._started:
             with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=20)
+                child.wait(timeout=300)
             child.kill()

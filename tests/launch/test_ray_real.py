@@ -35,9 +35,9 @@ def test_two_nodes_join_and_the_second_leaves_within_ten_seconds(scripts: Script
     folders = [Path((scripts.folder / f"folder{rank}").read_text().strip()) for rank in (0, 1)]
     assert all((folder / "session_latest").exists() for folder in folders)
     (scripts.folder / "end").touch()
-    assert head.wait(timeout=60) == 0
+    assert head.wait(timeout=300) == 0
     began_s = time.monotonic()
-    assert second.wait(timeout=60) == 0
+    assert second.wait(timeout=300) == 0
     assert time.monotonic() - began_s < 10, "Ray itself leaves after more than a minute"
     assert not any(folder.exists() for folder in folders)
     assert not (scripts.folder / "ray").exists(), "where Ray keeps the address of its cluster for every later program"

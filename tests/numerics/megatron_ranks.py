@@ -273,7 +273,7 @@ class Engine:
         if dist.get_rank() == 0:
             sampling = {"temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True}
             body = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True}
-            box[0] = httpx.post(f"http://127.0.0.1:{port}/generate", json=body, timeout=120, trust_env=False).json()
+            box[0] = httpx.post(f"http://127.0.0.1:{port}/generate", json=body, timeout=300, trust_env=False).json()
         dist.broadcast_object_list(box)
         answers = box[0]
         rows = self.logprobs([prompt + answer["output_ids"] for prompt, answer in zip(prompts, answers, strict=True)])

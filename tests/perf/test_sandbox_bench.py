@@ -29,7 +29,7 @@ def test_a_benchmark_that_is_killed_takes_its_server_along(blow: signal.Signals)
         server = int(bench.stdout.readline())
         assert Path(f"/proc/{server}").exists()
         bench.send_signal(blow)
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 300
     while Path(f"/proc/{server}").exists():
         assert time.monotonic() < end_s
         time.sleep(0.1)

@@ -21,7 +21,7 @@ def test_no_call_is_lost_between_clients(calls: int, clients: int):
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), "--rounds", "1", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_server_that_does_not_start_is_one_error():

@@ -28,7 +28,7 @@ def run_folder(folder: Path) -> Path:
 
 def trace(*words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "perf/trace.py", *words]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_phases_and_turns_stand_where_they_happened(tmp_path: Path):

@@ -27,7 +27,7 @@ from tests.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl, sft
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "retool_mcore", "plan", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
 
 
 @pytest.mark.parametrize(

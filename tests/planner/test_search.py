@@ -34,7 +34,7 @@ def sft(name: str, *settings: str) -> SftConfig:
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "retool_mcore", "plan", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Python code in a fresh process, without what this one's activation may have set."""
     clean = {k: v for k, v in os.environ.items() if k not in ("RETOOL_PLATFORM", "VERL_PLATFORM", "PYTHONPATH")}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=clean | env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=clean | env)
 
 
 def test_an_unknown_platform_is_refused_with_the_known_ones():

@@ -35,7 +35,7 @@ def server(model, tmp_path_factory):
 
 def generate(server, **request) -> list[dict]:
     body = {"input_ids": PROMPTS, "sampling_params": GREEDY, "return_logprob": True} | request
-    reply = httpx.post(f"{server.url}/generate", json=body, timeout=120, trust_env=False)
+    reply = httpx.post(f"{server.url}/generate", json=body, timeout=300, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.json()
 

@@ -32,7 +32,7 @@ def test_a_served_model_computes_what_transformers_does(kind: str, tmp_path: Pat
     ) as server:
         sampling = {"temperature": 0, "max_new_tokens": 1}
         body = {"input_ids": sequences(), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        answers = httpx.post(f"{server.url}/generate", json=body, timeout=120, trust_env=False).json()
+        answers = httpx.post(f"{server.url}/generate", json=body, timeout=300, trust_env=False).json()
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

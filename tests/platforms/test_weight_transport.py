@@ -57,7 +57,7 @@ def test_every_worker_gets_every_weight_bit_for_bit_update_after_update(engine_c
         for actor in actors:
             asyncio.run(actor.send_weights((walked.append(name) or (name, sent[name])) for name in sent))
         for thread in threads:
-            thread.join(timeout=30)
+            thread.join(timeout=300)
         for end in actors + workers:
             end.finalize()
         assert walked == [*sent, *sent], "every rank of the actor takes part in the export"

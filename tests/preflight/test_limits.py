@@ -25,7 +25,7 @@ NOBODY = 65534
 def started(limits: str, *words: str) -> tuple[int, list[str]]:
     """The exit code and all lines of a command in a shell that has set ``limits``."""
     command = f"{limits} && exec {sys.executable} -m retool_mcore {' '.join(words)}"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, (done.stdout + done.stderr).splitlines()
 
 

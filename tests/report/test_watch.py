@@ -157,5 +157,5 @@ def test_in_a_terminal_it_follows_the_run_to_its_end(tmp_path: Path):
         while b"step 10 of 10" not in seen:
             seen += os.read(process.stdout.fileno(), 65536)
         assert process.poll() is None
-    rest, _ = process.communicate(timeout=20)
+    rest, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and b"ended" in rest

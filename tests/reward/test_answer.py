@@ -166,7 +166,7 @@ def test_the_limit_counts_cpu_time_so_a_busy_machine_changes_no_verdict():
         time.sleep(1.5)
         assert not reply.done()
         os.killpg(checker, signal.SIGCONT)
-        assert reply.result(timeout=30) == {"equal": True}
+        assert reply.result(timeout=300) == {"equal": True}
     checkers.close()
 
 
@@ -230,7 +230,7 @@ def test_checkers_end_with_their_parent(tmp_path):
         "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     pid = int(done.stdout)
     for _ in range(100):
         status = Path(f"/proc/{pid}/stat")

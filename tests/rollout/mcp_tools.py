@@ -38,7 +38,7 @@ class served:
     def __enter__(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(SERVER), "--http", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             try:
                 httpx.get(f"http://127.0.0.1:{self.port}/mcp", trust_env=False, timeout=5)

@@ -44,7 +44,7 @@ def sandbox_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=300)
 
 
 async def test_both_are_killed_and_nothing_is_lost(model_dir: Path, tokenizer, tmp_path: Path):

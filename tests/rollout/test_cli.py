@@ -10,7 +10,7 @@ import pytest
 
 def retool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "retool_mcore", *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_parse_refuses_an_unknown_protocol():

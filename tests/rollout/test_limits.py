@@ -111,7 +111,7 @@ async def test_the_sandbox_is_asked_for_the_limits_of_the_run_file(tokenizer, se
 async def test_a_sandbox_that_stays_away_is_tried_for_as_long_as_the_run_file_says(tokenizer):
     sandbox = Recording(outage=True)
     limits = limits_of("rollout.max_outage_s=0.3", "rollout.max_response_tokens=2000")
-    trajectory = await asyncio.wait_for(play(tokenizer, sandbox, limits, [CALL, ANSWER]), timeout=20)
+    trajectory = await asyncio.wait_for(play(tokenizer, sandbox, limits, [CALL, ANSWER]), timeout=300)
     assert trajectory.stop_reason == StopReason.DROPPED
     assert len(sandbox.asked) == 2, "the pause after the first try is longer than the limit, so the second is the last"
 

@@ -53,7 +53,7 @@ def in_group(group: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     script = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
     return subprocess.run(
         ["bash", "-c", script, str(group), sys.executable, "-W", "ignore", *argv],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

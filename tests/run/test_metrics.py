@@ -63,7 +63,7 @@ def test_a_killed_process_has_written_its_last_row_to_both_files(tmp_path: Path)
         f"writer = MetricWriter(run_in(pathlib.Path({str(tmp_path)!r})), resumed_step=0)\n"
         "writer.write(1, {f'n{number}': 1.0 for number in range(150)})\nos._exit(9)"
     )
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=False, timeout=120).returncode == 9
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=False, timeout=300).returncode == 9
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     assert len(board.Tags()["scalars"]) == 150

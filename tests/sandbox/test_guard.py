@@ -114,7 +114,7 @@ def test_an_open_address_without_a_token_is_warned_of(tmp_path: Path):
     for options, warned in ((["--host", "0.0.0.0"], True), (["--host", "0.0.0.0", "--token-file", str(path)], False)):
         server, _ = start("--port", "0", "--workers", "1", *options)
         server.terminate()
-        assert ("whoever reaches this port runs code here" in server.communicate(timeout=20)[1]) == warned
+        assert ("whoever reaches this port runs code here" in server.communicate(timeout=300)[1]) == warned
     assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "node1")] == [False] * 4
 
@@ -159,7 +159,7 @@ async def test_idle_connections_make_room_for_those_who_ask(sandbox: LocalSandbo
 async def test_beyond_the_bound_calls_are_told_to_come_back(sandbox: LocalSandbox):
     slow = {"code": "import time; time.sleep(1)", "language": "python"}
     async with served(sandbox, Connections(20), max_pending=4) as url, httpx.AsyncClient(base_url=url) as http:
-        calls = [asyncio.ensure_future(http.post("/run_code", json=slow, timeout=30)) for _ in range(12)]
+        calls = [asyncio.ensure_future(http.post("/run_code", json=slow, timeout=300)) for _ in range(12)]
         await asyncio.sleep(0.5)
         assert (await http.get("/v1/ping")).status_code == 200
         answers = await asyncio.gather(*calls)
@@ -172,7 +172,7 @@ async def test_beyond_the_bound_calls_are_told_to_come_back(sandbox: LocalSandbo
 async def test_where_all_connections_are_busy_a_newcomer_is_answered_at_once(sandbox: LocalSandbox):
     slow = {"code": "import time; time.sleep(3)", "language": "python"}
     async with served(sandbox, Connections(4)) as url, httpx.AsyncClient(base_url=url) as http:
-        calls = [asyncio.ensure_future(http.post("/run_code", json=slow, timeout=30)) for _ in range(4)]
+        calls = [asyncio.ensure_future(http.post("/run_code", json=slow, timeout=300)) for _ in range(4)]
         await asyncio.sleep(0.5)
         answers = [await http.post("/run_code", json={**RUN, "stdin": "x" * 200_000}) for _ in range(3)]
         assert [(answer.status_code, answer.headers["retry-after"]) for answer in answers] == [(503, "1")] * 3
@@ -219,7 +219,7 @@ def test_with_few_descriptors_a_flood_gets_answers_and_pings_go_on():
         slowest_s = 0.0
         while flood.poll() is None:
             started = time.monotonic()
-            assert httpx.get(f"{url}/v1/ping", timeout=10).status_code in (200, 503)
+            assert httpx.get(f"{url}/v1/ping", timeout=300).status_code in (200, 503)
             slowest_s = max(slowest_s, time.monotonic() - started)
             time.sleep(0.1)
         counts = Counter(eval(flood.communicate()[0]))
@@ -336,7 +336,7 @@ async def test_forged_frames_cost_others_nothing(sandbox: LocalSandbox, frames: 
 async def test_large_files_are_fetched_while_others_are_served(sandbox: LocalSandbox):
     code = "import os\nfor name in 'ab': open(name, 'wb').write(os.urandom(30_000_000))"
     fields = {"code": code, "language": "python", "fetch_files": ["a", "b"]}
-    async with served(sandbox, Connections(100)) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+    async with served(sandbox, Connections(100)) as url, httpx.AsyncClient(base_url=url, timeout=300) as http:
         call = asyncio.ensure_future(http.post("/run_code", json=fields))
         stall_s = await stalls_of(call)  # type: ignore[arg-type]
         answer = (await call).json()

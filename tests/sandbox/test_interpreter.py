@@ -307,7 +307,7 @@ async def test_a_server_takes_both(options: tuple[str, ...], python: str):
 def test_a_server_tells_a_mistake_once_and_without_a_traceback(python: str):
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", "--min-level", "rlimits"]
     for wrong in (["--python", "/nowhere/python"], ["--python", python, "--preload", "pandas"]):
-        done = subprocess.run([*command, *wrong], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run([*command, *wrong], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 2 and done.stderr.count("error: sandbox.") == 1 and "Traceback" not in done.stderr
 
 

@@ -27,7 +27,7 @@ from tests.sandbox.sandbox_helpers import ROOT, processes_named, start
 
 def stop(server: subprocess.Popen[str]) -> None:
     server.terminate()
-    server.communicate(timeout=20)
+    server.communicate(timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def result_of(answer: sandbox_fusion.RunCodeResponse) -> CommandRunResult:
 
 
 def post(url: str, **fields: object) -> httpx.Response:
-    return httpx.post(f"{url}/run_code", json={"language": "python", **fields}, timeout=30)
+    return httpx.post(f"{url}/run_code", json={"language": "python", **fields}, timeout=300)
 
 
 # ---------------------------------------------------- their client, unchanged
@@ -166,7 +166,7 @@ def test_lone_surrogates_are_the_codes_mistake_and_no_500(url: str):
 
 
 def test_a_huge_body_is_a_413(url: str):
-    answer = httpx.post(f"{url}/run_code", content=b"x" * (49 << 20), timeout=30)
+    answer = httpx.post(f"{url}/run_code", content=b"x" * (49 << 20), timeout=300)
     assert answer.status_code == 413
     assert "larger than" in answer.json()["message"]
 
@@ -185,10 +185,10 @@ def test_a_client_that_sends_slowly_does_not_hold_up_others(url: str):
 
 def test_a_client_that_hangs_up_kills_its_execution(url: str):
     name = f"rt-hangup-{os.getpid() % 10_000}"
-    code = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(60)"
+    code = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(500)"
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/run_code", json={"code": code, "language": "python", "run_timeout": 60}, timeout=0.7)
-    deadline = time.monotonic() + 5
+        httpx.post(f"{url}/run_code", json={"code": code, "language": "python", "run_timeout": 500}, timeout=0.7)
+    deadline = time.monotonic() + 60
     while processes_named(name) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes_named(name) == []
@@ -287,7 +287,7 @@ def test_serve_stops_cleanly_and_removes_its_socket(tmp_path: Path):
 
 def test_a_taken_port_is_one_line(url: str):
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", url.rsplit(":", 1)[1]]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 2
     assert result.stderr.startswith("error: cannot listen on 127.0.0.1:") and len(result.stderr.splitlines()) == 1
 
@@ -296,7 +296,9 @@ def test_the_launcher_prints_the_url_runs_the_command_and_stops(tmp_path: Path):
     launcher = ["bash", "launch/sandbox.sh", "--port", "0", "--min-level", "rlimits", "--"]
     command = [*launcher, "bash", "-c", 'echo "given $SANDBOX_URL"; exit 7']
     environment = dict(os.environ, PYTHON=sys.executable, TMPDIR=str(tmp_path))
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
     first, second = result.stdout.splitlines()
     assert (result.returncode, second) == (7, f"given {first}")
     with pytest.raises(httpx.ConnectError):

@@ -22,7 +22,7 @@ from retool_mcore.sandbox.server import create_app
 from tests.sandbox.sandbox_helpers import ROOT, children_of, start
 
 
-def until(condition: Callable[[], object], limit_s: float = 20) -> None:
+def until(condition: Callable[[], object], limit_s: float = 300) -> None:
     end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s
@@ -78,14 +78,14 @@ def test_a_port_beside_the_socket_shows_health_and_metrics_and_runs_nothing(tmp_
             assert answer.status_code == 404 and "only GET" in answer.text
     finally:
         server.terminate()
-        server.communicate(timeout=20)
+        server.communicate(timeout=300)
 
 
 def test_a_server_that_is_stopped_waits_for_calls_only_so_long():
     server, url = start("--port", "0", "--workers", "2", "--drain-s", "2")
     calls = [
         subprocess.Popen(
-            [sys.executable, "-c", f"import httpx; print(httpx.post('{url}/run_code', timeout=60, json={{'language': "
+            [sys.executable, "-c", f"import httpx; print(httpx.post('{url}/run_code', timeout=300, json={{'language': "
              f"'python', 'run_timeout': 60, 'code': 'import time; time.sleep({seconds}); print(7)'}}).text)"],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )
@@ -94,9 +94,9 @@ def test_a_server_that_is_stopped_waits_for_calls_only_so_long():
     until(lambda: "retool_sandbox_pending 2.0" in httpx.get(f"{url}/metrics").text)
     server.terminate()
     stopped_at = time.monotonic()
-    server.communicate(timeout=20)
+    server.communicate(timeout=300)
     assert time.monotonic() - stopped_at < 8
-    short, long = (call.communicate(timeout=20)[0] for call in calls)
+    short, long = (call.communicate(timeout=300)[0] for call in calls)
     assert '"stdout":"7\\n"' in short
     assert "Success" not in long
 
@@ -127,12 +127,12 @@ def test_all_executions_together_have_a_small_weight_where_the_cgroup_has_one(tm
 
 
 def value(url: str, name: str) -> float:
-    lines = [line for line in httpx.get(f"{url}/metrics", timeout=20).text.splitlines() if line.startswith(name)]
+    lines = [line for line in httpx.get(f"{url}/metrics", timeout=300).text.splitlines() if line.startswith(name)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def post(url: str, code: str) -> str:
-    answer = httpx.post(f"{url}/run_code", json={"code": code, "language": "python"}, timeout=60)
+    answer = httpx.post(f"{url}/run_code", json={"code": code, "language": "python"}, timeout=300)
     return str(answer.json()["run_result"]["stdout"])
 
 
@@ -163,7 +163,7 @@ def test_two_processes_share_an_address_and_are_replaced(blow: signal.Signals, t
         pids = children_of(server.pid, "--inherited")
     finally:
         server.terminate()
-        _, told = server.communicate(timeout=120)  # a busy machine takes its time over two sandboxes
+        _, told = server.communicate(timeout=300)
     assert server.returncode == 143
     assert told_as in told
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -191,6 +191,6 @@ def test_processes_end_with_their_parent():
 def test_processes_that_cannot_be_had_are_told_once(options: list[str], message: str):
     command = [sys.executable, "-m", "retool_mcore.sandbox", "serve", "--port", "0", *options]
     environment = {**os.environ, "PATH": "/nowhere"}  # no runsc
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2 and done.stderr.count(message) == 1
     assert "Traceback" not in done.stderr

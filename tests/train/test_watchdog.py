@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def run(what: str, root: Path, stall_s: float, **env: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "tests.train.stalled_run", what, str(root), str(stall_s)]
     return subprocess.run(
-        argv, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=50, check=False
+        argv, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -85,7 +85,7 @@ def test_the_address_is_loopbacks_and_answers_from_when_it_is_told(run: Path, mo
     def tell(line: str) -> None:
         port = re.search(r":(\d+)/", line)
         assert port is not None
-        socket.create_connection(("127.0.0.1", int(port[1])), timeout=10).close()
+        socket.create_connection(("127.0.0.1", int(port[1])), timeout=300).close()
 
     monkeypatch.setattr("uvicorn.Server", Server)
     serve(live(run), 0, tell)
@@ -126,11 +126,11 @@ def test_the_command_serves_on_loopback_until_ctrl_c(run: Path):
             form = r"serving (http://127\.0\.0\.1:\d+/\S{22}/) until Ctrl-C; \S+ is the same page\n"
             found = re.fullmatch(form, line)
             assert found, line
-            answer = httpx.get(found[1], trust_env=False, timeout=60)
+            answer = httpx.get(found[1], trust_env=False, timeout=300)
             policy = answer.text[:2000].count("connect-src 'self'")
             assert (answer.status_code, policy) == (200, 1)
             os.kill(child.pid, signal.SIGINT)
-            assert child.wait(timeout=60) == 130
+            assert child.wait(timeout=300) == 130
             assert child.stdout.read() == ""
         finally:
             child.kill()
