@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -151,3 +151,28 @@ def children_of(parent: int, marker: str) -> list[int]:
         with contextlib.suppress(OSError):  # it may end as it is looked at
             found += [pid] if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found
+
+
+class Ticks:
+    """Seconds as this process had them: a loop that waits for its core counts none.
+
+    The fleet blames no server for a stall of its own process, and neither may a test.
+    """
+
+    _TICK_S = 0.02
+
+    async def __aenter__(self) -> Self:
+        self._num, self._task = 0, asyncio.ensure_future(self._count())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(self._TICK_S)
+            self._num += 1
+
+    @property
+    def seconds(self) -> float:
+        return self._num * self._TICK_S

@@ -22,6 +22,7 @@ from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import fleet
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.client import RemoteSandbox
+from tests.sandbox.sandbox_helpers import Ticks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,31 +111,6 @@ async def told(*servers: Told) -> AsyncIterator[Sequence[Told]]:
     finally:
         for listening in opened:
             listening.close()
-
-
-class Ticks:
-    """Seconds as this process had them: a loop that waits for its core counts none.
-
-    The fleet blames no server for a stall of its own process, and neither may a test.
-    """
-
-    _TICK_S = 0.02
-
-    async def __aenter__(self) -> "Ticks":
-        self._num, self._task = 0, asyncio.ensure_future(self._count())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-
-    async def _count(self) -> None:
-        while True:
-            await asyncio.sleep(self._TICK_S)
-            self._num += 1
-
-    @property
-    def seconds(self) -> float:
-        return self._num * self._TICK_S
 
 
 def dead_url() -> str:
