@@ -19,8 +19,10 @@ from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.server import SglangServer
 from retool_mcore.rollout.sglang_http import SglangEngine
+from retool_mcore.run.start import STAGES
 from retool_mcore.verl.keys.rollout import engine_args
 
+ASKING = "asking the server"
 logger = logging.getLogger(__name__)
 
 # Entries of a model's configuration that do not concern what a server computes with the weights.
@@ -72,6 +74,12 @@ class Servers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def next_stage(self, model: str) -> str:
+        """What ``urls_of`` will do, in words."""
+        if self._url is not None or model == self._model:
+            return ASKING
+        return "giving the engines the model's weights" if self._running else STAGES["engines"]
 
     def urls_of(self, model: str) -> list[str]:
         """URLs of servers that hold this model's weights."""
