@@ -120,7 +120,7 @@ def evaluate(
 
 
 def _evaluation(url: str | None, endpoint: str | None) -> Callable[..., dict[str, dict[str, Any]]]:
-    """What evaluates: the models of an API, or those of a SGLang server, its own or a running one."""
+    """What evaluates: models of an API, or of a SGLang server, its own or a running one."""
     if endpoint is not None:
         from retool_mcore.evaluate.endpoint import evaluate_endpoint
 

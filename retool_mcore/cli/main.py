@@ -25,7 +25,7 @@ from retool_mcore.cli.common import (
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.errors import EXIT_USER_ERROR
 from retool_mcore.preflight.limits import require_limits
-from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit
+from retool_mcore.process import bypass_proxy, end_with_parent_if_asked, heed_sigquit, open_closed_outputs
 from retool_mcore.run.start import early
 from retool_mcore.run.status import begins, shown
 
@@ -144,6 +144,7 @@ def run_rl() -> None:
 
 def prepare() -> None:
     """What each of our commands needs of its process before it reads its arguments."""
+    open_closed_outputs()
     end_with_parent_if_asked()
     heed_sigquit()
     bypass_proxy()

@@ -14,7 +14,7 @@ from zlib import crc32
 from retool_mcore.config import EvaluationConfig
 from retool_mcore.data.templates import tokenizer_of
 from retool_mcore.errors import CheckpointError, RolloutError
-from retool_mcore.model.files import fetch_config, is_hub_name, safe_open, tensor_files
+from retool_mcore.model.files import fetch_config, is_hub_name, refuse_gguf, safe_open, tensor_files
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.engine import Engine, EngineTurn, TurnRequest
 from retool_mcore.rollout.server import SglangServer
@@ -178,6 +178,7 @@ def architecture_of(model: str) -> dict[str, Any]:
     which another version of transformers has written, are then equal. A type that transformers does
     not know is compared entry by entry. Raises CheckpointError when config.json cannot be read.
     """
+    refuse_gguf(model)
     path = Path(model) / "config.json"
     try:
         found = fetch_config(model) if is_hub_name(model) else json.loads(path.read_text(encoding="utf-8"))

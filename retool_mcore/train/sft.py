@@ -27,7 +27,7 @@ from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms.base import Platform, get_platform
 from retool_mcore.preflight.protocols import check_protocols
 from retool_mcore.preflight.start import check_data, check_run
-from retool_mcore.process import die_with_parent, output_to
+from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.closing import closing_lines
@@ -113,6 +113,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         report or nullcontext(),
     ):
         _loop(config, platform, rank, console, report)
+    exit_on_sigterm()  # nothing half exported stays, and rank 0 alone says so
     if rank == 0:
         export_at_end(config)
         show_commands(console, closing_lines(config))
