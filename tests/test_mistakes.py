@@ -50,18 +50,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (
             f"get train.steps=2 {RL}",
-            "train.steps=2: No such file or directory. The run file comes first, then the sett",
+            "train.steps=2: No such file or directory. The run file comes first, then the ",
         ),
         ("get here.toml run.name", "No such file or directory. Name a TOML file, such as configs/rl_tiny_cpu.toml."),
         (
             "get . run.name",
-            "cannot read the configuration .: Is a directory. Name one of its files, such as loop.toml.",
+            "cannot read the configuration .: Is a directory. Name one of its files, such as loop.tom",
         ),
         (f"get {RL} run.name train.step=2", "train.step is not a setting; did you mean train.steps?"),
         (f"get {RL} run.name optimizer.lr=2", "optimizer is not a setting; did you mean optim?"),
         (
             f"get {RL} run.name validation.files=[a/b.parquet]",
-            'validation.files = "[a/b.parquet]": a list is needed; a shell keeps it in quotes: \'validation.files=["...',
+            '"[a/b.parquet]": a list is needed; a shell keeps it in quotes: \'validation.files=["..."]\'.',
         ),
         (
             f"eval {RL} --model m.gguf --data mine.jsonl",

@@ -7,6 +7,7 @@ worker is used.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -31,7 +32,7 @@ from retool_mcore.process import die_with_parent, exit_on_sigterm, output_to
 from retool_mcore.run import alive, checkpoint, saving, start
 from retool_mcore.run.best import BestKeeper
 from retool_mcore.run.closing import closing_lines
-from retool_mcore.run.ending import Ended, Ending, exit_code
+from retool_mcore.run.ending import SIGNALS, Ended, Ending, exit_code
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.export import export_at_end, keeps_nothing
 from retool_mcore.run.fingerprint import differing, fingerprint
@@ -113,10 +114,12 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
         report or nullcontext(),
     ):
         _loop(config, platform, rank, console, report)
-    exit_on_sigterm()  # nothing half exported stays, and rank 0 alone says so
     if rank == 0:
+        exit_on_sigterm()  # nothing half exported stays
         export_at_end(config)
         show_commands(console, closing_lines(config))
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # what is left is this process's end, in which Ray still imports
 
 
 def _begins(config: SftConfig, rank: int, stage: str) -> None:
