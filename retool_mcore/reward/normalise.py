@@ -43,7 +43,7 @@ _CHAINED = re.compile(  # 1 < x \leq 2
 _LATEX = re.compile(
     r"\A(?=[^\\]*(?:\d|\\[a-z]|\\\{-?\d))(?=[^a-df-z(^\\]*[a-df-z(^\\])(?![{=*<])"
     r"(?:\d++(?![ \d_])|\.(?=\d)|(?<![A-Za-z])[a-ik-np-z](?![A-Za-z\d'])"
-    r"|(?<=[a-z])_"
+    r"|(?<=[a-z])_(?!\{1,)"
     r"|[+\-^()={}*|]|/(?!/)|(?<!\{),(?!\d{3})|(?<=[+\-=,*/]) | (?=[+\-=*/\\])|\\[{}]"
     r"|\\(?:frac|dfrac|tfrac|sqrt|pi|cdot|times|left(?=[(|])|right(?=[)|])|infty|pm|sin|cos|tan|ln|log|binom|cup"
     r"|theta|alpha|beta)(?![a-zA-Z]) ?){1,200}+(?<=[\w)}])",

@@ -111,6 +111,8 @@ _BARE_SET = re.compile(
     rf"\{{([^{{}}]{{1,60}})\}}(?=\s?{_JOIN}|$)"
 )  # {5} \cup (2,3)
 _IN = re.compile(r"\A([a-z]) in (?=[\[({\\])")  # x in [1, 2]
+_STACKED = re.compile(r"\^\{?(\d{1,9})\}?(?:\\!)?/(?:\\!)?_\{?(\d{1,9})\}?")  # ^3/_4
+_BOTH_ROOTS = re.compile(r"\A([a-z])_(?:\{\s?1\s?,\s?2\s?\}|12|\{12\}|1,2|\{1/2\})\s?=\s?")
 _NO_ZERO = re.compile(r"(?<!\d)\.\\overline")
 _THIN = ("\\,", "\\;", "\\:", "\\!", "\\ ")
 _MAPPED = re.compile(r"([A-Za-z])\s?:\s?([a-z])\s?(?:\\mapsto|↦)\s?")  # f: x \mapsto x^2
@@ -208,9 +210,13 @@ def respelled(text: str) -> str:
 
 
 def _in_ascii(text: str) -> str:
-    """Signs of several characters: ``==``, ``+/-``, ``->``, and ``x in [1, 2]``."""
+    """Signs of several characters: ``==``, ``+/-``, ``->``, ``x in [1, 2]``, and ``x_{1,2} =``."""
+    if text[1:2] == "_":
+        text = _BOTH_ROOTS.sub(r"\1 = ", text)
     if text[1:5] == " in ":
         text = _IN.sub(r"\1 \\in ", text)
+    if "/_" in text:
+        text = _STACKED.sub(r"\\frac{\1}{\2}", text)
     if "->" in text:
         text = text.replace("->", r"\to ")
     if "==" in text or "+/-" in text:

@@ -211,7 +211,7 @@ def _named(tokens: list[Token], position: int) -> str | None:
         if token.text in UNITS and lower not in SCALES:
             return UNITS[token.text]
         changes = lower in SCALES or lower in _CLAUSES or _changes([lower])
-        noun = len(lower) > 3 and not token.glued and VOWELS & set(lower) and not changes
+        noun = (len(lower) > 3 or lower == "men") and not token.glued and VOWELS & set(lower) and not changes
         return "?" + lower.removesuffix("s") if noun else None
     if token.kind == "command" and token.text in (r"\min", r"\sec") and position and following not in ("(", "{", "^"):
         return {r"\min": "minute", r"\sec": "second"}[token.text] if _ends(tokens, position + 1) else None

@@ -4,9 +4,9 @@ import pytest
 
 from retool_mcore.reward.equivalence import equivalent
 from retool_mcore.reward.normalise import judgeable
-from tests.reward import asides, draws, fresh, neighbours, sayings
+from tests.reward import asides, draws, fresh, neighbours, sayings, seeking
 
-TRUTHS = neighbours.TRUTHS + asides.TRUTHS + fresh.TRUTHS + sayings.TRUTHS + draws.TRUTHS
+TRUTHS = neighbours.TRUTHS + asides.TRUTHS + fresh.TRUTHS + sayings.TRUTHS + draws.TRUTHS + seeking.TRUTHS
 
 
 @pytest.mark.parametrize(("truth", "same", "other"), TRUTHS, ids=[truth for truth, _, _ in TRUTHS])
